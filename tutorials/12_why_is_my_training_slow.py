@@ -43,7 +43,7 @@ def profiled(folder, environments):
     with profile(folder, window=60):  # a minute; the default records samples of a long run
         train(config, create_model, ActorCriticAgent, environments)
     report = read(folder)  # with the cost of measuring subtracted
-    save(report, folder)  # profile.json, trace.perfetto for https://ui.perfetto.dev, profile.png
+    save(report, folder)  # profile.json, trace.json.gz for https://ui.perfetto.dev, profile.png
     return report
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -91,13 +91,7 @@ def load(folder: Path) -> list[Recording]:
             f"{folder} holds no profile, expected files *.operations.json. No process that imports rlstruct.profiling "
             "has finished a window there: profile a program that imports it, such as rlstruct profile train a2c."
         )
-    collects = gc.isenabled()
-    gc.disable()  # walking over a trace again and again while parsing it takes a quarter of the time
-    try:
-        return sorted(map(_load_one, files), key=lambda one: (one.process != "main", one.pid, one.begun))
-    finally:
-        if collects:
-            gc.enable()
+    return sorted(map(_load_one, files), key=lambda one: (one.process != "main", one.pid, one.begun))
 
 
 def _load_one(file: Path) -> Recording:
@@ -106,14 +100,14 @@ def _load_one(file: Path) -> Recording:
     torch_file = file.with_name(file.name.replace(".operations.json", ".kineto.json"))
     trace = json.loads(torch_file.read_text()) if torch_file.exists() else {"traceEvents": []}
     host, device = read_kineto(trace, found["unix"])
-    names = ("process", "pid", "parent", "window", "begun", "ended", "origin")
+    times, kinds = zip(*found["slices"], strict=True)
     return Recording(
-        **{name: found[name] for name in names},
+        **{name: found[name] for name in ("process", "pid", "parent", "window", "begun", "ended", "origin")},
         paths=paths,
         spans=spans,
         phases=phases,
         phase_names=phase_names,
-        slices=(_integers([time for time, _ in found["slices"]]), _integers([kind for _, kind in found["slices"]])),
+        slices=(_integers(times), _integers(kinds)),
         cost=1e-9 * found["cost"],
         host=host,
         device=device,
@@ -201,5 +195,5 @@ def _columns(rows: list[tuple[int, ...]], *names: str) -> dict[str, Any]:
     return dict(zip(names, np.asarray(rows, dtype=np.int64).reshape(-1, len(names)).T, strict=True))
 
 
-def _integers(values: list[int]) -> Integers:
+def _integers(values: Sequence[int]) -> Integers:
     return np.asarray(values, dtype=np.int64)

@@ -144,26 +144,20 @@ def merged(several: Iterable[Intervals]) -> Intervals:
 
 def use_of_gpus(recordings: Sequence[Recording], folder: Path) -> list[GpuUse]:
     """Analyse each process's use of each GPU; ``folder`` holds NVML's samples, if there are any."""
-    samples = read_samples(folder)
-    found: dict[tuple[int, int], GpuUse] = {}
-    windows: dict[tuple[int, int], list[tuple[int, int]]] = {}
-    uuids: dict[tuple[int, int], str] = {}
-    captured: dict[int, Captures] = {}
-    for recording in recordings:
-        captures = captured.setdefault(recording.pid, [])
-        captures += _captures(recording)
-        if recording.window < 0:
-            continue
-        for device in map(int, np.unique(recording.device.device)):
-            key = recording.pid, device
-            use = found.setdefault(key, GpuUse(recording.process, recording.pid, device))
-            _add_window(use, recording, np.flatnonzero(recording.device.device == device), captures)
-            windows.setdefault(key, []).append((recording.begun, recording.ended))
-            uuids[key] = recording.gpus.get(device, "")
-    for key, use in found.items():
+    samples, found = read_samples(folder), []
+    sampled = [one for one in recordings if one.window >= 0]
+    users = dict.fromkeys((one.pid, device) for one in sampled for device in map(int, np.unique(one.device.device)))
+    for pid, device in users:
+        captures = [capture for one in recordings if one.pid == pid for capture in _captures(one)]
+        windows = [one for one in sampled if one.pid == pid and (one.device.device == device).any()]
+        use = GpuUse(windows[0].process, pid, device)
+        for one in windows:
+            _add_window(use, one, np.flatnonzero(one.device.device == device), captures)
         use.busy, use.weighted = use.busy / use.seconds, use.weighted / use.seconds
-        use.nvml, use.nvml_unknown = utilisation(samples, uuids[key], windows[key])
-    return list(found.values())
+        times = [(one.begun, one.ended) for one in windows]
+        use.nvml, use.nvml_unknown = utilisation(samples, windows[-1].gpus.get(device, ""), times)
+        found.append(use)
+    return found
 
 
 def _add_window(use: GpuUse, recording: Recording, rows: Integers, captures: Captures) -> None:

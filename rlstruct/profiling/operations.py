@@ -53,16 +53,10 @@ class operation:  # noqa: N801 - used as a function
 
         @functools.wraps(function)
         def inside(*args: P.args, **kwargs: P.kwargs) -> R:
-            recorder = _recorder
-            if recorder is None or torch.compiler.is_compiling():
+            if _recorder is None or torch.compiler.is_compiling():
                 return function(*args, **kwargs)
-            depth, strict = recorder.push(name, _now()), False
-            try:
-                result = function(*args, **kwargs)
-                strict = True
-            finally:
-                recorder.pop(depth, _now(), strict=strict)
-            return result
+            with operation(name):
+                return function(*args, **kwargs)
 
         return inside
 

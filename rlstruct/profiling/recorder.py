@@ -73,7 +73,7 @@ class Recorder:
         self._n_windows = self._n_extra = self._turn_of = 0
         self._starts = self._origin  # of this window or the next one
         self._torch: Any = None
-        self._is_on = self._is_watched = False
+        self._is_on = False
         self._begun = self._slice = 0
         self._slices: list[tuple[int, int]] = []  # begin and kind
         self._turns_at = self._closes_at = self._starts
@@ -190,16 +190,15 @@ class Recorder:
     def _begin_window(self, length: int) -> None:
         self._torch = None
         if self._share:
-            os.environ.setdefault(
-                "KINETO_LOG_LEVEL", "6"
-            )  # a lower level writes two lines per window to standard error
+            # A lower level writes two lines per window to standard error.
+            os.environ.setdefault("KINETO_LOG_LEVEL", "6")
             uses_cuda = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # slices then cannot be switched
             self._torch = torch.profiler.profile(activities=_KINDS[: 1 + uses_cuda])
             self._torch.start()
         self._begun, self._unix = _now(), _between_clocks()
         self._times, self._marks = [self._begun] * (1 + len(self._stack)), [[self.phase], *self._stack]
         self._slice, self._slices = 0, [(self._begun, WATCHED)]
-        self._is_on = self._is_watched = True
+        self._is_on = True
         self._closes_at = self._turns_at = self._begun + length
         if self._torch is not None and ProfilerActivity.CUDA not in self._torch.activities:
             self._turns_at = min(self._begun + _SLICE, self._closes_at)
@@ -212,11 +211,10 @@ class Recorder:
             self._begin_window(self._closes_at - now)  # the rest of it with the GPU's work
             return
         self._slice += 1
-        watched = self._slice * _GOLDEN % 1.0 < self._share
-        if watched != self._is_watched:
-            self._torch.toggle_collection_dynamic(watched, _KINDS)  # of this thread; takes microseconds
-            self._is_watched = watched
-            self._slices += [(now, SWITCHING), (_now(), WATCHED if watched else PLAIN)]
+        kind = WATCHED if self._slice * _GOLDEN % 1.0 < self._share else PLAIN
+        if kind != self._slices[-1][1]:
+            self._torch.toggle_collection_dynamic(kind == WATCHED, _KINDS)  # of this thread; takes microseconds
+            self._slices += [(now, SWITCHING), (_now(), kind)]
         self._turns_at = min(_now() + _SLICE, self._closes_at)
 
     def _end_window(self, number: int) -> None:

@@ -114,10 +114,10 @@ def save(report: Report, folder: str | Path) -> list[Path]:
     """Write the report of a profile into its folder.
 
     Returns:
-        ``profile.json``, ``trace.perfetto`` for https://ui.perfetto.dev, and ``profile.png`` with matplotlib.
+        ``profile.json``, ``trace.json.gz`` for https://ui.perfetto.dev, and ``profile.png`` with matplotlib.
     """
     folder = Path(folder)
-    files = [folder / "profile.json", folder / "trace.perfetto"]
+    files = [folder / "profile.json", folder / "trace.json.gz"]
     files[0].write_text(json.dumps(report.to_json(), indent=1) + "\n")
     write_trace(load(folder), files[1], read_samples(folder))
     try:

@@ -58,15 +58,15 @@ def sentence_of(processes: Sequence[Process], gpus: Sequence[GpuUse]) -> str:
     whole = "an iteration" if looped else f"the time in {phase!r}"
     end = _gpu_sentence(gpus, main.pid)
     if name != WAIT:
-        return f"{share} of {whole} is {words}: try {_advice(name)}.{end}"
+        return f"{share} of {whole} is {words}: try {ADVICE.get(name, _OWN)}.{end}"
     others = [one for one in processes if one is not main and any(row.phase == phase for row in one.rows)]
     working = [row for one in others for row in one.rows if row.phase == phase and row.path]
     working = [row for row in working if row.path[-1] not in (WAIT, "start")]
     waiting = f"{share} of {whole} is waiting for workers"
     if not working:
-        return f"{waiting}: try {_advice(WAIT)}.{end}"
+        return f"{waiting}: try {ADVICE[WAIT]}.{end}"
     name, share, words = _most(working)
-    return f"{waiting}, and {share} of their work is {words}: try {_advice(name)}.{end}"
+    return f"{waiting}, and {share} of their work is {words}: try {ADVICE.get(name, _OWN)}.{end}"
 
 
 def _phase_of(process: Process) -> str:
@@ -94,10 +94,6 @@ def _most(rows: Iterable[Row]) -> tuple[str, str, str]:
 
 def _called(name: str) -> str:
     return f"the {name}" if name in _THINGS else name
-
-
-def _advice(name: str) -> str:
-    return ADVICE.get(name, _OWN)
 
 
 def _gpu_sentence(gpus: Sequence[GpuUse], pid: int) -> str:

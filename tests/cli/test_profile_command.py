@@ -31,7 +31,7 @@ def test_a_script_is_profiled_and_compared(tmp_path: pathlib.Path, capfd: pytest
     assert "Measuring took" in out
     assert max(len(line) for line in out.splitlines() if str(tmp_path) not in line) <= 80
     assert err == ""
-    assert {file.name for file in (tmp_path / "a").iterdir()} >= {"profile.json", "trace.perfetto", "profile.png"}
+    assert {file.name for file in (tmp_path / "a").iterdir()} >= {"profile.json", "trace.json.gz", "profile.png"}
     assert profiled(tmp_path / "b", 0.1, status=3) == 3  # the status of the script
     capfd.readouterr()
     assert main(["profile", "--diff", str(tmp_path / "a"), str(tmp_path / "b")]) == 0

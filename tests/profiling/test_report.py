@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gzip
 import json
 import pathlib
 from typing import Any
@@ -107,7 +108,7 @@ def test_what_is_saved_can_be_read_by_others(tmp_path: pathlib.Path) -> None:
     iterations(Script(), MS).write(tmp_path)
     report = read(tmp_path)
     files = save(report, tmp_path)
-    assert [file.name for file in files] == ["profile.json", "trace.perfetto", "profile.png"]
+    assert [file.name for file in files] == ["profile.json", "trace.json.gz", "profile.png"]
     found = json.loads(files[0].read_text())
     rows = {row["operation"]: row for row in found["processes"][0]["rows"]}
     assert rows["iteration/loss"]["corrected"][1] == pytest.approx(12e-3, rel=0.01)
@@ -130,58 +131,56 @@ def test_waiting_does_not_set_the_scale_of_the_picture(tmp_path: pathlib.Path, m
     assert sorted(text.get_text() for text in axes.texts) == ["0.7 s →", "2.0 s →"]
 
 
-def test_the_trace_is_one_of_perfetto(tmp_path: pathlib.Path) -> None:
-    messages = pytest.importorskip("perfetto.protos.perfetto.trace.perfetto_trace_pb2", reason="needs perfetto")
+def events_of(trace: pathlib.Path) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
+    return found
+
+
+def test_the_trace_has_every_event_on_the_track_of_its_process(tmp_path: pathlib.Path) -> None:
     script = Script().enter("outer").operator(MS).enter("inner").python(MS).leave().leave()
     script.call(MS, "cudaLaunchKernel", 1).on_gpu(MS // 2, MS, 1, "a kernel").write(tmp_path)
     Script("rlstruct-worker-0", 2, parent=1).enter("agent").python(MS).leave().write(tmp_path)
     write_trace(load(tmp_path), tmp_path / "trace")
-    trace = messages.Trace()
-    trace.ParseFromString((tmp_path / "trace").read_bytes())
-    described = {p.track_descriptor.uuid: p.track_descriptor for p in trace.packet if p.HasField("track_descriptor")}
-    processes = {d.process.pid: d.process.process_name for d in described.values() if d.HasField("process")}
-    assert processes == {1: "main", 2: "rlstruct-worker-0"}
-    slices: list[tuple[str, str, int, int]] = []
-    stacks: dict[int, list[tuple[str, int]]] = {}
-    for packet in trace.packet:
-        if not packet.HasField("track_event"):
-            continue
-        event, track = packet.track_event, packet.track_event.track_uuid
-        if event.type == event.TYPE_SLICE_BEGIN:
-            stacks.setdefault(track, []).append((event.name, packet.timestamp))
-        elif event.type == event.TYPE_SLICE_END:
-            name, begun = stacks[track].pop()
-            slices.append((described[track].name, name, begun - 10**9, packet.timestamp - begun))
-    assert not any(stacks.values())
-    assert sorted(slices) == [
-        ("GPU stream 7", "a kernel", MS // 2, MS),
-        ("operations", "agent", 0, MS),
-        ("operations", "inner", MS, MS),
-        ("operations", "outer", 0, 2 * MS),
-        ("torch and CUDA's API", "aten::mm", 0, MS),
-        ("torch and CUDA's API", "cudaLaunchKernel", 2 * MS, MS),
+    events = events_of(tmp_path / "trace")
+    named = [event for event in events if event["ph"] == "M"]
+    processes = {event["pid"]: event["args"]["name"] for event in named if event["name"] == "process_name"}
+    assert processes == {1: "main", 2: "rlstruct-worker-0", 2**30: "GPUs"}
+    threads = {(event["pid"], event["tid"]): event["args"]["name"] for event in named if event["name"] == "thread_name"}
+    begun = 10**6  # of both processes, in microseconds
+    slices = sorted(
+        (threads[event["pid"], event["tid"]], event["name"], event["pid"], event["ts"] - begun, event["dur"])
+        for event in events
+        if event["ph"] == "X"
+    )
+    assert slices == [
+        ("GPU stream 7", "a kernel", 1, 500.0, 1000.0),
+        ("operations", "agent", 2, 0.0, 1000.0),
+        ("operations", "inner", 1, 1000.0, 1000.0),
+        ("operations", "outer", 1, 0.0, 2000.0),
+        ("torch and CUDA's API", "aten::mm", 1, 0.0, 1000.0),
+        ("torch and CUDA's API", "cudaLaunchKernel", 1, 2000.0, 1000.0),
     ]
-    assert all(described[d.parent_uuid].HasField("process") for d in described.values() if d.parent_uuid)
+
+
+def test_events_that_cross_are_cut_so_that_the_trace_nests(tmp_path: pathlib.Path) -> None:
+    script = Script().python(10 * MS).on_gpu(0, 4 * MS, 1, "first").on_gpu(MS, 5 * MS, 2, "second")
+    script.on_gpu(5 * MS, 2 * MS, 3, "third").write(tmp_path)
+    write_trace(load(tmp_path), tmp_path / "trace")
+    slices = {e["name"]: (e["ts"] - 10**6, e["dur"]) for e in events_of(tmp_path / "trace") if e["ph"] == "X"}
+    assert slices == {"first": (0.0, 4000.0), "second": (1000.0, 3000.0), "third": (5000.0, 2000.0)}
 
 
 def test_the_trace_counts_how_busy_each_gpu_is_over_time(tmp_path: pathlib.Path) -> None:
-    messages = pytest.importorskip("perfetto.protos.perfetto.trace.perfetto_trace_pb2", reason="needs perfetto")
     # 25 ms of which 2 to 8 ms and, in the other process, 6 to 12 ms are busy; 20 s later a window that is idle.
     Script().python(25 * MS).on_gpu(2 * MS, 6 * MS, 1).write(tmp_path)
     Script("rlstruct-worker-0", 2, parent=1).python(25 * MS).on_gpu(6 * MS, 6 * MS, 1).write(tmp_path)
     Script(start=21 * 10**9, now=21 * 10**9).python(10 * MS).write(tmp_path, window=1)
     samples = {"cuda:0": Samples([(10**9, 97.0), (10**9 + MS, 3.0)]), "of no process": Samples([(10**9, 1.0)])}
     write_trace(load(tmp_path), tmp_path / "trace", samples)
-    trace = messages.Trace()
-    trace.ParseFromString((tmp_path / "trace").read_bytes())
-    tracks = {p.track_descriptor.uuid: p.track_descriptor for p in trace.packet if p.HasField("track_descriptor")}
-    found: dict[str, list[tuple[int, float]]] = {}
-    for packet in trace.packet:
-        if packet.track_event.type == packet.track_event.TYPE_COUNTER:
-            track = tracks[packet.track_event.track_uuid]
-            assert track.counter.unit_name == "%"
-            value = (packet.timestamp - 10**9) // MS, packet.track_event.double_counter_value
-            found.setdefault(track.name, []).append(value)
+    found: dict[str, list[tuple[float, float]]] = {}
+    for event in events_of(tmp_path / "trace"):
+        if event["ph"] == "C":
+            found.setdefault(event["name"], []).append(((event["ts"] - 10**6) / 1000, event["args"]["%"]))
     assert found == {
         "GPU busy, cuda:0": [(0, 80.0), (10, 20.0), (20, 0.0), (25, 0.0), (20_000, 0.0), (20_010, 0.0)],
         "NVML's utilisation, cuda:0": [(0, 97.0), (1, 3.0)],
