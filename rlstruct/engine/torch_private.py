@@ -162,12 +162,6 @@ def address_of(generator: torch.Generator) -> int:
     return address
 
 
-def operator_names() -> list[str]:
-    """Return the full names of all operators that torch knows."""
-    names: list[str] = torch._C._dispatch_get_all_op_names()
-    return names
-
-
 def register_python_backend(name: str, module: Any, keep: Callable[[BaseException], None]) -> None:
     """Register a device type whose kernels are written in Python.
 

@@ -10,7 +10,7 @@ lost. A wait for the device raises, as it does during a CUDA capture.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from rlstruct.engine.torch_private import TorchDispatchMode, is_composite, schema_of
+from rlstruct.testing.batch_writes import written_tensors
 from rlstruct.testing.host_sync import forbid_host_sync
 
 
@@ -44,7 +45,7 @@ class _Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch g
         if is_composite(func):  # in inference mode nothing above this has taken it apart
             with self:
                 return func.decompose(*args, **kwargs)
-        for tensor in _written(func, args, kwargs):
+        for tensor in written_tensors(func, args, kwargs):
             if tensor.untyped_storage().data_ptr() not in self._made:
                 self._before.append((tensor, tensor.clone()))
         results = func(*args, **kwargs)
@@ -71,14 +72,6 @@ class _Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch g
                 leaves = tree_leaves(func(*args, **kwargs))
                 for i, tensor in fresh:
                     tensor.copy_(leaves[i])
-
-
-def _written(func: Any, args: Any, kwargs: Any) -> Iterator[Tensor]:
-    """Yield the arguments that an operator writes to."""
-    for position, argument in enumerate(schema_of(func).arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            value = args[position] if position < len(args) else kwargs.get(argument.name)
-            yield from (leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor))
 
 
 def _fresh(func: Any, results: Any) -> list[tuple[int, Tensor]]:

@@ -9,6 +9,7 @@ view of the same memory, so writes through views arrive where they do on any dev
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Callable, Iterator
 from typing import Any, Final
@@ -123,7 +124,7 @@ class SimTensor(torch.Tensor):
         result = func(*inner_args, **inner_kwargs)
         if schema_of(func).is_mutable:
             _follow_shape(met)
-        return _Wrapper(func, name, met, device).wrap_result(result)
+        return _wrapped(result, func, name, met, device)
 
     # torch answers these in C++ for torch.Tensor itself, and refuses or answers wrongly for subclasses.
 
@@ -253,27 +254,21 @@ def _check_arguments(func: Any, name: str, device: torch.device, args: Any, kwar
     takes_numbers = (
         torch.Tag.pointwise in func.tags or name in _TAKES_NUMBERS | _INDEXING or name.startswith("_foreach")
     )
-    for argument, _, tensor in _places(func, args, kwargs):
-        if tensor.device == device:
-            continue
+    fits, names = True, dict[str, list[str]]()
+    for argument, label, tensor in _places(func, args, kwargs):
+        names.setdefault(str(tensor.device), []).append(label)
         written = argument.alias_info is not None and argument.alias_info.is_write
         is_number = tensor.dim() == 0 and takes_numbers and not written
         is_index = name in _INDEXING and argument.name == "indices"
         may_be_host = is_number or is_index or (name, argument.name) in _HOST_ARGUMENTS
-        if not (tensor.device.type == "cpu" and may_be_host):
-            _refuse_mixture(func, name, device, args, kwargs)
-
-
-def _refuse_mixture(func: Any, name: str, device: torch.device, args: Any, kwargs: Any) -> None:
-    names: dict[str, list[str]] = {}
-    for _, label, tensor in _places(func, args, kwargs):
-        names.setdefault(str(tensor.device), []).append(label)
-    where = "; ".join(f"on {place}: {', '.join(labels)}" for place, labels in names.items())
-    raise SimDeviceMismatchError(
-        f"{calling_line()}: torch.{name}: its tensors are on {len(names)} devices ({where}), expected one. "
-        f"Create the misplaced tensor with device={str(device)!r} (or zeros_like, new_zeros, ...), or move it with "
-        f".to({str(device)!r})."
-    )
+        fits &= tensor.device == device or (tensor.device.type == "cpu" and may_be_host)
+    if not fits:
+        where = "; ".join(f"on {place}: {', '.join(labels)}" for place, labels in names.items())
+        raise SimDeviceMismatchError(
+            f"{calling_line()}: torch.{name}: its tensors are on {len(names)} devices ({where}), expected one. "
+            f"Create the misplaced tensor with device={str(device)!r} (or zeros_like, new_zeros, ...), or move it with "
+            f".to({str(device)!r})."
+        )
 
 
 def _follow_shape(met: list[Tensor]) -> None:
@@ -285,31 +280,20 @@ def _follow_shape(met: list[Tensor]) -> None:
                 torch.Tensor.data.__set__(tensor, SimTensor(inner, tensor.device))  # type: ignore[attr-defined]
 
 
-class _Wrapper:
-    """Wraps the results of one operation: arguments come back as themselves, views as views."""
+def _wrapped(result: Any, func: Any, name: str, met: list[Tensor], device: torch.device) -> Any:
+    """Wrap the results of one operation: arguments come back as themselves, views as views."""
+    owners = {id(tensor._inner if isinstance(tensor, SimTensor) else tensor): tensor for tensor in met}
 
-    def __init__(self, func: Any, name: str, met: list[Tensor], device: torch.device) -> None:
-        self.owners = {id(t._inner if isinstance(t, SimTensor) else t): t for t in met}
-        self.name = name
-        self.device = device
-        # A view of an ordinary tensor stays one in inference mode, where new tensors are inference tensors.
-        self.ordinary = func.is_view and torch.is_inference_mode_enabled() and not met[0].is_inference()
-
-    def wrap_result(self, result: Any) -> Any:
-        if isinstance(result, tuple) and self.name in _HOST_RESULTS:
-            host = _HOST_RESULTS[self.name]
-            return tuple(item if i == host else self.wrap(item) for i, item in enumerate(result))
-        if self.ordinary:
-            with torch.inference_mode(False):
-                return self.wrap(result)
-        return self.wrap(result)
-
-    def wrap(self, value: Any) -> Any:
+    def wrap(value: Any) -> Any:
         if isinstance(value, Tensor):
-            owner = self.owners.get(id(value))
-            if owner is not None:
-                return owner
-            return SimTensor(value, self.device) if self.device.type == "sim" else value
-        if isinstance(value, (list, tuple)):
-            return type(value)([self.wrap(item) for item in value])
-        return value
+            if id(value) in owners:
+                return owners[id(value)]
+            return SimTensor(value, device) if device.type == "sim" else value
+        return type(value)(map(wrap, value)) if isinstance(value, (list, tuple)) else value
+
+    if name in _HOST_RESULTS:
+        return tuple(item if i == _HOST_RESULTS[name] else wrap(item) for i, item in enumerate(result))
+    # A view of an ordinary tensor stays one in inference mode, where new tensors are inference tensors.
+    ordinary = func.is_view and torch.is_inference_mode_enabled() and not met[0].is_inference()
+    with torch.inference_mode(False) if ordinary else contextlib.nullcontext():
+        return wrap(result)

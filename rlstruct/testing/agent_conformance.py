@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -20,7 +20,7 @@ from rlstruct.functional.random import step_keys
 from rlstruct.replay import replay_agent
 from rlstruct.rl_agent import RL_Agent, RL_Agent_CheckDevice
 from rlstruct.spaces import leaves
-from rlstruct.testing.conformance import check_in_space, check_keys, check_layout, check_same, fail, on_cpu, same
+from rlstruct.testing.conformance import check_in_space, check_keys, check_layout, check_same, fail, holds, on_cpu, same
 from rlstruct.testing.host_sync import forbid_host_sync
 from rlstruct.testing.purity import check_modes, check_pure, weights_of_modules
 from rlstruct.vec_env import DeviceEnv, VecEnv
@@ -61,7 +61,11 @@ def check_agent(
 ) -> None:
     """Let an agent act for a few steps and test the properties that the contract of `RL_Agent` demands.
 
-    Tested are the devices of all tensors (with `RL_Agent_CheckDevice`), and each of `PROPERTIES`.
+    Tested is that all tensors are on the right device (with `RL_Agent_CheckDevice`); that no module drops or averages
+    as in training; that the initial state has B rows and the same columns for every B; that answers fit the action
+    space and the initial state, and arguments are not written to; that equal arguments give equal answers; that no row
+    depends on another; that a replay gives the stored outputs, and `states_at` the states; that `update` copies all
+    weights; that a pure agent depends on weights and arguments only; and that every executor gives its answers.
 
     Args:
         agent: the agent to check, on ``device``. Its weights are the same afterwards if they can be found.
@@ -90,10 +94,19 @@ def check_agent(
     if watched.agent_info_on_device and not info.empty():
         info = info.to(device)
     agent.seed(seed)
-    kit = _Kit(watched, env, info, weights, n_steps, seed, tolerance, draws_from_rng, executors)
-    for _, applies, check in PROPERTIES:
-        if applies(kit):
-            check(kit)
+    kit = _Kit(watched, env, info, weights, n_steps, seed, tolerance, draws_from_rng)
+    check_modes(kit.name, agent)
+    kit.check_initial_state()
+    kit.check_acting()
+    kit.check_repeated()
+    if draws_from_rng:
+        kit.check_rows()
+        kit.check_replay()
+    kit.check_update()
+    if agent.pure:
+        kit.check_purity()
+        if executors and not agent.require_history():
+            kit.check_executors()
 
 
 @dataclass
@@ -108,23 +121,11 @@ class _Kit:
     seed: int
     tolerance: float
     draws_from_rng: bool
-    executors: bool
     steps: list[_Step] = field(default_factory=list)  # filled by `check_acting`
 
-    @property
-    def plain(self) -> RL_Agent:
-        """The user's agent."""
-        return _unwrapped(self.agent)
-
-    @property
-    def name(self) -> str:
-        """Its class, for messages."""
-        return type(self.agent.agent).__name__
-
-    @property
-    def B(self) -> int:
-        """Number of environments."""
-        return self.env.n_envs()
+    def __post_init__(self) -> None:
+        self.plain, self.B = self.agent.agent, self.env.n_envs()
+        self.name = type(self.plain).__name__
 
     def check_initial_state(self) -> None:
         """Ask for the states of 1 and of B environments."""
@@ -171,16 +172,13 @@ class _Kit:
     def check_rows(self) -> None:
         """Reverse the rows of every step, and call the agent with single rows."""
         for t, step in enumerate(self.steps):
-            self._check_rows_of(f"{self.name}.__call__ (step {t})", step)
-
-    def _check_rows_of(self, where: str, step: _Step) -> None:
-        expected = self._answer(step)
-        backwards = list(range(self.B))[::-1]
-        for rows in (backwards, [0], [self.B - 1]):
-            state, info = (d if d.empty() else d.index(rows) for d in (step.state, self.agent_info))
-            history = None if step.history is None else step.history.index(rows)
-            got = _joined(*self.agent(state, step.observation.index(rows), info, history))
-            check_same(f"{where}, rows {rows} only", got, expected.index(rows), _ROWS, tolerance=self.tolerance)
+            expected = self._answer(step)
+            for rows in (list(reversed(range(self.B))), [0], [self.B - 1]):
+                where = f"{self.name}.__call__ (step {t}), rows {rows} only"
+                state, info = (d if d.empty() else d.index(rows) for d in (step.state, self.agent_info))
+                history = None if step.history is None else step.history.index(rows)
+                got = _joined(*self.agent(state, step.observation.index(rows), info, history))
+                check_same(where, got, expected.index(rows), _ROWS, tolerance=self.tolerance)
 
     def check_replay(self) -> None:
         """Replay the collected trajectories."""
@@ -217,11 +215,11 @@ class _Kit:
 
         Skipped without weights, and for an agent that defines no `update`.
         """
-        step, weights = self.steps[-1], self.weights
-        module = _model(self.agent.agent)
-        given = weights if weights is not None else None if module is None else module.state_dict()
-        takes_none = weights is None and type(self.agent.agent).update is RL_Agent.update
-        if given is None or takes_none:
+        step, given, module = self.steps[-1], self.weights, None
+        if given is None and type(self.plain).update is not RL_Agent.update:
+            module = _model(self.plain)
+            given = None if module is None else module.state_dict()
+        if given is None:
             return
         where = f"{self.name}.update"
         original = {key: on_cpu(value) for key, value in given.items()}
@@ -230,8 +228,10 @@ class _Kit:
         before = self._answer(step)
         passed = {k: v.clone() for k, v in other.items()}
         self.agent.update(passed)
-        if module is not None and weights is None:
-            self._check_taken(where, module, other)
+        for key, value in {} if module is None else module.state_dict().items():
+            if not holds(same(on_cpu(value).unsqueeze(0), other[key].unsqueeze(0))):
+                fix = "Define update(self, info), usually self.model.load_state_dict(info)."
+                fail(where, key, "the old weights", "those that were given", fix)
         changed = self._answer(step)
         for value in passed.values():
             value.fill_(1)  # what a batcher does when it publishes the next version
@@ -283,12 +283,6 @@ class _Kit:
             for parameter, value in zip(parameters, before, strict=True):
                 parameter.copy_(value)
 
-    def _check_taken(self, where: str, module: nn.Module, weights: Mapping[str, Tensor]) -> None:
-        for key, value in module.state_dict().items():
-            if not bool(same(on_cpu(value).unsqueeze(0), weights[key].unsqueeze(0)).all()):  # sync: once per weight
-                fix = "Define update(self, info), usually self.model.load_state_dict(info)."
-                fail(where, key, "the old weights", "those that were given", fix)
-
     def _answer(self, step: _Step) -> DictTensor:
         """Return the agent's answer to the arguments of a step, on the CPU."""
         if not self.draws_from_rng:
@@ -329,10 +323,6 @@ def _joined(action: DictTensor, new_state: DictTensor) -> DictTensor:
     return (action.prepend_key("action/") + new_state.prepend_key("new_state/")).map(on_cpu)
 
 
-def _unwrapped(agent: RL_Agent) -> RL_Agent:
-    return agent.agent if isinstance(agent, RL_Agent_CheckDevice) else agent
-
-
 def _model(agent: RL_Agent) -> nn.Module | None:
     """Return the agent's network: the agent itself, or its attribute ``model``, or its only nn.Module."""
     if isinstance(agent, nn.Module):
@@ -341,25 +331,3 @@ def _model(agent: RL_Agent) -> nn.Module | None:
     if "model" in modules:
         return modules["model"]
     return next(iter(modules.values())) if len(modules) == 1 else None
-
-
-def _always(kit: _Kit) -> bool:
-    return True
-
-
-PROPERTIES: tuple[tuple[str, Callable[[_Kit], bool], Callable[[_Kit], None]], ...] = (
-    ("no module drops or averages as in training", _always, lambda kit: check_modes(kit.name, kit.plain)),
-    ("the initial state has B rows and the same columns for every B", _always, _Kit.check_initial_state),
-    ("answers fit action space and initial state, and arguments are not written to", _always, _Kit.check_acting),
-    ("equal arguments give equal answers", _always, _Kit.check_repeated),
-    ("no row depends on another", lambda kit: kit.draws_from_rng, _Kit.check_rows),
-    ("a replay gives the stored outputs, states_at the states", lambda kit: kit.draws_from_rng, _Kit.check_replay),
-    ("update copies all weights", _always, _Kit.check_update),
-    ("a pure agent depends on weights and arguments only", lambda kit: kit.plain.pure, _Kit.check_purity),
-    (
-        "every executor gives the answers of a pure agent",
-        lambda kit: kit.plain.pure and kit.executors and not kit.plain.require_history(),
-        _Kit.check_executors,
-    ),
-)
-"""The properties in the order in which `check_agent` tests them: name, condition, and check."""

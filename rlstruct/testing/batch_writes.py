@@ -24,15 +24,16 @@ replayed CUDA graph) are found at the end of the block, by values: this needs a 
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from rlstruct.core import DictTensor, TemporalDictTensor, Trajectories
 from rlstruct.engine.torch_private import Watching, is_composite, schema_of
 from rlstruct.errors import Explained
+from rlstruct.testing.conformance import holds, same
 from rlstruct.testing.host_sync import allow_host_sync, calling_line
 
 _FIX = "Make a new tensor instead (x = x / 255), or write to a copy: batch.clone()."
@@ -57,7 +58,7 @@ def forbid_batch_writes(*batches: Trajectories | DictTensor | TemporalDictTensor
     with _Operators(tensors):
         yield
     with allow_host_sync():
-        if changed := [name for name, tensor, copy in before if not _equal(tensor, copy)]:
+        if changed := [name for name, tensor, copy in before if not holds(same(tensor, copy))]:
             raise BatchWriteError(
                 f"forbid_batch_writes: {_listed(changed)} of the batch changed, which is read-only, and no operator of "
                 f"torch did it: look for numpy views, kernels and compiled code. {_FIX}"
@@ -76,14 +77,12 @@ class _Operators(Watching):  # type: ignore[no-untyped-call]  # torch gives its 
         if is_composite(func):  # in inference mode nothing above this has taken it apart
             with self:
                 return func.decompose(*args, **kwargs)
-        for place, name in _written(func):
-            given = kwargs.get(name) if place is None else args[place] if place < len(args) else kwargs.get(name)
-            for tensor in given if isinstance(given, list | tuple) else [given]:
-                if isinstance(tensor, Tensor) and (keys := self._keys_at(tensor)):
-                    raise BatchWriteError(
-                        f"{calling_line()}: {func.overloadpacket.__name__} writes to {_listed(keys)} of the batch, "
-                        f"which is read-only. {_FIX}"
-                    )
+        for tensor in written_tensors(func, args, kwargs):
+            if keys := self._keys_at(tensor):
+                raise BatchWriteError(
+                    f"{calling_line()}: {func.overloadpacket.__name__} writes to {_listed(keys)} of the batch, which "
+                    f"is read-only. {_FIX}"
+                )
         return func(*args, **kwargs)
 
     def _keys_at(self, tensor: Tensor) -> list[str]:
@@ -93,14 +92,12 @@ class _Operators(Watching):  # type: ignore[no-untyped-call]  # torch gives its 
         ]
 
 
-@functools.cache
-def _written(func: Any) -> tuple[tuple[int | None, str], ...]:
-    """Return position and name of each argument that an operator writes to; None for keyword-only ones."""
-    return tuple(
-        (None if argument.kwarg_only else i, argument.name)
-        for i, argument in enumerate(schema_of(func).arguments)
-        if argument.alias_info is not None and argument.alias_info.is_write
-    )
+def written_tensors(func: Any, args: Any, kwargs: Any) -> Iterator[Tensor]:
+    """Yield the arguments that an operator writes to."""
+    for position, argument in enumerate(schema_of(func).arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            value = args[position] if position < len(args) else kwargs.get(argument.name)
+            yield from (leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor))
 
 
 def _bytes_of(tensor: Tensor) -> tuple[int, int]:
@@ -117,11 +114,6 @@ def _named(batch: Trajectories | DictTensor | TemporalDictTensor) -> list[tuple[
         return [*batch.info.items(), *_named(batch.trajectories)]
     lengths: Mapping[str, Tensor] = {"lengths": batch.lengths} if isinstance(batch, TemporalDictTensor) else {}
     return [*batch.items(), *lengths.items()]
-
-
-def _equal(tensor: Tensor, copy: Tensor) -> bool:
-    both_nan = (tensor != tensor) & (copy != copy)
-    return bool(((tensor == copy) | both_nan).all())  # sync: intended, once per key and block
 
 
 def _listed(keys: list[str]) -> str:

@@ -83,14 +83,12 @@ def check_same(
 
     ``fixes`` is the remedy, or remedies by key or by the part of it before the first ``/``; ``""`` is the default.
     """
-    table = {"": fixes} if isinstance(fixes, str) else fixes
-    check_layout(where, got, Layout.of(expected), table)
+    check_layout(where, got, Layout.of(expected), fixes)
     for key in expected.keys():
-        fix = _fix_of(key, table)
         rows = same(got[key], expected[key], tolerance)
         if not holds(rows):
             b = first_false(rows)
-            fail(f"{where}, row {b}", key, short(got[key][b]), short(expected[key][b]), fix)
+            fail(f"{where}, row {b}", key, short(got[key][b]), short(expected[key][b]), _fix_of(key, fixes))
 
 
 def check_keys(where: str, got: set[str], expected: set[str], fix: str) -> None:
@@ -107,12 +105,11 @@ def check_layout(
     """Compare keys, shapes and dtypes as `rlstruct.core.expect` does; ``fixes`` as of `check_same`."""
     found = mismatch(tensors, layout, rows=rows)
     if found is not None:
-        table = {"": fixes} if isinstance(fixes, str) else fixes
-        fail(where, found.key, found.got, found.expected, f"{found.hint} {_fix_of(found.key, table)}".lstrip())
+        fail(where, found.key, found.got, found.expected, f"{found.hint} {_fix_of(found.key, fixes)}".lstrip())
 
 
-def _fix_of(key: str, table: Mapping[str, str]) -> str:
-    return table.get(key.partition("/")[0], table[""])
+def _fix_of(key: str, fixes: str | Mapping[str, str]) -> str:
+    return fixes if isinstance(fixes, str) else fixes.get(key.partition("/")[0], fixes[""])
 
 
 def check_in_space(where: str, key: str, tensor: Tensor, leaf: Leaf, n_rows: int, *, values: bool = True) -> None:

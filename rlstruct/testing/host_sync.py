@@ -31,7 +31,8 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from types import FrameType
+from traceback import walk_stack, walk_tb
+from types import FrameType, TracebackType
 from typing import Any, Final
 
 import torch
@@ -175,10 +176,10 @@ class _Functions(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        name = getattr(func, "__name__", "")
         if self.watch.paused:
             return func(*args, **kwargs)
-        call, fix = self._judge(name, args, kwargs)
+        name = getattr(func, "__name__", "")
+        call, fix = _judge_call(name, args, kwargs)
         if call:
             self.watch.found(call, fix)
             with self.watch.pause():  # the same wait is not counted again below
@@ -190,18 +191,19 @@ class _Functions(TorchFunctionMode):
         finally:
             self.watch.writes_number = False
 
-    def _judge(self, name: str, args: Any, kwargs: Any) -> tuple[str, str]:
-        if name in _FUNCTIONS:
-            return f"{name}()", _FUNCTIONS[name]
-        if name in ("__getitem__", "__setitem__") and is_accelerator(args[0].device):
-            index = args[1] if isinstance(args[1], tuple) else (args[1],)
-            if any(isinstance(part, list) for part in index):
-                return f"indexing a tensor on {args[0].device} by a list", CROSS
-        if name in ("tensor", "as_tensor", "asarray") and is_accelerator(kwargs.get("device")):
-            data = args[0] if args else kwargs.get("data")
-            if not (isinstance(data, Tensor) and is_accelerator(data.device)):
-                return f"torch.{name}() of host data on {kwargs['device']}", CROSS
-        return "", ""
+
+def _judge_call(name: str, args: Any, kwargs: Any) -> tuple[str, str]:
+    if name in _FUNCTIONS:
+        return f"{name}()", _FUNCTIONS[name]
+    if name in ("__getitem__", "__setitem__") and is_accelerator(args[0].device):
+        index = args[1] if isinstance(args[1], tuple) else (args[1],)
+        if any(isinstance(part, list) for part in index):
+            return f"indexing a tensor on {args[0].device} by a list", CROSS
+    if name in ("tensor", "as_tensor", "asarray") and is_accelerator(kwargs.get("device")):
+        data = args[0] if args else kwargs.get("data")
+        if not (isinstance(data, Tensor) and is_accelerator(data.device)):
+            return f"torch.{name}() of host data on {kwargs['device']}", CROSS
+    return "", ""
 
 
 class _Operators(Watching):  # type: ignore[no-untyped-call]
@@ -223,20 +225,13 @@ class _Operators(Watching):  # type: ignore[no-untyped-call]
         return func(*args, **kwargs)
 
 
-def calling_line(traceback: Any = None) -> str:
+def calling_line(trace: TracebackType | None = None) -> str:
     """Name the innermost line of code that belongs neither to torch nor to these tools."""
-    frame: FrameType | None = sys._getframe()
-    line = 0
-    if traceback is not None:
-        while traceback is not None:
-            if not _is_ours(traceback.tb_frame):
-                frame, line = traceback.tb_frame, traceback.tb_lineno
-            traceback = traceback.tb_next
-    while frame is not None and _is_ours(frame):
-        frame = frame.f_back
-    if frame is None:
-        return "in autograd's thread"
-    return f"{frame.f_code.co_filename}:{line or frame.f_lineno}"
+    stack = walk_stack(sys._getframe()) if trace is None else reversed(list(walk_tb(trace)))
+    for frame, line in stack:
+        if not _is_ours(frame):
+            return f"{frame.f_code.co_filename}:{line}"
+    return "in autograd's thread"
 
 
 def _is_ours(frame: FrameType) -> bool:

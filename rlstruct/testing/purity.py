@@ -6,12 +6,11 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import dis
 import functools
 import inspect
 import operator
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
@@ -22,7 +21,7 @@ from torch import Tensor, nn
 
 from rlstruct.core import DictTensor
 from rlstruct.engine.purity import RANDOM_IN_TRAINING, modules_of
-from rlstruct.testing.conformance import fail
+from rlstruct.testing.conformance import fail, holds, same
 
 _OF_MODULES = frozenset(vars(nn.Module()))
 _INSTALLED = ("site-packages", "dist-packages")  # folders of packages: of an environment, of its system, of a user
@@ -60,12 +59,12 @@ def check_pure(name: str, agent: object, answer: Callable[[], DictTensor]) -> No
     for place, before in places:
         place.put(_other(before))
         try:
-            same = _same(answer(), expected)
+            unchanged = _same(answer(), expected)
         except Exception:  # whatever a changed size or name leads to
-            same = False
+            unchanged = False
         finally:
             place.put(before)
-        if not same:
+        if not unchanged:
             fail(name, None, f"an answer that depends on {place.path}", _EXPECTED, _FIX)
 
 
@@ -91,18 +90,22 @@ class _Place(NamedTuple):
             self.set(value)
 
 
+def _attribute(path: str, holder: object, name: str) -> _Place:
+    return _Place(path, functools.partial(getattr, holder, name), functools.partial(setattr, holder, name))
+
+
 def _at(place: _Place, seen: set[int]) -> Iterator[_Place]:
     """Yield every place that can be changed at a place or within it; ``seen`` holds the ids of examined values."""
     value = place.get()
-    if isinstance(value, tuple) and type(value) is tuple:
+    if type(value) is tuple:
         for i in range(len(value)):
-
-            def get(i: int = i) -> Any:
-                return place.get()[i]
 
             def put(new: Any, i: int = i) -> None:
                 now = place.get()
                 place.set((*now[:i], new, *now[i + 1 :]))
+
+            def get(i: int = i) -> Any:
+                return place.get()[i]
 
             yield from _at(_Place(f"{place.path}[{i}]", get, put), seen)
     elif not _is_leaf(value):
@@ -111,11 +114,11 @@ def _at(place: _Place, seen: set[int]) -> Iterator[_Place]:
         yield place
 
 
-def _items(holder: Any, keys: Iterable[Any], path: str, seen: set[int]) -> Iterator[_Place]:
-    """List the entries of a dict or list; ``path`` has a gap for the key."""
-    for key in list(keys):
+def _items(holder: Any, keys: Mapping[str, Any], seen: set[int]) -> Iterator[_Place]:
+    """Yield the places in some entries of a dict or list; ``keys`` by their paths."""
+    for path, key in keys.items():
         get, put = functools.partial(operator.getitem, holder, key), functools.partial(holder.__setitem__, key)
-        yield from _at(_Place(path.format(key), get, put), seen)
+        yield from _at(_Place(path, get, put), seen)
 
 
 def _inside(value: Any, path: str, seen: set[int]) -> Iterator[_Place]:
@@ -123,9 +126,8 @@ def _inside(value: Any, path: str, seen: set[int]) -> Iterator[_Place]:
         return
     seen.add(id(value))
     if isinstance(value, dict | list):
-        yield from _items(
-            value, value if isinstance(value, dict) else range(len(value)), _escaped(path) + "[{!r}]", seen
-        )
+        keys = value if isinstance(value, dict) else range(len(value))
+        yield from _items(value, {f"{path}[{key!r}]": key for key in keys}, seen)
     elif isinstance(value, functools.partial):
         yield from _inside(list(value.args), path, seen)
         yield from _inside(value.func, path, seen)
@@ -144,73 +146,57 @@ def _object(value: Any, path: str, seen: set[int]) -> Iterator[_Place]:
         skipped = _OF_MODULES
         for key, module in value._modules.items():
             yield from _inside(module, f"{path}.{key}", seen)
-    if _is_library(kind.__module__) and not isinstance(value, argparse.Namespace | SimpleNamespace):
+    is_users = not _is_library(kind.__module__) or isinstance(value, argparse.Namespace | SimpleNamespace)
+    if not is_users and not kind.__module__.startswith("rlstruct."):
         return
-    keys = [key for key in own if key not in skipped and not _is_constant(kind, key)]
-    yield from _items(own, keys, _escaped(path) + ".{}", seen)
+    keys = {f"{path}.{key}": key for key in own if key not in skipped and not _is_constant(kind, key)}
+    yield from _items(own, keys, seen)
     for base in kind.__mro__:
-        if _is_library(base.__module__) or base.__module__.startswith("rlstruct."):
+        if _is_library(base.__module__):
             continue
         for key, held in list(vars(base).items()):
             function = held.fget if isinstance(held, property) else getattr(held, "__func__", held)
             if isinstance(function, FunctionType):
                 yield from _function(function, seen)
             elif _is_leaf(held) and not key.startswith("__") and key not in own and not _is_constant(base, key):
-                get, put = functools.partial(getattr, base, key), functools.partial(setattr, base, key)
-                yield _Place(f"{base.__name__}.{key}", get, put)
+                yield _attribute(f"{base.__name__}.{key}", base, key)
 
 
 def _function(function: FunctionType, seen: set[int]) -> Iterator[_Place]:
     """Yield the places that a function reads: its closure, globals of its module, attributes of other modules."""
     code, name = function.__code__, function.__module__ or ""
-    if id(code) in seen or _is_library(function.__module__) or name.startswith("rlstruct."):
+    if id(code) in seen or _is_library(name):
         return
     seen.add(id(code))
     for cell, key in zip(function.__closure__ or (), code.co_freevars, strict=True):
+        path = f"{key!r} of the closure of {function.__qualname__}"
         with contextlib.suppress(ValueError):  # nothing was assigned yet
-            get, put = (
-                functools.partial(getattr, cell, "cell_contents"),
-                functools.partial(setattr, cell, "cell_contents"),
-            )
-            yield from _at(_Place(f"{key!r} of the closure of {function.__qualname__}", get, put), seen)
+            yield from _at(_attribute(path, cell, "cell_contents"), seen)
     names, module = _names(code), sys.modules.get(name)
     for key in [key for key in names if key in function.__globals__ and not _is_declared(module, key)]:
         value = function.__globals__[key]
         if not isinstance(value, ModuleType | type):
-            yield from _items(function.__globals__, [key], f"the global {{}} of module {name}", seen)
-        elif isinstance(value, ModuleType) and not (_is_library(value.__name__) or _is_ours(value.__name__)):
+            yield from _items(function.__globals__, {f"the global {key} of module {name}": key}, seen)
+        elif isinstance(value, ModuleType) and not _is_library(value.__name__):
             read = [name for name in names if name in vars(value) and not _is_declared(value, name)]
-            yield from _items(vars(value), read, f"the global {{}} of module {value.__name__}", seen)
-
-
-def _escaped(path: str) -> str:
-    return path.replace("{", "{{").replace("}", "}}")
+            yield from _items(vars(value), {f"the global {key} of module {value.__name__}": key for key in read}, seen)
 
 
 def _names(code: CodeType) -> set[str]:
     """Return the globals and attributes that code names, also in functions within it."""
-    reading = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_ATTR", "LOAD_METHOD")
-    found = {str(step.argval) for step in dis.get_instructions(code) if step.opname in reading}
-    return found.union(*(_names(part) for part in code.co_consts if isinstance(part, CodeType)))
+    return {*code.co_names}.union(*(_names(part) for part in code.co_consts if isinstance(part, CodeType)))
 
 
 def _is_leaf(value: Any) -> bool:
     return isinstance(value, bool | int | float | str | Tensor | np.ndarray) and type(value).__module__ != "enum"
 
 
-def _is_ours(module: str) -> bool:
-    return module.split(".")[0] == "rlstruct"
-
-
 @functools.cache
-def _is_library(module: str | None) -> bool:
-    """Return True for a module of Python or of an installed package; rlstruct's agents are examined like a user's."""
-    if module is None or module == "builtins":
-        return True
-    if _is_ours(module):
-        return False
+def _is_library(module: str) -> bool:
+    """Return True for a module of Python, of an installed package, or of rlstruct, whose code is not examined."""
     file = getattr(sys.modules.get(module), "__file__", None) or ""
-    return module.split(".")[0] in sys.stdlib_module_names or not set(_INSTALLED).isdisjoint(Path(file).parts)
+    known = {"", "builtins", "rlstruct", *sys.stdlib_module_names}
+    return module.split(".")[0] in known or not set(_INSTALLED).isdisjoint(Path(file).parts)
 
 
 def _is_constant(kind: type, name: str) -> bool:
@@ -244,8 +230,8 @@ def _other(value: Any) -> Any:
 
 def _equal(one: Any, other: Any) -> bool:
     if isinstance(other, Tensor):
-        same = isinstance(one, Tensor) and one.shape == other.shape and one.dtype == other.dtype
-        return same and bool(torch.isclose(one, other, 0, 0, equal_nan=True).all())  # sync: the kit looks at values
+        alike = isinstance(one, Tensor) and one.shape == other.shape and one.dtype == other.dtype
+        return alike and holds(same(one, other))
     if isinstance(other, np.ndarray):
         return np.array_equal(one, other)
     return type(one) is type(other) and (one == other or one != one)

@@ -43,14 +43,14 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
 from rlstruct.device import register_backend
-from rlstruct.engine.torch_private import operator_names, register_python_backend, schema_of, wrap_backward
+from rlstruct.engine.torch_private import register_python_backend, wrap_backward
 from rlstruct.errors import UsageError
 from rlstruct.testing import _sim_generator
 from rlstruct.testing._sim_autocast import autocast_kernels
@@ -98,35 +98,16 @@ class _SimModule:
     def synchronize(self, device: object = None) -> None:
         """Do nothing: every operation is finished when it returns."""
 
-    def __getattr__(self, name: str) -> Any:
-        raise AttributeError(
-            f"torch.sim.{name}: the simulated accelerator has no {name!r}, expected one of "
-            f"{', '.join(sorted(key for key in vars(_SimModule) if not key.startswith('_')))}. The documentation of "
-            f"{__name__} lists what it lacks."
-        )
 
-
-def _factories() -> Iterator[tuple[str, Any]]:
-    """Every operation that makes one tensor on a device out of no tensor."""
-    for full_name in operator_names():
-        if not full_name.startswith("aten::"):
-            continue
-        name, _, overload = full_name[len("aten::") :].partition(".")
-        try:
-            func = getattr(getattr(torch.ops.aten, name), overload or "default")
-        except (AttributeError, RuntimeError):  # registered for TorchScript only
-            continue
-        arguments, returns = schema_of(func).arguments, schema_of(func).returns
-        takes_tensor = any("Tensor" in str(argument.type) for argument in arguments)
-        takes_device = any(argument.name == "device" for argument in arguments)
-        if takes_device and not takes_tensor and [str(r.type) for r in returns] == ["Tensor"]:
-            yield full_name, func
+_aten = torch.ops.aten
+# Operations that make a tensor out of no tensor; torch makes all others of these.
+_EMPTY: Final = (_aten.empty.memory_format, _aten.empty_strided.default)
+_FACTORIES: Final = (*_EMPTY, _aten.tril_indices.default, _aten.triu_indices.default)
 
 
 def _factory_kernel(func: Any) -> Callable[..., Tensor]:
     def kernel(*args: Any, **kwargs: Any) -> Tensor:
         device = indexed(kwargs.pop("device"))
-        _sim_generator.check_generator(func.overloadpacket.__name__, kwargs.get("generator"), device)
         return SimTensor(func(*args, **kwargs, device="cpu"), device)
 
     return kernel
@@ -188,8 +169,8 @@ def _install() -> Any:
     register_python_backend("sim", _SimModule(), _keep_exception)
     make_library: Any = torch.library.Library  # torch gives it no types
     library = make_library("aten", "IMPL")
-    for name, func in _factories():
-        library.impl(name, _factory_kernel(func), "PrivateUse1")
+    for func in _FACTORIES:
+        library.impl(func, _factory_kernel(func), "PrivateUse1")
     library.impl("_copy_from", _copy_from, "PrivateUse1")
     library.impl("_local_scalar_dense", _local_scalar_dense, "PrivateUse1")
     for name, decomposition in DECOMPOSED.items():
