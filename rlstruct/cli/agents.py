@@ -78,35 +78,28 @@ def _fitting(algorithm: str, task: Task, observation: spaces.Space[Any], action:
             f"the bundled agents see one frame, and this environment shows a {type(observation).__name__} space. Wrap "
             "it (gymnasium.wrappers.FlattenObservation), or write an agent: tutorials/02_your_own_agent.py"
         )
-    discrete = _n_actions(action)
+    name, family = algorithm.upper(), ALGORITHMS[algorithm].agents
+    discrete, image = _n_actions(action), is_image(observation)
     continuous = isinstance(action, spaces.Box) and len(action.shape) == 1
     if discrete is None and not continuous:
         raise UserError(
             "the bundled agents take one of A actions, several such choices at once, or a vector of numbers; this "
             f"environment wants {action}. Write an agent: tutorials/02_your_own_agent.py"
         )
-    if ALGORITHMS[algorithm].agents == "values":
-        name = algorithm.upper()
-        if not isinstance(discrete, int):
-            kind = "continuous" if continuous else "several at once"
-            raise UserError(
-                f"{name} chooses among single actions, and here they are {kind}: take ppo, a2c or reinforce."
-            )
-        if task.recurrent:
-            raise UserError(f"{name} has no agent with a memory: take ppo or a2c, or leave out --recurrent.")
-    elif ALGORITHMS[algorithm].agents == "soft":
-        name = algorithm.upper()
-        if not (continuous and action.is_bounded()):  # type: ignore[attr-defined]
-            others = "ppo or a2c" if continuous else "dqn, ppo or a2c"
-            raise UserError(f"{name} draws bounded continuous actions, and this environment wants {action}: {others}.")
-        if task.recurrent or is_image(observation):
-            what = "no agent with a memory" if task.recurrent else "no network for images"
-            raise UserError(f"{name} has {what}: take ppo or a2c, or leave out --recurrent.")
-    elif is_image(observation) and (task.recurrent or continuous):
-        raise UserError(
-            f"no bundled agent {'remembers images' if task.recurrent else 'turns images into continuous actions'}: "
-            "write one (tutorials/02_your_own_agent.py, rlstruct.agents.ConvolutionalTrunk)."
-        )
+    if family == "values" and not isinstance(discrete, int):
+        kind = "continuous" if continuous else "several at once"
+        raise UserError(f"{name} chooses among single actions, and here they are {kind}: take ppo, a2c or reinforce.")
+    if family == "soft" and not (continuous and action.is_bounded()):  # type: ignore[attr-defined]
+        others = "ppo or a2c" if continuous else "dqn, ppo or a2c"
+        raise UserError(f"{name} draws bounded continuous actions, and this environment wants {action}: {others}.")
+    if family != "policy" and task.recurrent:
+        raise UserError(f"{name} has no agent with a memory: take ppo or a2c, or leave out --recurrent.")
+    if family == "soft" and image:
+        raise UserError(f"{name} has no network for images: take ppo or a2c.")
+    if family == "policy" and image and (task.recurrent or continuous):
+        kind = "remembers images" if task.recurrent else "turns images into continuous actions"
+        write = "write one (tutorials/02_your_own_agent.py, rlstruct.agents.ConvolutionalTrunk)."
+        raise UserError(f"no bundled agent {kind}: {write}")
     return observation
 
 

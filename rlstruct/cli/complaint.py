@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import errno
 import importlib
 import importlib.util
@@ -26,13 +25,12 @@ def nearest(word: str, known: Iterable[str]) -> str:
     >>> nearest("CartPol-v1", ["CartPole-v1", "Pendulum-v1"])
     " Did you mean 'CartPole-v1'?"
     """
-    by_lower = {name.lower(): name for name in known}
-    near = difflib.get_close_matches(word.lower(), by_lower, len(by_lower) or 1, 0.6)
+    word, by_lower = word.lower(), {name.lower(): name for name in known}
+    edits = {name: _edits(word, name) for name in sorted(by_lower, reverse=True)}  # the newest version first
     # Two of three equal letters are another word: one letter may differ, and one more for each four of the longer name.
-    near = [name for name in near if _edits(word.lower(), name) <= 1 + max(len(word), len(name)) // 4]
-    near.sort(key=lambda name: _edits(word.lower(), name))
-    if not near:  # a name without its version, or a part of one
-        near = sorted((name for name in by_lower if word.lower() in name), key=len)[:1] if len(word) > 2 else []
+    near = [name for name in sorted(edits, key=edits.__getitem__) if edits[name] <= 1 + max(len(word), len(name)) // 4]
+    if not near and len(word) > 2:  # a name without its version, or a part of one
+        near = sorted((name for name in by_lower if word in name), key=len)
     return f" Did you mean {by_lower[near[0]]!r}?" if near else ""
 
 

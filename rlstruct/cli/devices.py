@@ -59,34 +59,27 @@ def layout(n_cpus: int, n_gpus: int) -> list[str]:
     # One process per GPU that does everything: "cuda" gives each learner its own GPU.
     device, learners = ("cuda", f" --learners {n_gpus}") if n_gpus > 1 else ("cuda:0", "")
     workers = f"--n-processes {max(1, n_cpus - 1)}"
-    every: tuple[str, ...] = ()
-    layouts = [
-        ("cheap environments (CartPole), small networks: all in one process on the CPU", "--n-processes 0", every),
-        ("environments that take long: worker processes on the CPU", f"{workers}{learner}", every),
-        ("the same, learning meanwhile", f"{workers} --overlap{learner}", ("a2c", "dqn", "sac", "alphazero")),
-        (
-            "bundled simulators: thousands of environments in one process, compiled",
-            "--simulator compile --n-envs 1024",
-            every,
-        ),
-        (
-            "images (Atari): environments on the CPU, agent and learner on the GPU, bytes cross",
-            "--n-processes 0 --batcher-device cuda:0 --learner-device cuda:0 --evaluation-device cuda:0",
-            every,
-        ),
-        (
-            "bundled simulators: everything on the GPU, nothing crosses to the host",
-            f"--simulator torch --n-envs {4096 * max(1, n_gpus)} --batcher-device {device} --learner-device {device} "
-            f"--evaluation-processes 0 --evaluation-device {device}{learners}",
-            ("a2c", "ppo", "reinforce"),  # the others' replay buffers would have to be larger, too
-        ),
-    ]
-    fitting = [*layouts[:3], *layouts[4:]] if n_gpus else layouts[:4]
-    lines = []
-    for what, options, algorithms in fitting:
-        lines += [f"  {what}" + (f" ({', '.join(algorithms)})" if algorithms else ""), f"      {options}"]
-    measure = ["  how many workers and environments: measure it here", "      rlstruct tune ppo --env CartPole-v1"]
-    return [*lines, *measure]
+    layouts = {
+        "cheap environments (CartPole), small networks: all in one process on the CPU": "--n-processes 0",
+        "environments that take long: worker processes on the CPU": f"{workers}{learner}",
+        "the same, learning meanwhile (a2c, dqn, sac, alphazero)": f"{workers} --overlap{learner}",
+    }
+    if n_gpus:
+        layouts |= {
+            "images (Atari): environments on the CPU, agent and learner on the GPU, bytes cross": (
+                "--n-processes 0 --batcher-device cuda:0 --learner-device cuda:0 --evaluation-device cuda:0"
+            ),
+            # The replay buffers of the other algorithms would have to be larger, too.
+            "bundled simulators: everything on the GPU, nothing crosses to the host (a2c, ppo, reinforce)": (
+                f"--simulator torch --n-envs {4096 * n_gpus} --batcher-device {device} --learner-device {device} "
+                f"--evaluation-processes 0 --evaluation-device {device}{learners}"
+            ),
+        }
+    else:
+        compiled = "bundled simulators: thousands of environments in one process, compiled"
+        layouts[compiled] = "--simulator compile --n-envs 1024"
+    layouts["how many workers and environments: measure it here"] = "rlstruct tune ppo --env CartPole-v1"
+    return [line for what, options in layouts.items() for line in (f"  {what}", f"      {options}")]
 
 
 def find_gpus() -> list[Gpu]:

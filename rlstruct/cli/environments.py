@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
+import inspect
 import json
 import os
 import sys
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -17,7 +20,6 @@ from gymnasium import spaces
 
 from rlstruct import sims
 from rlstruct.cli.complaint import UserError, nearest, require
-from rlstruct.cli.own import OwnFactory, fitted, imported, is_own
 from rlstruct.envs import GymEnv, GymEnvInf
 from rlstruct.errors import how_to_install
 from rlstruct.sims.tensor_env import Backend
@@ -76,93 +78,113 @@ def read_settings(option: str, words: tuple[str, ...], example: str) -> dict[str
     return settings
 
 
+def imported(name: str) -> Callable[..., Any]:
+    """Import a function or a class by ``module:name``; the current folder is searched, too."""
+    module, _, attribute = name.partition(":")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        found = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name != module:
+            raise
+        raise UserError(f"there is no module {module!r}. Is its folder on PYTHONPATH?") from None
+    if not callable(factory := getattr(found, attribute, None)):
+        raise UserError(f"{module} has no function {attribute!r}.{nearest(attribute, vars(found))}")
+    create: Callable[..., Any] = factory
+    return create
+
+
+def is_own(name: str) -> bool:
+    """Return True for ``module:name``; gymnasium's ``module:Name-v0`` is no name of Python.
+
+    >>> is_own("games:TicTacToe"), is_own("games:TicTacToe-v0"), is_own("CartPole-v1")
+    (True, False, False)
+    """
+    module, _, attribute = name.partition(":")
+    return attribute.isidentifier() and all(part.isidentifier() for part in module.split("."))
+
+
 @dataclass(frozen=True)
-class GymFactory:
-    """Makes gymnasium environments, in any process."""
+class Factory:
+    """Makes environments in any process: of gymnasium, of a bundled simulator, or of a user's class or function.
+
+    One of a user (``module:name``) is a `VecEnv`, a function that returns one (``create_env`` of a training), or a
+    gymnasium environment. It receives ``n_envs`` and ``seed``, and ``device`` and ``auto_reset`` if it takes them.
+    """
 
     name: str  # of the environment
-    settings: Mapping[str, Any] = field(default_factory=dict)  # keyword arguments of `gymnasium.make`
+    settings: Mapping[str, Any] = field(default_factory=dict)  # further keyword arguments
     auto_reset: bool = True  # whether they restart by themselves
+    render: bool = False  # let environments of gymnasium draw themselves
+    backend: Backend | None = None  # how a bundled simulator computes a step; None for another environment
     atari: bool = False  # preprocess as Machado et al. (2018): pictures of 84 x 84 bytes, every fourth one
-    render: bool = False  # let them draw themselves
 
     @property
     def stack(self) -> int:
         """Number of frames that the agent stacks; they are shown one at a time."""
-        return ATARI_STACK if self.atari else 1
-
-    def __call__(self, n_envs: int, seed: int | None = None) -> VecEnv:
-        """Make ``n_envs`` environments; environment j is seeded with ``seed + j``."""
-        kind = GymEnvInf if self.auto_reset else GymEnv
-        return kind([self.one() for _ in range(n_envs)], seed)
-
-    def one(self) -> gymnasium.Env[Any, Any]:
-        """Make one environment, wrapped so that the bundled agents can act in it."""
-        settings = dict(self.settings)
-        if self.render:
-            settings["render_mode"] = "rgb_array"
-        if self.atari:
-            register_atari()
-            env: gymnasium.Env[Any, Any] = gymnasium.make(self.name, frameskip=1, **settings)
-            env = gymnasium.wrappers.AtariPreprocessing(env)
-            return gymnasium.wrappers.ReshapeObservation(env, (1, *(env.observation_space.shape or ())))
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", ".*initialised with render_mode")  # it is reported below
-            env = gymnasium.make(self.name, **settings)
-        return fitted(env)
-
-
-@dataclass(frozen=True)
-class SimulatorFactory:
-    """Makes bundled simulators, where the agent is."""
-
-    name: str  # see `rlstruct.sims.names`
-    backend: Backend = "torch"  # how a step is computed
-    settings: Mapping[str, Any] = field(default_factory=dict)  # keyword arguments of the simulator
-    auto_reset: bool = True  # whether they restart by themselves
-
-    @property
-    def atari(self) -> bool:
-        """True for Atari games."""
-        return self.name.startswith("ALE/")
-
-    @property
-    def stack(self) -> int:
-        """Number of frames that the agent stacks; they are shown one at a time."""
-        stack: int = self.settings.get("stack", ATARI_STACK) if self.atari else 1
-        return stack
+        return int(self.settings.get("stack", ATARI_STACK)) if self.atari else 1
 
     def __call__(self, n_envs: int, seed: int = 0, device: str = "cpu", auto_reset: bool | None = None) -> VecEnv:
-        """Make ``n_envs`` environments on ``device``; environment j draws from ``seed + j``."""
+        """Make ``n_envs`` environments, on ``device`` if they can be; environment j draws from ``seed + j``."""
         auto_reset = self.auto_reset if auto_reset is None else auto_reset
-        settings = {"backend": self.backend, "auto_reset": auto_reset, **self.settings}
+        if self.backend is not None:
+            settings = {"backend": self.backend, "auto_reset": auto_reset, **self.settings}
+            if self.atari:
+                settings["stack"] = min(1, self.stack)  # the environment refuses 0
+            return sims.make(self.name, n_envs, seed, device=device, **settings)
+        create: Any = imported(self.name) if is_own(self.name) else partial(gymnasium.make, self.name)
+        if is_own(self.name) and not (isinstance(create, type) and issubclass(create, gymnasium.Env)):
+            taken = inspect.signature(create).parameters
+            takes_all = any(one.kind is one.VAR_KEYWORD for one in taken.values())
+            offered = {"device": device, "auto_reset": auto_reset}
+            arguments = {name: value for name, value in offered.items() if takes_all or name in taken}
+            env = create(n_envs=n_envs, seed=seed, **arguments, **self.settings)
+            if not isinstance(env, VecEnv):
+                kind = type(env).__name__
+                raise UserError(f"{self.name} made a {kind}, expected a VecEnv or a gymnasium environment.")
+            return env
+        several = GymEnvInf if auto_reset else GymEnv
+        return several([self._one(create) for _ in range(n_envs)], seed)
+
+    def _one(self, create: Callable[..., gymnasium.Env[Any, Any]]) -> gymnasium.Env[Any, Any]:
+        """Make one environment of gymnasium, wrapped so that the bundled agents can act in it."""
+        settings = {**self.settings, "render_mode": "rgb_array"} if self.render else self.settings
+        env: gymnasium.Env[Any, Any]
         if self.atari:
-            settings["stack"] = min(1, self.stack)  # the environment refuses 0
-        return sims.make(self.name, n_envs, seed, device=device, **settings)
-
-
-Factory = GymFactory | SimulatorFactory | OwnFactory
+            register_atari()
+            env = gymnasium.wrappers.AtariPreprocessing(create(frameskip=1, **settings))
+            return gymnasium.wrappers.ReshapeObservation(env, (1, *(env.observation_space.shape or ())))
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".*initialised with render_mode")  # `spaces_of` says it
+            env = create(**settings)
+        if isinstance(env.action_space, spaces.Box):
+            bounded = env.action_space
+            env = gymnasium.wrappers.ClipAction(env)  # Gaussian agents know no bounds
+            env.action_space = bounded  # those of SAC do
+        if not isinstance(env.observation_space, spaces.Box):
+            env = gymnasium.wrappers.FlattenObservation(env)  # one number for each case; parts side by side
+        return env
 
 
 def find(task: Task, *, auto_reset: bool, render: bool = False) -> Factory:
     """Find the factory of a task's environment."""
-    name, settings = task.env, task.settings()
+    name, settings, backend = task.env, task.settings(), task.simulator
+    made = Factory(name, settings, auto_reset, render)
     if is_own(name):
-        backend = {} if task.simulator is None else {"backend": task.simulator}
         imported(name)  # refuses a name that is not there
-        return OwnFactory(name, {**backend, **settings}, auto_reset, render)
-    if task.simulator is not None or (name in sims.names() and name not in gymnasium.registry):
+        return replace(made, settings=settings if backend is None else {"backend": backend, **settings})
+    if backend is not None or (name in sims.names() and name not in gymnasium.registry):
         if not sims.knows(name):
             raise UserError(
-                f"--simulator {task.simulator}: no bundled simulator is called {name!r}, only "
+                f"--simulator {backend}: no bundled simulator is called {name!r}, only "
                 f"{', '.join(sims.names())}.{nearest(name, sims.names())}"
             )
-        if task.simulator == "warp":
+        if backend == "warp":
             require("warp", "warp", what="--simulator warp")
-        made = SimulatorFactory(name, task.simulator or "torch", settings, auto_reset)
-        if made.atari and task.simulator != "warp":
-            raise UserError(f"--simulator {task.simulator}: {name} is played by Warp kernels only: --simulator warp.")
-        return made
+        elif name.startswith("ALE/"):
+            raise UserError(f"--simulator {backend}: {name} is played by Warp kernels only: --simulator warp.")
+        return replace(made, backend=backend or "torch", atari=name.startswith("ALE/"))
     atari = name.startswith("ALE/") or "NoFrameskip-v" in name or _entry(name).startswith("ale_py")
     if atari:
         register_atari()  # ale_py registers its names only on request
@@ -177,11 +199,11 @@ def find(task: Task, *, auto_reset: bool, render: bool = False) -> Factory:
         )
     if colon and importlib.util.find_spec(module.partition(".")[0]) is None:
         raise UserError(f"--env {name}: there is no module {module!r}. Is its folder on PYTHONPATH?")
-    return GymFactory(name, settings, auto_reset, atari, render)
+    return replace(made, atari=atari)
 
 
-def look_at(factory: Factory, look: Callable[[VecEnv], Any]) -> Any:  # noqa: ANN401 - what look returns
-    """Make one environment, return what ``look`` finds, close it."""
+def spaces_of(factory: Factory) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
+    """Make one environment, and return its spaces, observation and action."""
     try:
         env = factory(n_envs=1, seed=0)
     except gymnasium.error.DependencyNotInstalled as error:
@@ -189,11 +211,11 @@ def look_at(factory: Factory, look: Callable[[VecEnv], Any]) -> Any:  # noqa: AN
         said = f"{str(error).rstrip('.')}. {how_to_install(extra) if extra else ''}"
         raise UserError(f"{factory.name} cannot be made: {said}".strip()) from None
     except ValueError as error:
-        if isinstance(factory, SimulatorFactory) and factory.atari:
+        if factory.backend is not None and factory.atari:
             raise UserError(str(error)) from None
         raise
     except (gymnasium.error.Error, TypeError) as error:
-        if isinstance(factory, GymFactory) and factory.render and "render_mode" in str(error):
+        if not is_own(factory.name) and factory.render and "render_mode" in str(error):
             raise UserError(
                 f"{factory.name} cannot be drawn: it takes no render_mode='rgb_array'. Let its constructor accept "
                 "render_mode, and name it in its metadata['render_modes']."
@@ -201,16 +223,8 @@ def look_at(factory: Factory, look: Callable[[VecEnv], Any]) -> Any:  # noqa: AN
         if factory.settings or isinstance(error, gymnasium.error.Error):
             raise UserError(f"{factory.name} cannot be made with {dict(factory.settings)}: {error}") from None
         raise
-    try:
-        return look(env)
-    finally:
-        env.close()
-
-
-def spaces_of(factory: Factory) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
-    """Return the spaces of one environment, observation and action."""
-    env_spaces: tuple[Any, Any] = look_at(factory, lambda env: (env.observation_space, env.action_space))
-    return env_spaces
+    env.close()
+    return env.observation_space, env.action_space
 
 
 def register_atari() -> None:

@@ -72,7 +72,9 @@ def run(arguments: Sequence[str]) -> None:
     returns, lengths = episodes(trained, create_agent, options.episodes, options.device, _SEED + options.seed)
     say(f"{trained.record.algorithm} on {trained.record.task.env}, after {trained.env_steps:,} environment steps")
     actions = "drawn" if stochastic else "best"
-    say(_summary(returns, lengths, actions))
+    mean, deviation, middle, low, high = (format_return(of(returns)) for of in (fmean, pstdev, median, min, max))
+    say(f"{len(returns)} episodes, {actions} actions: return {mean} ± {deviation} (standard deviation)")
+    say(f"median {middle}, from {low} to {high}; {fmean(lengths):.0f} steps each")
     _write(options, trained, returns=returns, lengths=lengths, actions=actions)
     if options.video is not None:
         drawn = load_trained(options.run, auto_reset=False, render=True, factories=options.factory)
@@ -140,11 +142,3 @@ def episodes(
             returns += result.returns
             lengths += result.lengths
     return returns[:n], lengths[:n]  # the last environments of the last round, whatever they did
-
-
-def _summary(returns: list[float], lengths: list[int], actions: str) -> str:
-    mean, deviation, middle, low, high = (format_return(of(returns)) for of in (fmean, pstdev, median, min, max))
-    return (
-        f"{len(returns)} episodes, {actions} actions: return {mean} ± {deviation} (standard deviation)\n"
-        f"median {middle}, from {low} to {high}; {fmean(lengths):.0f} steps each"
-    )

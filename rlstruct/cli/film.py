@@ -10,17 +10,17 @@ from typing import Any
 import gymnasium
 import numpy as np
 import torch
+from PIL import Image, ImageDraw, ImageFont
 
 from rlstruct.cli.complaint import UserError, require
-from rlstruct.cli.environments import Factory, GymFactory, SimulatorFactory
-from rlstruct.cli.own import OwnFactory
+from rlstruct.cli.environments import Factory, is_own
 from rlstruct.core import DictTensor
 from rlstruct.envs import GymEnv
 from rlstruct.functional.random import step_keys
 from rlstruct.rl_agent import RL_Agent
 from rlstruct.vec_env import VecEnv
 
-Picture = Any  # of Pillow, which may be absent
+Picture = Any  # of Pillow
 Frame = Any  # a numpy array, the frame of one environment
 Painter = Callable[[VecEnv, DictTensor, int], Picture]
 """Draws one row of an observation; gets the environments too, for those that draw themselves."""
@@ -35,7 +35,7 @@ _GAP, _SHEET_GAP = 4, 16  # pixels between environments, and between two steps o
 _CELL = 24  # pixels of a cell of MinAtar and of Connect Four
 _DARK, _YELLOW, _RED = "#20242c", "#ffd84a", "#e8604c"
 # One colour for each channel of a MinAtar frame: far apart, bright on dark.
-_CHANNELS = (*("#4aa8ff", _YELLOW, "#8d7b3a", _RED, "#63c96b", "#c77dff", "#ff9e45", "#4fd6c8", "#f08fc0", "#b8c0cc"),)
+_CHANNELS = ("#4aa8ff", _YELLOW, "#8d7b3a", _RED, "#63c96b", "#c77dff", "#ff9e45", "#4fd6c8", "#f08fc0", "#b8c0cc")
 _WIDTH, _HEIGHT = 360, 240  # of a classic control task
 _FINE = 2  # drawn so much larger, and shrunk: smooth edges
 _GROUND, _CART, _POLE, _JOINT, _GOAL = "#3b4252", "#1f5fa8", "#d08a3c", "#4c566a", "#2f9e62"
@@ -103,14 +103,12 @@ def _seconds_of(factory: Factory) -> float:
         return _CLASSICS[_stem(factory)][0]
     if factory.atari:
         return 4 / 60
-    return 0.12 if isinstance(factory, SimulatorFactory) else 0.03
+    return 0.03 if factory.backend is None else 0.12
 
 
 def _pictures(
     env: VecEnv, agent: RL_Agent, paint: Painter, n_steps: int, seed: int, one_episode: bool
 ) -> Iterator[Picture]:
-    from PIL import Image, ImageDraw, ImageFont
-
     B = env.n_envs()
     columns = math.ceil(math.sqrt(B))
     returns = torch.zeros(B, device="cpu")
@@ -143,8 +141,6 @@ def _pictures(
 
 def _joined(pictures: Sequence[Picture], gap: int = _GAP, *, down: bool = False) -> Picture:
     """Put pictures side by side, or one below the other, on white."""
-    from PIL import Image
-
     across, along = [p.height for p in pictures], [p.width for p in pictures]
     if down:
         across, along = along, across
@@ -165,12 +161,12 @@ def _grid(pictures: Sequence[Picture], columns: int, gap: int) -> Picture:
 def _painter_of(factory: Factory) -> Painter:
     classic = _CLASSICS.get(_stem(factory))
     if classic is not None:
-        return lambda env, observation, row: _drawn(*classic[1](_array(observation, "frame", row)))
-    if isinstance(factory, OwnFactory):
+        return lambda env, observation, row: _scene(classic[1], observation, row)
+    if is_own(factory.name):
         return _own
     if factory.atari:
         return _screen_and_frame
-    if isinstance(factory, GymFactory):
+    if factory.backend is None:
         return _screen
     return _minatar if factory.name.endswith("-MinAtar") else _board
 
@@ -181,13 +177,10 @@ def _array(observation: DictTensor, key: str, row: int) -> Any:  # noqa: ANN401 
 
 def _legend_of(factory: Factory, env: VecEnv) -> list[Picture]:
     """Return the meaning of the colours, for MinAtar's games; empty for others."""
-    from PIL import Image, ImageDraw, ImageFont
-
-    if not factory.name.endswith("-MinAtar") or isinstance(factory, GymFactory):
+    if not factory.name.endswith("-MinAtar") or factory.backend is None:
         return []
-    n = env.observation_space.shape[2]  # type: ignore[index]  # [10, 10, C]
-    names: Sequence[str] = getattr(env, "channels", [f"channel {c}" for c in range(n)])
-    picture = Image.new("RGB", (112, 20 * n + 8), _DARK)
+    names: Sequence[str] = env.channels  # type: ignore[attr-defined]
+    picture = Image.new("RGB", (112, 20 * len(names) + 8), _DARK)
     draw, font = ImageDraw.Draw(picture), ImageFont.load_default(12)
     for channel, name in enumerate(names):
         top = 8 + 20 * channel
@@ -198,8 +191,6 @@ def _legend_of(factory: Factory, env: VecEnv) -> list[Picture]:
 
 def _minatar(env: VecEnv, observation: DictTensor, row: int) -> Picture:
     """Colour the cells by channel, the first channel on top; see `_legend_of`."""
-    from PIL import Image, ImageDraw
-
     frame = _array(observation, "frame", row)  # [10, 10, C] bool
     size = frame.shape[0] * _CELL
     picture = Image.new("RGB", (size, size), _DARK)
@@ -213,8 +204,6 @@ def _minatar(env: VecEnv, observation: DictTensor, row: int) -> Picture:
 
 def _board(env: VecEnv, observation: DictTensor, row: int) -> Picture:
     """Draw Connect Four, the first player yellow. A frame shows the player to move first."""
-    from PIL import Image, ImageDraw
-
     board = _array(observation, "frame/board", row)  # [2, 6, 7] bool
     if board.sum() % 2:
         board = board[::-1]
@@ -229,13 +218,10 @@ def _board(env: VecEnv, observation: DictTensor, row: int) -> Picture:
 
 def _own(env: VecEnv, observation: DictTensor, row: int) -> Picture:
     """Let the environment of a user draw itself, by ``render(row)`` or as gymnasium's do."""
-    from PIL import Image
-
     if isinstance(env, GymEnv):
         spec = env.envs[row].spec
         classic = None if spec is None else _CLASSICS.get(spec.name)
-        found = classic and classic[1](_array(observation, "frame", row))
-        return _drawn(*found) if found else _screen(env, observation, row)
+        return _screen(env, observation, row) if classic is None else _scene(classic[1], observation, row)
     if not hasattr(env, "render"):
         raise UserError(
             f"{type(env).__name__} cannot be drawn. Give it a method render(row) that returns an array of bytes "
@@ -246,8 +232,6 @@ def _own(env: VecEnv, observation: DictTensor, row: int) -> Picture:
 
 def _screen(env: VecEnv, observation: DictTensor, row: int) -> Picture:
     """Let a gymnasium environment draw itself."""
-    from PIL import Image
-
     try:
         screen = env.envs[row].render()  # type: ignore[attr-defined]  # a GymEnv
     except gymnasium.error.DependencyNotInstalled as error:
@@ -265,8 +249,6 @@ def _screen(env: VecEnv, observation: DictTensor, row: int) -> Picture:
 
 def _screen_and_frame(env: VecEnv, observation: DictTensor, row: int) -> Picture:
     """Show the screen of an Atari game next to the newest frame that the agent sees, at the same height."""
-    from PIL import Image
-
     if isinstance(env, GymEnv):
         screen = _screen(env, observation, row)
     else:  # a simulated console, at twice its size
@@ -277,10 +259,9 @@ def _screen_and_frame(env: VecEnv, observation: DictTensor, row: int) -> Picture
     return _joined([screen, frame.convert("RGB")])
 
 
-def _drawn(origin: Point, scale: float, lines: Lines) -> Picture:
+def _scene(compose: Callable[[Frame], Scene], observation: DictTensor, row: int) -> Picture:
     """Draw a scene; gymnasium's own pictures need pygame, and a device simulator has none."""
-    from PIL import Image, ImageDraw
-
+    origin, scale, lines = compose(_array(observation, "frame", row))
     picture = Image.new("RGB", (_WIDTH * _FINE, _HEIGHT * _FINE), "white")
     draw = ImageDraw.Draw(picture)
     for points, colour, width in lines:

@@ -11,7 +11,6 @@ import sys
 import threading
 import warnings
 from collections.abc import Iterator, Sequence
-from typing import NoReturn
 
 from rlstruct.cli.complaint import UserError, nearest, refused, require, say
 from rlstruct.errors import (
@@ -83,8 +82,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt as stop:
         sys.stderr.write(_interrupted(command, str(stop)))
-        if arguments is None:
-            _leave()
+        if arguments is None:  # end without taking torch's modules apart one by one: seconds on a busy machine
+            atexit._run_exitfuncs()
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(INTERRUPTED)
         return INTERRUPTED
     except SystemExit as leaving:  # of the parser of options: it has said why
         return leaving.code if isinstance(leaving.code, int) else 2
@@ -98,7 +100,8 @@ def _short_warnings(command: str) -> Iterator[None]:
     def show(
         message: Warning | str, category: object, filename: str, lineno: int, file: object = None, line: object = None
     ) -> None:
-        ours = {getattr(module, "__file__", None) for name, module in list(sys.modules.items()) if _is_ours(name)}
+        names = [name for name in list(sys.modules) if name.split(".")[0] in ("rlstruct", "__main__")]
+        ours = {getattr(sys.modules.get(name), "__file__", None) for name in names}
         place = "" if filename in ours or filename.startswith("<") else f" ({filename}:{lineno})"
         sys.stderr.write(f"rlstruct {command}: warning: {' '.join(str(message).split())}{place}\n")
 
@@ -107,10 +110,6 @@ def _short_warnings(command: str) -> Iterator[None]:
         yield
     finally:
         warnings.showwarning = before
-
-
-def _is_ours(module: str) -> bool:
-    return module.partition(".")[0] in ("rlstruct", "__main__")
 
 
 @contextlib.contextmanager
@@ -133,14 +132,6 @@ def _leaving_at_once(command: str) -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-def _leave() -> NoReturn:
-    """End the process without taking torch's modules apart one by one, which takes seconds on a busy machine."""
-    atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(INTERRUPTED)
 
 
 def _interrupted(command: str, why: str = "") -> str:

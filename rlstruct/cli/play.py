@@ -15,7 +15,7 @@ from torch import nn
 from rlstruct.agents import RandomAgent
 from rlstruct.algos import ALGORITHMS
 from rlstruct.cli.complaint import UserError, say
-from rlstruct.cli.environments import Factory, Task, find, look_at
+from rlstruct.cli.environments import Factory, Task, find, spaces_of
 from rlstruct.cli.film import check_path, film
 from rlstruct.cli.record import load_trained
 from rlstruct.core import DictTensor
@@ -80,7 +80,7 @@ def _actor(what: str, simulator: Backend | None, factories: Sequence[str]) -> tu
         agent = create_agent(trained.model, stochastic=stochastic)
         return trained.factory, agent, f"{trained.record.algorithm} after {trained.env_steps:,} environment steps"
     factory = find(Task(env=what, simulator=simulator), auto_reset=True, render=True)
-    return factory, RandomAgent(look_at(factory, lambda env: env.action_space)), "acting at random"
+    return factory, RandomAgent(spaces_of(factory)[1]), "acting at random"
 
 
 _NAME = "ConnectFour-v0"
@@ -143,12 +143,9 @@ def drawn(observation: DictTensor, yours: bool) -> str:
 
     ``yours`` says whether that is the person.
     """
-    mine, theirs = observation["frame/board"][0].tolist()  # sync: on the CPU
-    marks = ("X", "O") if yours else ("O", "X")
-    rows = [
-        " ".join(marks[0] if a else marks[1] if b else "." for a, b in zip(own, other, strict=True))
-        for own, other in zip(mine, theirs, strict=True)
-    ]
+    marks = (".", "X", "O") if yours else (".", "O", "X")
+    mine, theirs = observation["frame/board"][0].to(torch.int64)
+    rows = [" ".join(marks[stone] for stone in row) for row in (mine + 2 * theirs).tolist()]  # sync: on the CPU
     return "\n".join(["", *rows, "1 2 3 4 5 6 7"])
 
 
@@ -156,13 +153,11 @@ def describe_search(found: DictTensor) -> str:
     """Say what the search thinks ([1], from `SearchAgent`): visits, the policy that they make, and who is ahead."""
     visits, policy = (found[name][0].tolist() for name in ("action_visits", "action_policy"))  # sync: on the CPU
     value = float(found["action_value"])
-    return "\n".join(
-        [
-            "column  " + "".join(f"{column:>7}" for column in range(1, 8)),
-            "visits  " + "".join(f"{n:>7.0f}" for n in visits),
-            "policy  " + "".join(f"{share:>7.1%}" for share in policy),
-            f"The search plays {int(found['action']) + 1}; it expects {value:+.2f} (+1: it wins, -1: you win).",
-        ]
+    return (
+        f"column  {''.join(f'{column:>7}' for column in range(1, 8))}\n"
+        f"visits  {''.join(f'{n:>7.0f}' for n in visits)}\n"
+        f"policy  {''.join(f'{share:>7.1%}' for share in policy)}\n"
+        f"The search plays {int(found['action']) + 1}; it expects {value:+.2f} (+1: it wins, -1: you win)."
     )
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,7 +16,7 @@ from rlstruct.algos.learning_curve import Curve, draw_panels, in_order
 from rlstruct.algos.loggers import flat_settings
 from rlstruct.algos.run_folder import read_lines
 from rlstruct.cli.complaint import UserError, nearest, plural, say
-from rlstruct.cli.record import ForeignRun, RunRecord, load
+from rlstruct.cli.record import ForeignRun, load
 
 _TIME_BEHIND = re.compile(r"-\d{8}-\d{6}(-\d+)?$")  # of the name of a folder
 
@@ -51,8 +50,8 @@ def run(arguments: Sequence[str]) -> None:
     panels = _panels(runs, options.metric)
     options.out.parent.mkdir(parents=True, exist_ok=True)
     metric = "return of the evaluations" if options.metric == "evaluation/mean_return" else options.metric
-    titled = {options.title or next(iter(panels)): panels[next(iter(panels))]} if len(panels) == 1 else panels
-    draw_panels(titled, options.out, metric=metric)
+    title = options.title if len(panels) == 1 else None
+    draw_panels({title or name: groups for name, groups in panels.items()}, options.out, metric=metric)
     for environment, groups in panels.items():
         for label, curves in groups.items():
             last = [curve.values[-1] for curve in curves]
@@ -68,22 +67,36 @@ def run(arguments: Sequence[str]) -> None:
 
 
 def _panels(folders: Sequence[Path], metric: str) -> dict[str, dict[str, list[Curve]]]:
-    """Read the curves: environment to label to those of one setting. Returns of two environments share no axis."""
-    by_env: dict[str, list[tuple[Path, RunRecord | None]]] = {}
-    for folder in folders:
-        record = None
-        with contextlib.suppress(ForeignRun):  # a program of the user's trained there
-            record = load(folder)
-        by_env.setdefault("other programs" if record is None else record.task.env, []).append((folder, record))
+    """Read the curves: environment to label to those of one setting. Returns of two environments share no axis.
+
+    A label has the settings that tell a run from the others; runs with equal labels make one curve.
+    """
     panels: dict[str, dict[str, list[Curve]]] = {}
-    for environment, runs in sorted(by_env.items()):
-        labels = iter(labels_of([record for _, record in runs if record is not None]))
-        others = iter(_labels_of_folders([folder for folder, record in runs if record is None]))
+    runs = {folder: _described(folder) for folder in folders}
+    for environment in sorted({run[0] for run in runs.values()}):
+        mine = {folder: run[1:] for folder, run in runs.items() if run[0] == environment}
+        of_tasks = _differing([task for _, task, _ in mine.values()])
         groups = panels.setdefault(environment, {})
-        for folder, record in runs:
-            label = next(others if record is None else labels)
-            groups.setdefault(label, []).append(read_curve(folder, metric))
+        for folder, (name, task, settings) in mine.items():
+            # Algorithms have different settings, and different defaults: only equal ones are compared.
+            differing = _differing([other for called, _, other in mine.values() if called == name])
+            words = [f"{key} {task[key]}" for key in of_tasks]
+            words += [f"{key} {settings.get(key, 'missing')}" for key in differing]
+            groups.setdefault(", ".join([name, *words]), []).append(read_curve(folder, metric))
     return panels
+
+
+def _described(folder: Path) -> tuple[str, str, dict[str, Any], dict[str, Any]]:
+    """Return environment and name of a run, and the settings of its task and of its algorithm, without the seed."""
+    try:
+        record = load(folder)
+    except ForeignRun:  # a program of the user's trained there: several runs of one have the same name
+        stored = json.loads((folder / "config.json").read_text())
+        settings = flat_settings(stored if isinstance(stored, dict) else {"config.json": stored})
+        name = _TIME_BEHIND.sub("", folder.resolve().name)
+        return "other programs", name, {}, {k: v for k, v in settings.items() if k.rpartition("/")[2] != "seed"}
+    settings = asdict(replace(record.config, seed=0))
+    return record.task.env, record.algorithm, asdict(record.task), settings
 
 
 def read_curve(folder: Path, metric: str) -> Curve:
@@ -101,45 +114,6 @@ def read_curve(folder: Path, metric: str) -> Curve:
         raise UserError(f"{file} has no column {metric!r}, {known}.{nearest(metric, columns)}")
     points = in_order(line for line in lines if metric in line)
     return Curve([line["env_steps"] for line in points], [line[metric] for line in points])
-
-
-def labels_of(records: Sequence[RunRecord]) -> list[str]:
-    """Name every run by the settings that tell it from the others; runs with equal names make one curve."""
-    tasks = [asdict(record.task) for record in records]
-    of_tasks = _differing(tasks)
-    labels = []
-    for record, task in zip(records, tasks, strict=True):
-        # Algorithms have different settings, and different defaults: only equal ones are compared.
-        same = [_settings(other) for other in records if other.algorithm == record.algorithm]
-        settings = _settings(record)
-        words = [str(task["env"])] if "env" in of_tasks else []
-        words += [f"{name} {task[name]}" for name in of_tasks if name != "env"]
-        words += [f"{name} {settings[name]}" for name in _differing(same)]
-        labels.append(", ".join([record.algorithm, *words]))
-    return labels
-
-
-def _labels_of_folders(folders: Sequence[Path]) -> list[str]:
-    """Name runs of other programs as `labels_of` does: by their folders' name and the settings that differ."""
-    named = []
-    for folder in folders:
-        stored = json.loads((folder / "config.json").read_text())
-        settings = flat_settings(stored if isinstance(stored, dict) else {"config.json": stored})
-        named.append((_name_of(folder), {key: v for key, v in settings.items() if key.rpartition("/")[2] != "seed"}))
-    labels = []
-    for name, settings in named:
-        of_settings = _differing([other for called, other in named if called == name])
-        labels.append(", ".join([name, *(f"{key} {settings.get(key, 'missing')}" for key in of_settings)]))
-    return labels
-
-
-def _name_of(folder: Path) -> str:
-    """Return the name that a `RunFolder` was made with: several runs of one program have the same."""
-    return _TIME_BEHIND.sub("", folder.resolve().name)
-
-
-def _settings(record: RunRecord) -> dict[str, Any]:
-    return {name: value for name, value in asdict(record.config).items() if name != "seed"}
 
 
 def _differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:

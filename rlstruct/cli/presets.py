@@ -41,30 +41,31 @@ def settings_for(
         known = ", ".join([*names, "none"])
         raise UserError(f"--preset {chosen}: {algorithm} has only {known}.{nearest(chosen, names)}")
     name = chosen or env
+    others = f" (--preset takes those for {', '.join(names)})" if names else ""
     on_consoles = name is not None and name.startswith("ALE/")  # a thousand of them, on the device of the network
-    if not env or name not in names or (on_consoles and not chosen and given["simulator"] != "warp"):
-        others = f" (--preset takes those for {', '.join(names)})" if names else ""
-        if env and (algorithm, _IMAGES) in PRESETS and not chosen and _shows_images(env, words):
-            config = PRESETS[algorithm, _IMAGES].config
-            # A greedy player that has learned little may never end an episode of another game.
-            config = replace(config, target_return=None, evaluation_stochastic=type(config).evaluation_stochastic)
-            config, notes = _with_fitting_parts(config, words)
-            notes = [f"settings: those for {_IMAGES}, which shows images, too{others}", *notes]
-            return (Task(env=env), config), notes
+    network: tuple[str, ...] = ()
+    if env and name in names and (chosen or not on_consoles or given["simulator"] == "warp"):
+        preset = PRESETS[algorithm, name]
+        network = tuple(f"{key}={json.dumps(value)}" for key, value in preset.network.items())
+        config = (
+            preset.config if name.startswith(env) else replace(preset.config, target_return=None)
+        )  # of another task
+        how = "made" if on_consoles else "tuned"
+        notes = [f"settings: {how} for {name}, except those you set (--preset none for the defaults)"]
+        if on_consoles and torch.cuda.is_available():
+            gpu = "cuda:0"
+            config = replace(config, learner_device=gpu, batcher_device=gpu, evaluation_device=gpu)
+            notes.append(f"learner, games and evaluations are on {gpu}, except those for which you name a device")
+    elif env and (algorithm, _IMAGES) in PRESETS and not chosen and _shows_images(env, words):
+        config = PRESETS[algorithm, _IMAGES].config
+        # A greedy player that has learned little may never end an episode of another game.
+        config = replace(config, target_return=None, evaluation_stochastic=type(config).evaluation_stochastic)
+        notes = [f"settings: those for {_IMAGES}, which shows images, too{others}"]
+    else:
         made_for = "" if algorithm in ("alphazero", "sac") else ", made for CartPole-v1"
         return None, [f"settings: the defaults{made_for}{others}"]
-    preset = PRESETS[algorithm, name]
-    network = tuple(f"{key}={json.dumps(value)}" for key, value in preset.network.items())
-    config, notes = _with_fitting_parts(preset.config, words)
-    if not name.startswith(env):
-        config = replace(config, target_return=None)  # a return of another task
-    how = "made" if on_consoles else "tuned"
-    tuned = f"settings: {how} for {name}, except those you set (--preset none for the defaults)"
-    if on_consoles and torch.cuda.is_available():
-        gpu = "cuda:0"
-        config = replace(config, learner_device=gpu, batcher_device=gpu, evaluation_device=gpu)
-        notes = [f"learner, games and evaluations are on {gpu}, except those for which you name a device", *notes]
-    return (Task(env=env, network=network), config), [tuned, *notes]
+    config, fitted = _with_fitting_parts(config, words)
+    return (Task(env=env, network=network), config), [*notes, *fitted]
 
 
 def _shows_images(env: str, words: list[str]) -> bool:

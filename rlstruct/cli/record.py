@@ -19,8 +19,7 @@ from rlstruct.algos.checkpoint import read_checkpoint
 from rlstruct.algos.config import TrainingConfig
 from rlstruct.cli.agents import AgentChoice, choose
 from rlstruct.cli.complaint import UserError, nearest
-from rlstruct.cli.environments import Factory, Task, find, spaces_of
-from rlstruct.cli.own import factories_of
+from rlstruct.cli.environments import Factory, Task, find, imported, is_own, spaces_of
 
 _PACKAGES = ("rlstruct", "torch", "gymnasium", "numpy", "ale-py")
 
@@ -118,19 +117,27 @@ def load_trained(run: Path, *, auto_reset: bool, render: bool = False, factories
     return Trained(record, factory, choice, model, int(checkpoint["env_steps"]))
 
 
-def _load_own(run: Path, factories: Sequence[str], *, auto_reset: bool, render: bool) -> Trained:
+def _load_own(run: Path, names: Sequence[str], *, auto_reset: bool, render: bool) -> Trained:
     """Load the network of a run that a program has made, with the factories that its training was given."""
-    create_env, create_model, create_agent = factories_of(factories)
+    if len(names) > 3 or not all(map(is_own, names)):
+        raise UserError(
+            f"--factory {' '.join(names)}: expected module:create_env, and if the checkpoint does not describe them "
+            "module:create_model and module:create_agent."
+        )
+    create_env, *others = names
+    factory = find(Task(env=create_env), auto_reset=auto_reset, render=render)
+    makers: dict[str, Any] = dict(zip(("create_model", "create_agent"), map(imported, others), strict=False))
     try:
-        policy = policies.load(run, create_model=create_model, create_agent=create_agent)
+        policy = policies.load(run, **makers)
         env_steps = int(read_checkpoint(run / "checkpoint.pt")["env_steps"])
     except (ValueError, FileNotFoundError) as error:
         raise UserError(f"{str(error).partition(': ')[2]} With --factory they are the second and the third.") from None
-    task, name = Task(env=create_env), type(policy.model).__name__
-    config = TrainingConfig(evaluation_stochastic=policy.stochastic)
-    record = RunRecord(algorithm=run.resolve().name, task=task, agent=name, config=config, versions=versions())
+    name, config = type(policy.model).__name__, TrainingConfig(evaluation_stochastic=policy.stochastic)
+    record = RunRecord(
+        algorithm=run.resolve().name, task=Task(env=create_env), agent=name, config=config, versions=versions()
+    )
     choice = AgentChoice(lambda: copy.deepcopy(policy.model), policy.create_agent, name)
-    return Trained(record, find(task, auto_reset=auto_reset, render=render), choice, policy.model, env_steps)
+    return Trained(record, factory, choice, policy.model, env_steps)
 
 
 def _build(cls: type[Any], values: Mapping[str, Any], file: Path) -> Any:  # noqa: ANN401 - an instance of cls

@@ -6,7 +6,7 @@ import errno
 import re
 import shlex
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
@@ -23,7 +23,7 @@ from rlstruct.cli.complaint import UserError, check_device, plural, refused, req
 from rlstruct.cli.environments import Factory, Task, find, spaces_of
 from rlstruct.cli.presets import peek, settings_for
 from rlstruct.cli.record import RunRecord, algorithm_of, load, load_trained, versions
-from rlstruct.errors import BadValueError, LearnerError, WorkerError
+from rlstruct.errors import LearnerError, WorkerError
 
 _LEARNERS = re.compile("^--learners(?==|$)")
 Config = TypeVar("Config", bound=TrainingConfig)
@@ -148,7 +148,7 @@ def train(
     """Train, and say what came of it."""
     config, choice, factory = _prepare(algorithm, task, config)
     record = RunRecord(algorithm=algorithm, task=task, agent=choice.kind, config=config, versions=versions())
-    folder = _begun(record, output) if resumed is None else _resumed(resumed, record, output, factory.stack)
+    folder = _begun(record, output) if resumed is None else _resumed(resumed, record, output)
     _say(f"{algorithm} on {task.env}: {choice.kind}, learner on {config.learner_device}")
     for note in notes:
         _say(textwrap.fill(note, 80, subsequent_indent="  ", break_on_hyphens=False))
@@ -159,6 +159,10 @@ def train(
         _say("it has ended: nothing is left to learn. To go on, name more steps in all, such as")
         _say(f"  --n-env-steps {2 * saved['env_steps']}. The result:")
     saved = None  # a replay buffer may be large
+    _learn(algorithm, config, choice, factory, folder)
+
+
+def _learn(algorithm: str, config: TrainingConfig, choice: AgentChoice, factory: Factory, folder: RunFolder) -> None:
     path = shlex.quote(str(folder.path))
     try:
         with folder:
@@ -176,7 +180,14 @@ def train(
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG):
             raise
         raise UserError(f"{folder.path} can no longer be written: {refused(error)}") from None
-    _tell(result, config.target_return, folder)
+    target = config.target_return
+    reached = [one for one in result.evaluations if target is not None and one.mean_return >= target]
+    shown = [("before training", result.before), *(("at the target", one) for one in reached[:1])]
+    for when, evaluation in (*shown, ("after training", result.after)):
+        _say(f"{when:>15}: {evaluation}")
+    threads = plural(result.threads, "thread")
+    _say(f"{result.env_steps:,} environment steps in {result.seconds:.1f} s, {threads} of PyTorch")
+    _say(f"next: rlstruct evaluate {path}\n      rlstruct plot {path}")
 
 
 def _resume_own(arguments: Sequence[str]) -> None:
@@ -195,10 +206,7 @@ def _resume_own(arguments: Sequence[str]) -> None:
         folder = RunFolder.resume(options.resume, n_env_steps=config.n_env_steps, **_shown(options.output))
     except (ValueError, RuntimeError) as error:
         raise UserError(f"--resume {options.resume}: {error}") from None
-    choice = trained.choice
-    with folder:
-        result = algorithm(config, choice.create_model, choice.create_agent, trained.factory, run=folder)
-    _tell(result, config.target_return, folder)
+    _learn(name, config, trained.choice, trained.factory, folder)
 
 
 def _prepare(algorithm: str, task: Task, config: TrainingConfig) -> tuple[TrainingConfig, AgentChoice, Factory]:
@@ -227,14 +235,13 @@ def _begun(record: RunRecord, output: Output) -> RunFolder:
         raise UserError(f"--loggers {' '.join(output.loggers)}: {str(error).partition(': ')[2]}") from None
 
 
-def _resumed(run: Path, record: RunRecord, output: Output, stack: int) -> RunFolder:
+def _resumed(run: Path, record: RunRecord, output: Output) -> RunFolder:
     config = record.config
     try:
         folder = RunFolder.resume(run, n_env_steps=config.n_env_steps, **_shown(output))
         try:
             if folder.checkpoint is not None:
                 check_resumed(folder.checkpoint, config)
-                _check_stacks(folder.checkpoint, stack)
         except ValueError:
             folder.close()
             raise
@@ -242,16 +249,6 @@ def _resumed(run: Path, record: RunRecord, output: Output, stack: int) -> RunFol
     except (ValueError, FileNotFoundError, RuntimeError) as error:
         raise UserError(f"--resume {run}: {error}") from None
     return folder
-
-
-def _check_stacks(checkpoint: Mapping[str, Any], stack: int) -> None:
-    """Refuse environments and steps that are saved with stacks of pictures, as Atari's were once."""
-    for saved in checkpoint["training"]["batcher"]["collectors"] if stack > 1 else ():
-        if not saved["agent_state"] and (saved["environment"] is not None or checkpoint.get("window")):
-            raise BadValueError(
-                "its games show stacks of pictures, and now the agent stacks single ones. Its network can be evaluated "
-                "and played; to learn on, begin anew with --config."
-            )
 
 
 def _shown(output: Output) -> dict[str, Any]:
@@ -297,17 +294,6 @@ def _plain(word: str, before: str) -> str:
     if is_text or not re.fullmatch(r"\d+(\.\d+)?[eE]\+?\d{1,2}", number) or not float(number).is_integer():
         return word
     return f"{option}{equals}{int(float(number))}"
-
-
-def _tell(result: TrainingResult, target: float | None, folder: RunFolder) -> None:
-    reached = [one for one in result.evaluations if target is not None and one.mean_return >= target]
-    shown = [("before training", result.before), *(("at the target", one) for one in reached[:1])]
-    for when, evaluation in (*shown, ("after training", result.after)):
-        _say(f"{when:>15}: {evaluation}")
-    threads = plural(result.threads, "thread")
-    _say(f"{result.env_steps:,} environment steps in {result.seconds:.1f} s, {threads} of PyTorch")
-    path = shlex.quote(str(folder.path))
-    _say(f"next: rlstruct evaluate {path}\n      rlstruct plot {path}")
 
 
 def _say(text: str) -> None:

@@ -21,8 +21,7 @@ from rlstruct.batchers import Tuning, tune
 from rlstruct.batchers.tuning.tune import default_sharing
 from rlstruct.cli.agents import choose, with_stacks
 from rlstruct.cli.complaint import UserError, check_device, say
-from rlstruct.cli.environments import Task, find, read_settings, spaces_of
-from rlstruct.cli.own import imported
+from rlstruct.cli.environments import Task, find, imported, read_settings, spaces_of
 from rlstruct.cli.record import RunRecord, algorithm_of, versions
 from rlstruct.cli.tune_learners import rate_of, tune_learners
 from rlstruct.core import Trajectories

@@ -25,7 +25,7 @@ from rlstruct.agents import (
     StackingAgent,
 )
 from rlstruct.batchers import RL_Batcher, collect_episodes
-from rlstruct.cli.environments import GymFactory
+from rlstruct.cli.environments import Factory
 from rlstruct.envs import GymEnvInf
 from rlstruct.testing import ConformanceError, check_agent, forbid_host_sync
 
@@ -162,10 +162,10 @@ def create_consoles(n_envs: int, seed: int, stack: int) -> Any:
 
 
 def create_ale_py(n_envs: int, seed: int, stack: int) -> Any:
-    factory = GymFactory("ALE/Pong-v5", {"max_num_frames_per_episode": 50}, atari=True)
+    factory = Factory("ALE/Pong-v5", {"max_num_frames_per_episode": 50}, atari=True)
     if stack == 1:
         return factory(n_envs, seed)
-    envs = [FrameStackObservation(factory.one().env, stack) for _ in range(n_envs)]
+    envs = [FrameStackObservation(factory(1).envs[0].env, stack) for _ in range(n_envs)]
     assert type(envs[0].env) is AtariPreprocessing
     return GymEnvInf(envs, seed)
 
