@@ -133,8 +133,8 @@ def _searching(task: Task, observation: spaces.Space[Any], action: spaces.Space[
     boards = [space.shape for name, space in shown.items() if name != "legal" and isinstance(space, spaces.Box)]
     if task.recurrent or "legal" not in shown or len(boards) != 1 or not isinstance(n_actions, int):
         raise UserError(
-            "AlphaZero plays games for two players, whose simulator shows a board and the legal actions, without "
-            "--recurrent: --env ConnectFour-v0. Write others like rlstruct.sims.ConnectFour."
+            "AlphaZero plays two-player games whose simulator shows a board and the legal actions, such as --env "
+            "ConnectFour-v0, without --recurrent. To write another game, see rlstruct.sims.ConnectFour."
         )
     settings = {"n_features": 96, "layers": ((64, 4, 1),), **task.network_settings()}
     create_model = partial(agents.ConvolutionalActorCritic, boards[0], n_actions, **settings)

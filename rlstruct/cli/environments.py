@@ -183,7 +183,7 @@ def find(task: Task, *, auto_reset: bool, render: bool = False) -> Factory:
         if backend == "warp":
             require("warp", "warp", what="--simulator warp")
         elif name.startswith("ALE/"):
-            raise UserError(f"--simulator {backend}: {name} is played by Warp kernels only: --simulator warp.")
+            raise UserError(f"--simulator {backend}: only Warp kernels play {name}: --simulator warp.")
         return replace(made, backend=backend or "torch", atari=name.startswith("ALE/"))
     atari = name.startswith("ALE/") or "NoFrameskip-v" in name or _entry(name).startswith("ale_py")
     if atari:
@@ -194,8 +194,8 @@ def find(task: Task, *, auto_reset: bool, render: bool = False) -> Factory:
     if not colon and name not in gymnasium.registry:
         known = {*gymnasium.registry, *sims.names()}
         raise UserError(
-            f"no environment is called {name!r}.{nearest(name, known)} There are gymnasium's and the bundled "
-            "simulators; yours is module:MySimulator, or module:Name-v0 in gymnasium's registry."
+            f"no environment is called {name!r}.{nearest(name, known)} Pass a name of gymnasium or of a bundled "
+            "simulator; your own is module:MySimulator, or module:Name-v0 in gymnasium's registry."
         )
     if colon and importlib.util.find_spec(module.partition(".")[0]) is None:
         raise UserError(f"--env {name}: there is no module {module!r}. Is its folder on PYTHONPATH?")

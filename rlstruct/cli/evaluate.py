@@ -86,7 +86,7 @@ def run(arguments: Sequence[str]) -> None:
 def _against_opponent(trained: Trained, config: AlphaZeroConfig, options: Evaluate) -> None:
     """Play games against the opponent of the training's evaluations."""
     if options.video is not None or options.actions is not None:
-        raise UserError("games for two are not drawn, and played with the best actions: leave --video and --actions.")
+        raise UserError("two-player games are not filmed, and use the best actions: omit --video and --actions.")
     torch.set_num_threads(1)
     games = options.episodes + options.episodes % 2
     settings = replace(config, evaluation_episodes=games, evaluation_device=options.device, seed=options.seed)

@@ -237,12 +237,9 @@ def _screen(env: VecEnv, observation: DictTensor, row: int) -> Picture:
     except gymnasium.error.DependencyNotInstalled as error:
         raise UserError(f"this environment draws itself with a package that is missing: {error}") from None
     except NotImplementedError:
-        raise UserError("this environment does not draw itself: write its render().") from None
+        raise UserError("this environment cannot be drawn: write its render().") from None
     if not isinstance(screen, np.ndarray):
-        raise UserError(
-            "this environment does not draw itself as an array of pixels (render_mode='rgb_array'), and no picture of "
-            "it is bundled."
-        )
+        raise UserError("this environment does not support render_mode='rgb_array', and rlstruct has no drawing of it.")
     picture = Image.fromarray(screen.astype(np.uint8))
     return picture if picture.width <= 600 else picture.resize((600, 600 * picture.height // picture.width))
 

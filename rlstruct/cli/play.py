@@ -69,9 +69,7 @@ def run(arguments: Sequence[str]) -> None:
 def _actor(what: str, simulator: Backend | None, factories: Sequence[str]) -> tuple[Factory, RL_Agent, str]:
     if Path(what).is_dir():
         if simulator is not None:
-            raise UserError(
-                f"--simulator {simulator}: the run {what} knows how its environments are stepped. Leave it out."
-            )
+            raise UserError(f"--simulator {simulator}: the run {what} has its own simulator. Omit --simulator.")
         trained = load_trained(Path(what), auto_reset=True, render=True, factories=factories)
         stochastic = trained.record.config.evaluation_stochastic
         create_agent, algorithm = trained.choice.create_agent, ALGORITHMS.get(trained.record.algorithm)

@@ -33,7 +33,7 @@ def settings_for(
     env, chosen = given["env"], given["preset"]
     if template is not None:
         if chosen is not None:
-            raise UserError("--preset begins with other settings than the run's: leave it out.")
+            raise UserError("--preset would change the settings of the run: omit it.")
         config, notes = _with_fitting_parts(template.config, words)
         return (template.task, config), notes
     names = [name for kind, name in PRESETS if kind == algorithm]

@@ -113,7 +113,7 @@ def load_trained(run: Path, *, auto_reset: bool, render: bool = False, factories
         model.load_state_dict(checkpoint["model"])
     except (KeyError, RuntimeError) as error:
         reason = str(error).splitlines()[0]
-        raise UserError(f"{file} does not fit the network of today ({choice.kind}): {reason}") from None
+        raise UserError(f"{file} does not fit the network of this version ({choice.kind}): {reason}") from None
     return Trained(record, factory, choice, model, int(checkpoint["env_steps"]))
 
 

@@ -120,7 +120,7 @@ def _read(arguments: Sequence[str]) -> tuple[str, Training[Any], Path | None, li
     """Return the algorithm, its settings, the run to go on with, and what to say about them."""
     given, words = peek([_LEARNERS.sub("--n-learners", word) for word in arguments], "resume", "config")
     if None not in given.values():
-        raise UserError("--resume goes on with a run, --config begins another one like it: give one of them.")
+        raise UserError("--resume continues a run, --config starts another one like it: pass only one of them.")
     for option, value in given.items():
         if value == "":
             raise UserError(f"--{option}: expected the folder of a run.")
@@ -132,7 +132,7 @@ def _read(arguments: Sequence[str]) -> tuple[str, Training[Any], Path | None, li
     default = None if begun is None else Training(environment=begun[0], training=begun[1])
     options = _parse(algorithm, words, default)
     if given["resume"] and template and options.environment != template.task:
-        raise UserError(f"--resume goes on in {template.task.env} as it was. To change it begin anew, see --config.")
+        raise UserError(f"--resume continues in {template.task.env}. To change that, start a run with --config.")
     return algorithm, options, folder if given["resume"] else None, notes
 
 
@@ -264,7 +264,7 @@ def _algorithm(words: list[str], template: RunRecord | None) -> str:
         algorithm = words.pop(0)
         algorithm_of(algorithm)  # refuses a wrong one
         if template is not None and template.algorithm != algorithm:
-            raise UserError(f"the run is one of {template.algorithm}, not of {algorithm}: leave {algorithm} out.")
+            raise UserError(f"this is a run of {template.algorithm}, not of {algorithm}: omit {algorithm}.")
         return algorithm
     if template is None:
         raise UserError(f"name the algorithm first, one of {', '.join(ALGORITHMS)}: rlstruct train a2c --env NAME")

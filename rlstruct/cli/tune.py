@@ -151,7 +151,7 @@ def _tune_factories(create_agent: Callable[..., Any], create_env: Callable[..., 
 def _tune_training(algorithm: str, given: TuneTraining) -> None:
     task, options = given.environment, given.search
     if given.n_learners is None and given.gpus is not None:
-        raise UserError("--gpus is about trainings: give --n-learners, too.")
+        raise UserError("--gpus needs --n-learners: it projects the speed of trainings.")
     if given.n_learners is not None and sorted({n for n in given.n_learners if n > 0}) != [*given.n_learners]:
         raise UserError(f"--n-learners: expected rising numbers from 1 on, got {' '.join(map(str, given.n_learners))}.")
     check_device("--device", options.device)

@@ -220,12 +220,12 @@ def test_a_stopped_run_goes_on_as_if_it_had_not_been_stopped(monkeypatch: pytest
     assert main(["train", "--resume", str(stopped), "--discount", "0.5", "--no-progress"]) == 2
     assert "discount is 0.5, but 0.99 in the checkpoint" in capsys.readouterr().err
     assert main(["train", "--resume", str(stopped), "--env", "Acrobot-v1"]) == 2
-    assert "--resume goes on in CartPole-v1" in capsys.readouterr().err
+    assert "--resume continues in CartPole-v1" in capsys.readouterr().err
     with RunFolder.resume(stopped, progress=False):
         assert main(["train", "--resume", str(stopped)]) == 2
     assert "is in use: a training writes into it" in capsys.readouterr().err
     assert main(["train", "--resume", str(stopped), "--preset", "none"]) == 2
-    assert "leave it out" in capsys.readouterr().err
+    assert "omit it" in capsys.readouterr().err
     assert main(["train", "--resume", str(stopped), "--no-progress"]) == 0
     assert "from its checkpoint" in capsys.readouterr().out
     weights = [torch.load(run / "checkpoint.pt", weights_only=True)["model"] for run in (whole, stopped)]
@@ -390,7 +390,7 @@ def test_an_mp4_without_its_package_is_told_before_anything_is_drawn(
             ["train", "a2c", "--env", "CartPole-v1", "--runs", "/dev/null/runs"],
             "--runs /dev/null/runs: no folder can be",
         ),
-        (["envs", "cartpol-v"], "no environment is called like 'cartpol-v'. Did you mean 'CartPole-v1'?"),
+        (["envs", "cartpol-v"], "no name of an environment contains 'cartpol-v'. Did you mean 'CartPole-v1'?"),
         (["envs", "one", "two"], "expected a part of a name, or nothing"),
         (["play", "seaquest-minatr"], "Did you mean 'Seaquest-MinAtar'?"),
         (["play", "CartPole-v1", "--out", "film.avi"], "expected a name that ends with .gif or .mp4"),

@@ -84,4 +84,4 @@ def test_a_game_that_is_broken_off_and_runs_of_something_else(
     assert main(["play", "connect-four", "--run", str(tmp_path)]) == 2
     assert "no config.json" in capsys.readouterr().err
     assert main(["train", "alphazero", "--env", "CartPole-v1"]) == 2
-    assert "games for two players" in capsys.readouterr().err
+    assert "two-player games" in capsys.readouterr().err
