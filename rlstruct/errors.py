@@ -7,11 +7,13 @@ the page of the documentation that explains the error stands below its traceback
 from __future__ import annotations
 
 import importlib
+import re
 import sys
 import warnings
 from importlib import metadata
 from typing import Any
 
+_PASSED = re.compile(r"contextlib$|rlstruct\.(?!cli\.)")  # modules through which a warning passes
 PAGE = "See docs: "
 """Beginning of the note of an error that names the page which explains it."""
 
@@ -191,8 +193,8 @@ def import_extra(module: str, extra: str, where: str) -> Any:  # noqa: ANN401 - 
 
 
 def warn_user(text: str) -> None:
-    """Warn at the line of the user's that led here, through however much of this library."""
+    """Warn at the user's line that led here, outside of this library and its context managers, or at the command."""
     depth, frame = 2, sys._getframe(1)
-    while frame.f_back is not None and str(frame.f_globals.get("__name__")).startswith("rlstruct."):
+    while frame.f_back is not None and _PASSED.match(str(frame.f_globals.get("__name__"))):
         depth, frame = depth + 1, frame.f_back
     warnings.warn(text, stacklevel=depth)

@@ -381,7 +381,7 @@ def test_an_mp4_without_its_package_is_told_before_anything_is_drawn(
         (["train", "--config", "nowhere"], "nowhere is no run folder"),
         (["train", "--resume", "nowhere"], "nowhere is no run folder"),
         (["train", "--resume"], "expected the folder of a run"),
-        (["train", "--resume", "one", "--config", "another"], "give one of them"),
+        (["train", "--resume", "one", "--config", "another"], "pass only one of them"),
         (["evaluate", "nowhere"], "nowhere is no run folder"),
         (["plot", "nowhere"], "nowhere is no run folder"),
         (["train", "a2c", "--env", "CartPole-v1", "--network", "hidden=foo"], "hidden is 'foo', expected a sequence"),
