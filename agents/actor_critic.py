@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from rlstruct.agents.model_agent import ModelAgent
 from rlstruct.agents.networks import MLP, ActionLogits, ActorCritic, RecurrentActorCritic
-from rlstruct.core import DictTensor, TemporalDictTensor
+from rlstruct.core import DictTensor
 from rlstruct.engine.fused import Layers, Perceptron
 from rlstruct.engine.torch_private import has_hooks
 from rlstruct.functional import categorical, gaussian
@@ -74,11 +74,7 @@ class ActorCriticAgent(ModelAgent[nn.Module]):
     choose = discrete_choice  # what the network says, turned into actions
 
     def __call__(
-        self,
-        state: DictTensor,
-        observation: DictTensor,
-        agent_info: DictTensor,
-        history: TemporalDictTensor | None = None,
+        self, state: DictTensor, observation: DictTensor, agent_info: DictTensor, history: object = None
     ) -> tuple[DictTensor, DictTensor]:
         """Act on ``observation["frame"]``, drawing from ``observation["rng"]``; see `RL_Agent.__call__`."""
         policy, value = self.model(frame_of(observation))
@@ -124,11 +120,7 @@ class RecurrentAgent(ModelAgent[RecurrentActorCritic]):
         return DictTensor({"hidden": torch.zeros(B, self.model.n_hidden, dtype=dtype, device=self.device)})
 
     def __call__(
-        self,
-        state: DictTensor,
-        observation: DictTensor,
-        agent_info: DictTensor,
-        history: TemporalDictTensor | None = None,
+        self, state: DictTensor, observation: DictTensor, agent_info: DictTensor, history: object = None
     ) -> tuple[DictTensor, DictTensor]:
         """Act on ``observation["frame"]`` and the state; returns what `ActorCriticAgent` returns."""
         fresh = self.initial_state(agent_info, state.n_elems())

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from rlstruct.agents.model_agent import ModelAgent
 from rlstruct.agents.networks import MLP, as_features
-from rlstruct.core import DictTensor, TemporalDictTensor
+from rlstruct.core import DictTensor
 from rlstruct.functional import random
 from rlstruct.functional.q_learning import duelling_values
 from rlstruct.policies.blueprint import KeepsArguments
@@ -31,11 +31,7 @@ class QAgent(ModelAgent[nn.Module]):
     agent_info_on_device = True  # epsilon meets numbers that are drawn on the device
 
     def __call__(
-        self,
-        state: DictTensor,
-        observation: DictTensor,
-        agent_info: DictTensor,
-        history: TemporalDictTensor | None = None,
+        self, state: DictTensor, observation: DictTensor, agent_info: DictTensor, history: object = None
     ) -> tuple[DictTensor, DictTensor]:
         """Act on ``observation["frame"]``, drawing from ``observation["rng"]``; see `RL_Agent.__call__`."""
         values = self.model(frame_of(observation))  # [B, A]

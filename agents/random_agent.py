@@ -10,7 +10,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from rlstruct.core import DictTensor, TemporalDictTensor
+from rlstruct.core import DictTensor
 from rlstruct.device import DeviceLike, resolve_device
 from rlstruct.functional import random
 from rlstruct.rl_agent import RL_Agent
@@ -42,11 +42,7 @@ class RandomAgent(RL_Agent):
         self._draws = {name: _draw(leaf, self.device) for name, leaf in found.items()}
 
     def __call__(
-        self,
-        state: DictTensor,
-        observation: DictTensor,
-        agent_info: DictTensor,
-        history: TemporalDictTensor | None = None,
+        self, state: DictTensor, observation: DictTensor, agent_info: DictTensor, history: object = None
     ) -> tuple[DictTensor, DictTensor]:
         """Return ``action``, or ``action/<key>`` for nested spaces, in the dtypes of the space: [B, ...]."""
         keys = random.split(observation["rng"], len(self._draws)).unbind(1)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from rlstruct.agents.model_agent import ModelAgent
 from rlstruct.agents.networks import MLP, as_features
-from rlstruct.core import DictTensor, TemporalDictTensor
+from rlstruct.core import DictTensor
 from rlstruct.errors import BadValueError
 from rlstruct.functional import random, squashed
 from rlstruct.policies.blueprint import KeepsArguments
@@ -124,11 +124,7 @@ class SquashedGaussianAgent(ModelAgent[Any]):
     agent_info_on_device = True  # epsilon meets numbers that are drawn on the device
 
     def __call__(
-        self,
-        state: DictTensor,
-        observation: DictTensor,
-        agent_info: DictTensor,
-        history: TemporalDictTensor | None = None,
+        self, state: DictTensor, observation: DictTensor, agent_info: DictTensor, history: object = None
     ) -> tuple[DictTensor, DictTensor]:
         """Act on the frame (see `frame_of`), drawing from ``observation["rng"]``; see `RL_Agent.__call__`."""
         model = self.model

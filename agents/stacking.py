@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from rlstruct.agents.model_agent import module_device
-from rlstruct.core import DictTensor, TemporalDictTensor, Trajectories
+from rlstruct.core import DictTensor, Trajectories
 from rlstruct.device import DeviceLike, resolve_device
 from rlstruct.errors import BadTypeError, BadValueError, ShapeMismatchError
 from rlstruct.rl_agent import RL_Agent
@@ -101,11 +101,7 @@ class StackingAgent(RL_Agent):
         return self.agent.initial_state(agent_info, B) + DictTensor({_EARLIER: earlier})
 
     def __call__(
-        self,
-        state: DictTensor,
-        observation: DictTensor,
-        agent_info: DictTensor,
-        history: TemporalDictTensor | None = None,
+        self, state: DictTensor, observation: DictTensor, agent_info: DictTensor, history: object = None
     ) -> tuple[DictTensor, DictTensor]:
         """Let the agent act on the stack of the earlier frames and ``observation["frame"]``; see `RL_Agent.__call__`.
 

@@ -12,14 +12,13 @@ from rlstruct.algos.alphazero import AlphaZeroConfig
 from rlstruct.algos.callbacks import Callback, TrainingContext
 from rlstruct.algos.config import TrainingConfig, load_config
 from rlstruct.algos.dqn import DQNConfig
-from rlstruct.algos.evaluation import Evaluation, Evaluator
+from rlstruct.algos.evaluation import Evaluation, Evaluator, TrainingResult
 from rlstruct.algos.learner import GradientLearner, agent_around, judge_actions, mean_terms
 from rlstruct.algos.ppo import PPOConfig
 from rlstruct.algos.prioritised import PrioritisedReplayBuffer
 from rlstruct.algos.reinforce import ReinforceConfig
 from rlstruct.algos.replay_buffer import ReplayBuffer
 from rlstruct.algos.replay_learner import Follower, ReplayConfig, ReplayLearner
-from rlstruct.algos.result import TrainingResult
 from rlstruct.algos.run_folder import RunFolder
 from rlstruct.algos.sac import SACConfig
 from rlstruct.algos.shipped_callbacks import BestCheckpoint, EarlyStopping, OptunaPruning, PeriodicVideo

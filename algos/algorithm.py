@@ -12,9 +12,8 @@ from torch import nn
 from rlstruct.algos.build import CreateEnv, check_create_env
 from rlstruct.algos.callbacks import Callback
 from rlstruct.algos.config import TrainingConfig
-from rlstruct.algos.evaluation import Evaluates
+from rlstruct.algos.evaluation import Evaluates, TrainingResult
 from rlstruct.algos.learner import CreateAgent, GradientLearner
-from rlstruct.algos.result import TrainingResult
 from rlstruct.algos.run_folder import RunFolder
 from rlstruct.algos.training import CreateModel, run_training
 

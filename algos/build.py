@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -38,10 +37,7 @@ _SMALL = 500_000
 class PlacedEnv:
     """A factory of environments that appear on ``device``, wherever they compute.
 
-    Attributes:
-        create_env: the factory of the environments. If it has a parameter ``device``, it receives ``device``,
-            so that a simulator can be made there.
-        device: where observations appear and actions are expected.
+    If ``create_env`` has a parameter ``device``, it receives it, so that a simulator can be made there.
     """
 
     create_env: CreateEnv
@@ -98,17 +94,6 @@ def threads_for(model: nn.Module, asked: int | None = None) -> int:
     return asked or (1 if small else torch.get_num_threads())
 
 
-@contextlib.contextmanager
-def using_threads(n: int) -> Iterator[None]:
-    """Let torch use ``n`` threads, and afterwards as many as before."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(n)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
 def cpu_copy(model: nn.Module) -> nn.Module:
     """Copy a module to the CPU, from where it can travel to any process."""
     # Copied parameter by parameter while it moves: a deepcopy on the device would need its memory twice.
@@ -137,40 +122,32 @@ def create_batchers(
     # Several learners see the environments that one would see, each its share of them.
     own_seed = first_seed + learners().rank * config.n_envs * max(1, config.n_processes)
 
-    def create(n_timesteps: int, device: str, stochastic: bool, n_envs: int, seed: int, **kind: Any) -> RL_Batcher:  # noqa: ANN401 - passed on
-        return RL_Batcher(
-            n_timesteps,
-            create_agent,
-            PlacedEnv(create_env, device),
-            agent_args={"model": weights, "copy_model": True, "device": device, "stochastic": stochastic},
-            env_args={**env_args, "n_envs": n_envs},
-            seed=seed,
-            device=device,
-            **kind,
-        )
+    def batcher(n_timesteps: int, device: str, stochastic: bool, n_envs: int, **kind: Any) -> Callable[[], RL_Batcher]:  # noqa: ANN401
+        agent_args = {"model": weights, "copy_model": True, "device": device, "stochastic": stochastic}
+        settings = {"agent_args": agent_args, "env_args": {**env_args, "n_envs": n_envs}, "device": device, **kind}
+        return partial(RL_Batcher, n_timesteps, create_agent, PlacedEnv(create_env, device), **settings)
 
-    sharing: dict[str, Any] = {"sharing": config.sharing, "thread_percentage": config.thread_percentage}
+    only_learners_share = config.sharing != "none" and not config.workers_share()
     first = config.initial_steps
-    collecting = partial(
-        create,
+    collecting = batcher(
         config.n_timesteps,
         config.batcher_device,
         True,
         config.n_envs,
-        own_seed,
         n_processes=config.n_processes,
         env_info=DictTensor({"initial_steps": torch.tensor([first], device="cpu")} if first else {}),
         compile_agent=config.compile_agent,
-        **(sharing if config.workers_share() or config.sharing == "none" else {}),  # else only learners share
         cluster=config.cluster,
+        seed=own_seed,
+        sharing="none" if only_learners_share else config.sharing,
+        thread_percentage=None if only_learners_share else config.thread_percentage,
     )
-    evaluating = partial(
-        create,
+    evaluating = batcher(
         config.evaluation_timesteps or config.n_timesteps,
         config.evaluation_device,
         config.evaluation_stochastic,
         config.evaluation_episodes // max(1, config.evaluation_processes),
-        first_seed + _SEEDS_PER_RUN // 2,
         n_processes=config.evaluation_processes,
+        seed=first_seed + _SEEDS_PER_RUN // 2,
     )
     return collecting, evaluating

@@ -104,15 +104,8 @@ def lease(path: Path, holder: str) -> BinaryIO:
     """Let one process at a time write into a run folder: lock a file, until it is closed or its process ends.
 
     The kernel releases the lock, however the process ends. Spawned workers do not hold it; a forked process does. The
-    file's content is left alone, and others may read it. Without ``fcntl`` (Windows) every process gets the lease;
-    where the file system cannot lock, too, with a warning.
-
-    Args:
-        path: of a file that is never replaced or deleted.
-        holder: stands before the message of the error.
-
-    Raises:
-        RuntimeError: another process, or this one, holds it.
+    file must never be replaced or deleted; others may read it. Without ``fcntl`` (Windows) every process gets the
+    lease; where the file system cannot lock, too, with a warning.
     """
     file = path.open("ab")
     if fcntl is None:

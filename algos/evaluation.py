@@ -1,4 +1,4 @@
-"""Evaluation during learning: a separate batcher plays whole episodes while the learner goes on."""
+"""Evaluation during learning, in which a separate batcher plays whole episodes; and the result of a training."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rlstruct.batchers import EpisodeStatistics, RL_Batcher
 from rlstruct.core import Trajectories
@@ -71,7 +71,50 @@ def format_return(value: float) -> str:
     return f"{value:.1f}" if abs(value) >= 1 or value == 0 else f"{value:.3f}"
 
 
-Show = Callable[[int, int, int], object]
+@dataclass(frozen=True)
+class TrainingResult:
+    """Result of a training.
+
+    Attributes:
+        model: the trained network, on the learner's device.
+        before: evaluation of the untrained network.
+        after: evaluation of the trained one, on episodes that nothing was selected by.
+        evaluations: all of them, in the order of their weights; the first is ``before``, the last ``after``. One that
+            reached the target stands before ``after``, which judges the same weights if learning waited for it.
+        losses: name to one number for each update: the learner's terms, and ``policy_lag``, the changes of the weights
+            between those that collected the batch and those that learned from it.
+        env_steps: environment steps collected.
+        seconds: wall-clock time of the learning, without start-up and the first and last evaluation.
+        threads: of PyTorch in the process that learned.
+        stopped: why a callback ended the training; None if none did.
+    """
+
+    model: nn.Module
+    before: Evaluation
+    after: Evaluation
+    evaluations: tuple[Evaluation, ...]
+    losses: dict[str, list[float]]
+    env_steps: int
+    seconds: float
+    threads: int
+    stopped: str | None = None
+
+    def __repr__(self) -> str:
+        """Summarise the training in five lines."""
+        n_parameters = sum(parameter.numel() for parameter in self.model.parameters())
+        device = next((parameter.device for parameter in self.model.parameters()), "cpu")
+        threads = "1 thread" if self.threads == 1 else f"{self.threads} threads"
+        rate = self.env_steps / max(self.seconds, 1e-9)
+        ends = {name: values[-1] for name, values in self.losses.items() if values and "loss" in name}
+        lines = [
+            f"TrainingResult: {type(self.model).__name__} with {n_parameters:,} parameters on {device}, {threads}",
+            f"before: {self.before}",
+            f"after: {self.after}",
+            f"learning: {self.env_steps:,} environment steps in {self.seconds:.1f} s ({rate:,.0f} per second), "
+            f"{len(self.evaluations)} evaluations" + ("" if self.stopped is None else f"; stopped: {self.stopped}"),
+            "ends with " + (", ".join(f"{name} {value:.3g}" for name, value in ends.items()) or "no loss"),
+        ]
+        return "\n  ".join(lines)
 
 
 class Evaluates(Protocol):
@@ -106,7 +149,13 @@ class Evaluator:
             and after each of its batches.
     """
 
-    def __init__(self, batcher: RL_Batcher, *, step_limit: int | None = None, show: Show | None = None) -> None:
+    def __init__(
+        self,
+        batcher: RL_Batcher,
+        *,
+        step_limit: int | None = None,
+        show: Callable[[int, int, int], object] | None = None,
+    ) -> None:
         self._show = show
         self.batcher = batcher
         self.step_limit = step_limit

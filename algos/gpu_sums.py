@@ -41,14 +41,8 @@ class GpuSums:
     """Adds up over all learners through memory, opened by CUDA IPC, in which those of one GPU have a row each.
 
     Each learner writes its numbers into its row. Once all have, the first one of the GPU adds the rows up, meets the
-    first ones of the other GPUs, and writes the total into the last row, which all of them read: the same bits.
-
-    Args:
-        rank: of this learner.
-        groups: see `by_gpu`; all learners make this object together.
-        store: through which the rows find the others.
-        wait: waits for a collective operation, and looks after the other learners.
-        across: backend between the first ones.
+    first ones of the other GPUs by the backend ``across``, and writes the total into the last row, which all of them
+    read: the same bits. All learners make this object together, with the groups of `by_gpu`.
     """
 
     def __init__(
@@ -59,7 +53,6 @@ class GpuSums:
         wait: Callable[[dist.Work | None], None],
         across: str = "nccl",
     ) -> None:
-        """Make all groups, in the same order everywhere."""
         self._rank, self._store, self._wait, self._n_openings = rank, store, wait, 0
         limit = timedelta(seconds=ANSWER_SECONDS)
         for ranks in groups:
@@ -90,11 +83,7 @@ class GpuSums:
         return True
 
     def add_up(self, x: Tensor) -> Tensor:
-        """Return the sum over all learners, in new memory; the host waits for the device.
-
-        Args:
-            x: as long in all learners.  any shape
-        """
+        """Return the sum over all learners, in new memory; the host waits for the device."""
         if x.nbytes > self._rows.shape[1]:
             self._meet(x)  # from here on no learner reads the old ones
             if not self.open(x.nbytes, x.device):

@@ -85,12 +85,7 @@ def launched_rank() -> int:
 
 @contextlib.contextmanager
 def learning_together(config: TrainingConfig, train: Callable[[], object]) -> Iterator[Learners]:
-    """Find the other learners of this training, or start them; they are gone when the block is left.
-
-    Args:
-        config: says how many there are, unless torchrun does.
-        train: what the others call, if this process starts them.
-    """
+    """Find the other learners of this training, or start them to call ``train``; they are gone after the block."""
     place = Place.of_launcher()
     n = config.n_learners
     if place is None and n == 1:
@@ -134,13 +129,9 @@ def learning_together(config: TrainingConfig, train: Callable[[], object]) -> It
 
 
 def share_gpus(config: TrainingConfig) -> GpuSharing | None:
-    """Give this process the share of a GPU that the first learner has, before anything here uses CUDA.
+    """Give this process the first learner's share of a GPU, before anything here uses CUDA.
 
-    Args:
-        config: says how learners share, and which GPUs: ``learner_device="cuda"`` means all that are visible.
-
-    Returns:
-        The shares of all learners; None where they share nothing.
+    Returns the shares of all learners, ``learner_device="cuda"`` being on all visible GPUs; None if they share nothing.
     """
     if not config.learners_share() or Place.of_launcher() is not None:
         return None
@@ -158,14 +149,9 @@ def share_gpus(config: TrainingConfig) -> GpuSharing | None:
 @lru_cache
 def _store(place: Place) -> Store:
     """Open the store, or find it; a process may train several times."""
+    limit = timedelta(seconds=JOIN_SECONDS)
     try:
-        return TCPStore(
-            place.host,
-            place.port,
-            is_master=place.listens,
-            wait_for_workers=False,
-            timeout=timedelta(seconds=JOIN_SECONDS),
-        )
+        return TCPStore(place.host, place.port, is_master=place.listens, wait_for_workers=False, timeout=limit)
     except dist.DistError as error:
         raise LearnerError(
             f"run_training: learner {place.rank} cannot reach the first one at {place.host}:{place.port} within "
@@ -184,15 +170,7 @@ def _facts(config: TrainingConfig, place: Place) -> dict[str, Any]:
 
 
 def gpu_facts(device: str) -> dict[str, str]:
-    """Return by what others know a GPU, however many of them a process sees and in whatever order.
-
-    Args:
-        device: of torch.
-
-    Returns:
-        ``gpu``: the UUID of the GPU, or of its MIG instance; ``bus``: the address of the GPU on the PCI bus; neither if
-        there is no such GPU.
-    """
+    """Return the UUID of a ``gpu``, or of its MIG instance, and its address on the PCI ``bus``; {} if there is none."""
     if not device.startswith("cuda") or not torch.cuda.is_available():
         return {}
     index = torch.device(device).index or 0
@@ -232,14 +210,10 @@ def _roll_call(place: Place, store: Store, facts: dict[str, Any], followers: Fol
 
 
 class Followers:
-    """Processes that train as the learners 1, 2, … of the training of this one.
-
-    Attributes:
-        processes: in the order of their ranks.
-    """
+    """Processes that train as the learners 1, 2, … of the training of this one."""
 
     def __init__(self) -> None:
-        self.processes: list[SpawnProcess] = []
+        self.processes: list[SpawnProcess] = []  # in the order of their ranks
 
     def start(self, train: Callable[[], object], n: int, port: int, sharing: GpuSharing | None = None) -> None:
         """Start ``n - 1`` processes that call ``train``, with shares of GPUs; they find the others at ``port``."""

@@ -35,23 +35,12 @@ class Others:
     A sum of NCCL waits on the device for learners that have died. All that another thread can do is to end it: the
     numbers that follow are worthless, so the thread that learns must call `refuse_lost` before it uses any.
 
-    Args:
-        rank: of this learner.
-        store: in which they leave messages.
-        facts: about each of them: its ``host`` and ``pid``.
-        abort: ends what this process waits for, once a thread that looks twice a second finds a learner lost; None
-            starts no thread.
-
-    Attributes:
-        lost: the error of a lost learner, once the thread has found one.
+    With ``abort``, a thread looks after them twice a second. It keeps the error of a lost one as ``lost``, and calls
+    ``abort``, which ends what this process waits for.
     """
 
     def __init__(
-        self,
-        rank: int,
-        store: Store,
-        facts: Sequence[Mapping[str, Any]],
-        abort: Callable[[], None] | None = None,
+        self, rank: int, store: Store, facts: Sequence[Mapping[str, Any]], abort: Callable[[], None] | None = None
     ) -> None:
         self._rank, self._facts = rank, facts
         self._store = store.clone()  # type: ignore[attr-defined] # a wait in another thread would block a shared one

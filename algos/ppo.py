@@ -54,7 +54,7 @@ class PPOConfig(TrainingConfig):
         value_clip: likewise, how far a value may move in an update, in units of the scaled reward; None sets no bound.
         whiten_advantages: scale the advantages of a minibatch to mean 0 and variance 1.
         target_kl: skip the remaining gradient steps of an update once the policy has moved this far on a minibatch
-            (approximate KL divergence, in nats); None takes them all. The learner must be on the CPU or CUDA.
+            (approximate KL divergence, in nats); None takes them all.
     """
 
     n_env_steps: int = 200_000
@@ -122,22 +122,13 @@ def losses(replayed: TemporalDictTensor, minibatch: Trajectories, config: PPOCon
 
 
 class PPOLearner(GradientLearner):
-    """The network that learns.
-
-    Raises:
-        ValueError: there is a target_kl, but no fused Adam on the learner's device, which could skip a step.
-    """
+    """The network that learns."""
 
     settings: ClassVar[type[TrainingConfig]] = PPOConfig
     config: PPOConfig
 
     def __init__(self, model: nn.Module, agent: RL_Agent, config: PPOConfig) -> None:
         super().__init__(model, agent, config)
-        if config.target_kl is not None and self.device.type not in ("cpu", "cuda"):
-            raise BadValueError(
-                f"PPOConfig: target_kl is {config.target_kl} and learner_device {self.device}, expected a device where "
-                "torch has a fused Adam, which can skip a step: cpu or cuda. Use one of them, or target_kl=None."
-            )
         self._prepare = self._part("loss", self.prepare)
         self._seed = torch.full((1,), config.seed, dtype=torch.int64, device=self.device)
 
@@ -233,15 +224,8 @@ class PPOLearner(GradientLearner):
     def shuffled(self, n_rows: int, epoch: int) -> tuple[Tensor, ...]:
         """Split the rows into the minibatches of an epoch: every row once, in an order of this seed and gradient step.
 
-        Args:
-            n_rows: N.
-            epoch: number of the epoch in this update.
-
         Returns:
-            Row numbers; the minibatches are of almost equal size.  [N / n_minibatches] int64 each
-
-        Raises:
-            ValueError: there are fewer rows than minibatches.
+            Row numbers; the minibatches are of almost equal size.  [n_rows / n_minibatches] int64 each
         """
         n = self.config.n_minibatches
         if n_rows < n:

@@ -26,9 +26,6 @@ def running_maximum(values: Tensor) -> Tensor:
     CUDA computes the cummax of a row in one block, however long it is: some 5 ms for a million values. On a CPU rows
     would take three times as long as the whole.
 
-    Args:
-        values: N of them.  [N]
-
     >>> running_maximum(torch.tensor([1.0, 3.0, 2.0]))
     tensor([1., 3., 3.])
     """

@@ -52,13 +52,7 @@ class Learners:
     """True if an update can be recorded as a CUDA graph."""
 
     def mean(self, terms: Terms, gradient: Terms, weight: Tensor | None) -> tuple[Terms, Terms]:
-        """Average over all learners.
-
-        Args:
-            terms: name to number; those with more than one entry stay unchanged.  [] each
-            gradient: by number of the weight.
-            weight: how much this learner's share counts, None for as much as any other's.  []
-        """
+        """Average numbers [] and the gradient of each weight over all learners, whose shares count by ``weight`` []."""
         return terms, gradient
 
     def local_config(self, config: AnyConfig) -> AnyConfig:
@@ -96,18 +90,13 @@ def learners() -> Learners:
 
 
 class Group(Learners):
-    """Several learners; see `Learners`.
+    """Several learners, which meet in a store.
 
-    Args:
-        rank: of this one.
-        local_rank: from 0 on each machine, to choose a GPU.
-        store: where they find each other.
-        facts: about each of them: its ``host``, ``pid`` and ``device``; on CUDA also the ``gpu``, its UUID, and the
-            ``bus``, its PCI address.
+    Of each the ``host``, ``pid`` and ``device`` are known; on CUDA also the ``gpu``, its UUID, and the ``bus``, its PCI
+    address. All learners make this object together.
     """
 
     def __init__(self, rank: int, local_rank: int, store: Store, facts: Sequence[dict[str, Any]]) -> None:
-        """Connect; all learners do that together."""
         self.rank, self.size, self._local_rank, self._store, self._facts = rank, len(facts), local_rank, store, facts
         self._nccl = have_a_gpu_each(facts)
         self.records = self._nccl  # gloo needs the host

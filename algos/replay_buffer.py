@@ -153,7 +153,16 @@ class ReplayBuffer:
         Raises:
             ValueError: there is nothing to sample.
         """
-        self._refuse_empty()
+        if not self.columns:
+            raise BadValueError(f"{type(self).__name__}.sample: the buffer is empty. Call extend() first.")
+        # Waits for the device only while all batches so far were shorter than a stack.
+        self._drawable = self._drawable or self.n_transitions() > 0
+        if not self._drawable:
+            raise BadValueError(
+                f"{type(self).__name__}.sample: 0 steps can be drawn, expected at least 1: every stored row starts "
+                f"mid-episode, and n_stack is {self.n_stack}, so its first {self.n_stack - 1} steps lack images of "
+                "their stacks. Add the steps that follow, or begin with the batch after a reset."
+            )
         # One key for each draw, from a counter: the same on all devices, without a wait.
         lanes = torch.arange(batch_size, device=self.device, dtype=torch.int64)
         key = random.step_keys(self._seed, self._n_draws, lanes).squeeze(1)  # [K]
@@ -177,18 +186,6 @@ class ReplayBuffer:
         self._n_draws, self._drawable = state["n_draws"], False
         if self._state:
             self._lay_out(len(self._state["head"]))
-
-    def _refuse_empty(self) -> None:
-        if not self.columns:
-            raise BadValueError(f"{type(self).__name__}.sample: the buffer is empty. Call extend() first.")
-        # Waits for the device only while all batches so far were shorter than a stack.
-        self._drawable = self._drawable or self.n_transitions() > 0
-        if not self._drawable:
-            raise BadValueError(
-                f"{type(self).__name__}.sample: 0 steps can be drawn, expected at least 1: every stored row starts "
-                f"mid-episode, and n_stack is {self.n_stack}, so its first {self.n_stack - 1} steps lack images of "
-                "their stacks. Add the steps that follow, or begin with the batch after a reset."
-            )
 
     def _draw(self, key: Tensor) -> tuple[Tensor, Tensor]:
         """Choose steps by random keys [K]: their slots [K] int64 and importance [K] float32."""

@@ -37,7 +37,7 @@ class ReplayConfig(TrainingConfig):
     batch_size: int = option(256, at_least=1, divided=True)
     n_updates: int = option(32, at_least=1)
     replay_capacity: int = option(100_000, at_least=1, divided=True)
-    replay_device: str | None = None
+    replay_device: str | None = option(None, may_change=True)
     learning_starts: int = option(1000, at_least=0)
     overlap: bool = False
 

@@ -24,8 +24,7 @@ from rlstruct.algos.checkpoint import lease, read_checkpoint, replace_file, writ
 from rlstruct.algos.evaluation import Evaluation
 from rlstruct.algos.launch import launched_rank
 from rlstruct.algos.learning_curve import draw_learning_curve, in_order
-from rlstruct.algos.loggers import CreateLogger, find_loggers, flat_settings
-from rlstruct.algos.progress_bar import create_bar
+from rlstruct.algos.loggers import CreateLogger, create_bar, find_loggers, flat_settings
 from rlstruct.errors import BadTypeError, BadValueError, MissingFileError, import_extra
 from rlstruct.profiling import operation
 

@@ -18,17 +18,15 @@ from rlstruct.algos.build import (
     create_batchers,
     create_network,
     threads_for,
-    using_threads,
 )
 from rlstruct.algos.callbacks import Callback, Callbacks, for_others
 from rlstruct.algos.checkpoint import FORMAT, generators, restored, set_generators, stored
 from rlstruct.algos.config import TrainingConfig, check_resumed
-from rlstruct.algos.evaluation import Evaluates, Evaluator
+from rlstruct.algos.evaluation import Evaluates, Evaluator, TrainingResult
 from rlstruct.algos.history import TrainingHistory
 from rlstruct.algos.launch import learning_together
 from rlstruct.algos.learner import CreateAgent, GradientLearner
 from rlstruct.algos.process_group import Learners
-from rlstruct.algos.result import TrainingResult
 from rlstruct.algos.run_folder import RunFolder
 from rlstruct.batchers import EpisodeStatistics, RL_Batcher
 from rlstruct.core import TensorSpec, Trajectories
@@ -129,8 +127,10 @@ def _train(
     learner = kind.create(model.to(resolve_device(share.learner_device)), create_agent, share)
     resumptions = 0 if checkpoint is None else checkpoint["training"]["resumptions"] + 1
     collecting, evaluating = create_batchers(share, create_agent, create_env, env_args, model, resumptions)
-    threads = using_threads(threads_for(model, config.threads))
-    with threads, collecting() as batcher, contextlib.ExitStack() as stack:
+    with contextlib.ExitStack() as stack:
+        stack.callback(torch.set_num_threads, torch.get_num_threads())
+        torch.set_num_threads(threads_for(model, config.threads))
+        batcher = stack.enter_context(collecting())
         stack.callback(learner.close)
         evaluator: Evaluates | None = None
         if learners.rank == 0 and create_evaluator is not None:

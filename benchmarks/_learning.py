@@ -17,8 +17,8 @@ from typing import Any
 import _report
 import torch
 
+from rlstruct.algos.evaluation import TrainingResult
 from rlstruct.algos.learning_curve import Curve, together
-from rlstruct.algos.result import TrainingResult
 
 Row = dict[str, Any]
 

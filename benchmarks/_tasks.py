@@ -36,9 +36,9 @@ from rlstruct.agents import (
 from rlstruct.algos import a2c, dqn, ppo, reinforce, sac
 from rlstruct.algos.a2c import A2CConfig
 from rlstruct.algos.config import TrainingConfig
+from rlstruct.algos.evaluation import TrainingResult
 from rlstruct.algos.ppo import PPOConfig
 from rlstruct.algos.presets import PRESETS
-from rlstruct.algos.result import TrainingResult
 from rlstruct.envs import GymEnv, GymEnvInf, GymVectorEnv
 from rlstruct.functional.random import uniform
 

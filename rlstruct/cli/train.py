@@ -15,8 +15,8 @@ import tyro
 
 from rlstruct.algos import ALGORITHMS
 from rlstruct.algos.config import TrainingConfig, check_resumed, load_config
+from rlstruct.algos.evaluation import TrainingResult
 from rlstruct.algos.launch import launched_rank, share_gpus
-from rlstruct.algos.result import TrainingResult
 from rlstruct.algos.run_folder import RunFolder
 from rlstruct.cli.agents import AgentChoice, choose, with_stacks
 from rlstruct.cli.complaint import UserError, check_device, plural, refused, require, say

@@ -24,7 +24,7 @@ from rlstruct.agents import (
 )
 from rlstruct.algos import a2c, dqn, ppo, reinforce, sac
 from rlstruct.algos.config import TrainingConfig
-from rlstruct.algos.result import TrainingResult
+from rlstruct.algos.evaluation import TrainingResult
 from rlstruct.algos.run_folder import RunFolder
 from rlstruct.sims import make
 

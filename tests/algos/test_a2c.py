@@ -29,7 +29,7 @@ from rlstruct.agents import (
 from rlstruct.algos import a2c
 from rlstruct.algos.a2c import A2CConfig, A2CLearner, train
 from rlstruct.algos.build import threads_for
-from rlstruct.algos.result import TrainingResult
+from rlstruct.algos.evaluation import TrainingResult
 from rlstruct.algos.run_folder import RunFolder
 from rlstruct.envs import GymEnv, GymEnvInf
 from rlstruct.testing import allow_host_sync, forbid_host_sync

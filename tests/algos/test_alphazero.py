@@ -16,8 +16,8 @@ from rlstruct.agents import ConvolutionalActorCritic
 from rlstruct.algos import alphazero
 from rlstruct.algos.alphazero import AlphaZeroConfig, AlphaZeroLearner, losses, mirrored
 from rlstruct.algos.arena import Arena, RandomPlayer, play_match
+from rlstruct.algos.evaluation import TrainingResult
 from rlstruct.algos.process_group import Group, learning_in
-from rlstruct.algos.result import TrainingResult
 from rlstruct.algos.run_folder import RunFolder
 from rlstruct.batchers import RL_Batcher
 from rlstruct.core import DictTensor

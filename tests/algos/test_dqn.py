@@ -14,8 +14,8 @@ from rlstruct import DictTensor
 from rlstruct.agents import QAgent, QNetwork
 from rlstruct.algos import dqn
 from rlstruct.algos.dqn import DQNConfig, DQNLearner, train
+from rlstruct.algos.evaluation import TrainingResult
 from rlstruct.algos.prioritised import PrioritisedReplayBuffer
-from rlstruct.algos.result import TrainingResult
 from rlstruct.algos.run_folder import RunFolder
 from rlstruct.batchers import RL_Batcher
 from rlstruct.envs import GymEnvInf, GymVectorEnv

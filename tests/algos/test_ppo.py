@@ -31,8 +31,8 @@ from rlstruct.agents import (
     RecurrentGaussianAgent,
 )
 from rlstruct.algos import ppo
+from rlstruct.algos.evaluation import TrainingResult
 from rlstruct.algos.ppo import PPOConfig, PPOLearner, train
-from rlstruct.algos.result import TrainingResult
 from rlstruct.batchers import RL_Batcher
 from rlstruct.envs import GymEnvInf
 from rlstruct.functional import random
@@ -352,14 +352,24 @@ def test_a_policy_that_moved_too_far_takes_no_more_steps_and_nothing_waits(monke
     assert not torch.equal(before[0], next(bounded.model.parameters()))
 
 
+def test_a_policy_that_moved_too_far_takes_no_more_steps_without_a_fused_optimiser() -> None:
+    trajectories = collect("continuous", create_learner("continuous"))
+    found = []
+    for device in ("cpu", "sim:0"):
+        config = dataclasses.replace(SMALL, learning_rate=0.01, n_minibatches=3, target_kl=0.01, learner_device=device)
+        learner = PPOLearner.create(create_learner("continuous").model.to(device), KINDS["continuous"][1], config)
+        terms = learner.update(trajectories, 0.0)
+        found.append((terms["skipped"].item(), [weight.detach().to("cpu") for weight in learner.model.parameters()]))
+    (expected, weights), (skipped, others) = found
+    assert 0.0 < expected == skipped
+    for one, other in zip(weights, others, strict=True):
+        torch.testing.assert_close(one, other)
+
+
 def test_what_cannot_be_is_refused() -> None:
     learner = create_learner("recurrent")
     with pytest.raises(ValueError, match="n_minibatches is 4, expected at most 3, one for each environment: an agent"):
         learner.shuffled(3, 0)
-    config = dataclasses.replace(SMALL, target_kl=0.01, learner_device="sim:0")
-    model = ActorCritic(4, 3).to("sim:0")
-    with pytest.raises(ValueError, match=r"target_kl is 0\.01 and learner_device sim:0, expected .* cpu or cuda"):
-        PPOLearner.create(model, ActorCriticAgent, config)
 
 
 @pytest.mark.parametrize(

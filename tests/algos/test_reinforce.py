@@ -14,8 +14,8 @@ from rlstruct import DictTensor, TemporalDictTensor, Trajectories, algos
 from rlstruct.agents import ActorCritic, ActorCriticAgent, RecurrentActorCritic
 from rlstruct.algos import reinforce
 from rlstruct.algos.build import PlacedEnv, cpu_copy, create_batchers
+from rlstruct.algos.evaluation import TrainingResult
 from rlstruct.algos.reinforce import ReinforceConfig, ReinforceLearner, train
-from rlstruct.algos.result import TrainingResult
 from rlstruct.envs import GymEnv
 from rlstruct.testing import allow_host_sync, forbid_host_sync
 

@@ -16,8 +16,7 @@ from resume_tasks import TASKS, config_of, create_network, create_sim, train
 from rlstruct.agents import ActorCriticAgent
 from rlstruct.algos.a2c import A2CConfig
 from rlstruct.algos.config import load_config
-from rlstruct.algos.evaluation import Evaluator
-from rlstruct.algos.result import TrainingResult
+from rlstruct.algos.evaluation import Evaluator, TrainingResult
 from rlstruct.algos.run_folder import RunFolder
 from rlstruct.algos.training import TrainingLoop
 from rlstruct.batchers import RL_Batcher

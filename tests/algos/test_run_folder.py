@@ -21,7 +21,7 @@ from fake_envs import create_counting_env
 from rlstruct.agents import ActorCritic, ActorCriticAgent
 from rlstruct.algos import a2c, checkpoint
 from rlstruct.algos.evaluation import Evaluation
-from rlstruct.algos.progress_bar import LogLines, create_bar
+from rlstruct.algos.loggers import LogLines, create_bar
 from rlstruct.algos.run_folder import RunFolder
 
 for package in ("tqdm", "tensorboard", "matplotlib"):

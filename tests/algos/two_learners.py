@@ -14,10 +14,10 @@ import torch
 from resume_tasks import config_of, create_sim, train
 
 from rlstruct.algos import dqn, ppo, run_folder, sac
+from rlstruct.algos.evaluation import TrainingResult
 from rlstruct.algos.learner import GradientLearner
 from rlstruct.algos.process_group import learners
 from rlstruct.algos.replay_buffer import ReplayBuffer
-from rlstruct.algos.result import TrainingResult
 from rlstruct.algos.run_folder import RunFolder
 from rlstruct.algos.training import TrainingLoop
 from rlstruct.core import DictTensor, Trajectories
