@@ -70,7 +70,8 @@ def collect_episodes(
             begun[b].append(stretch)
             if ended:
                 episode = n // B + (b < n % B) - missing[b]
-                found.append((b, episode, first[b] + states[b], _join(begun[b])))
+                whole = {key: torch.cat([part[key] for part in begun[b]], dim=1) for key in stretch.keys()}
+                found.append((b, episode, first[b] + states[b], TemporalDictTensor(whole)))
                 begun[b], missing[b] = [], missing[b] - 1
         _refuse_endless(begun, step_limit)
     found.sort(key=lambda one: one[:2])
@@ -115,11 +116,6 @@ def _stretches(
                 numbered.set("step", torch.full_like(row_info["step"], taken[b]))
                 yield b, start > 0 or begins[row], numbered, steps.temporal_slice(start, stop), stop in stops[row]
                 taken[b] += stop - start
-
-
-def _join(stretches: list[TemporalDictTensor]) -> TemporalDictTensor:
-    joined = {key: torch.cat([stretch[key] for stretch in stretches], dim=1) for key in stretches[0].keys()}
-    return TemporalDictTensor(joined)
 
 
 class EpisodeStatistics:

@@ -21,7 +21,7 @@ from rlstruct.batchers.recipe import by_value
 from rlstruct.batchers.saved_state import CollectorState
 from rlstruct.core import DictTensor
 from rlstruct.engine.streams import stream_on
-from rlstruct.errors import UsageError, WorkerError
+from rlstruct.errors import WorkerError
 from rlstruct.vec_env import Capturable
 
 R = TypeVar("R")
@@ -40,7 +40,7 @@ class InProcess:
         self._seed = settings.seeds[0]
         self._stream = stream_on(recipe.device, default=True)
         self._progress = Progress(torch.zeros(4, dtype=torch.int64, device="cpu"), waits=False)
-        self._batch: Collected | None = None
+        self._collected: Collected  # report of the batch
         self._failure: BaseException | None = None
         self._n_envs: list[int] = []
         self._progress.enter(Phase.START)
@@ -65,9 +65,8 @@ class InProcess:
 
     def execute(self, agent_infos: Sequence[DictTensor] | None) -> None:
         """Take the steps of a batch; errors wait for `collect`."""
-        self._batch = None
         try:
-            self._batch = self._run(self._collector.collect, None if agent_infos is None else agent_infos[0])
+            self._collected = self._run(self._collector.collect, None if agent_infos is None else agent_infos[0])
         except WorkerError as error:
             self._failure = error
 
@@ -75,16 +74,14 @@ class InProcess:
         """Return the batch. On CUDA nothing waits: what the caller queues from now on comes after the batch."""
         if self._failure is not None:
             raise self._failure
-        if self._batch is None:  # unreachable: RL_Batcher calls execute first
-            raise UsageError("rlstruct.batchers.in_process: collect before execute.")
         if not blocking and not self._stream.ready():
             return None
-        collector, collected, self._batch = self._collector, self._batch, None
+        collector = self._collector
         running, steps = None if self.auto_reset else collector.running, collector.steps
         del collector.steps  # else it would keep memory that is another's now
         self._stream.give([*steps.tensors.values(), *([] if running is None else [running])])
         going_on = self._n_envs[0] if running is None else running
-        return [Part(steps, collected, self._seed, 0, going_on, collector.owned)]
+        return [Part(steps, self._collected, self._seed, 0, going_on, collector.owned)]
 
     def update(self, weights: Mapping[str, Tensor], version: int) -> None:
         """Give the agent the caller's tensors, as they are now."""

@@ -42,11 +42,6 @@ class Phase(IntEnum):
         """The phase as an error message says it."""
         return _WORDS[self]
 
-    @property
-    def has_steps(self) -> bool:
-        """Return True for a phase within a step of a batch, which an error message names."""
-        return self in (Phase.AGENT, Phase.ENVIRONMENT, Phase.COPY)
-
 
 class Interrupted(BaseException):
     """The batcher was closed while this collector was at work."""
@@ -121,13 +116,14 @@ class Failure:
 
 def describe(error: BaseException, progress: Progress, seen: str = "") -> Failure:
     """Turn an exception into something that can be sent, with what the agent has ``seen`` if it was the agent."""
+    within_a_step = progress.phase in (Phase.AGENT, Phase.ENVIRONMENT, Phase.COPY)
     phase, said, step = progress.phase, traceback.format_exception_only(error), getattr(error, "batch_step", None)
     return Failure(
         error=_pickled(error),
         summary="".join(line for line in said if not line.startswith(PAGE)).strip(),  # the traceback has it
         traceback="".join(traceback.format_exception(type(error), error, _outside(error.__traceback__))),
         phase=phase,
-        step=(progress.step if step is None else step) if phase.has_steps else None,
+        step=(progress.step if step is None else step) if within_a_step else None,
         environment=getattr(error, "environment_index", None),
         seen=seen if phase is Phase.AGENT and not isinstance(error, ShapeMismatchError) else "",
     )

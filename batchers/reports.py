@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -130,15 +131,16 @@ def report_memory(
 def _anonymous_bytes(pids: Sequence[int]) -> tuple[int, ...]:
     """Return the bytes of these processes, and of the one that they come from if that is not this process."""
     try:
-        servers = {_number(pid, "status", "PPid") for pid in pids} - {os.getpid()}
-        return tuple(1024 * _number(pid, "smaps_rollup", "Pss_Anon") for pid in (*pids, *servers))
-    except (OSError, StopIteration):  # one has ended, or this is not Linux
+        servers = {kilobytes(pid, "status")["PPid"] for pid in pids} - {os.getpid()}
+        return tuple(1024 * kilobytes(pid, "smaps_rollup")["Pss_Anon"] for pid in (*pids, *servers))
+    except (OSError, KeyError):  # one has ended, or this is not Linux
         return ()
 
 
-def _number(pid: int, file: str, name: str) -> int:
-    lines = Path(f"/proc/{pid}/{file}").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))
+def kilobytes(*place: object) -> dict[str, int]:
+    """Read the numbers in a file of /proc by name; sizes are in units of 1,024 bytes."""
+    text = Path("/proc", *map(str, place)).read_text()
+    return {name: int(number) for name, number in re.findall(r"^(\w+):\s+(\d+)", text, re.MULTILINE)}
 
 
 def _named(layout: Layout, *prefixes: str) -> Layout:

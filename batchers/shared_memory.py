@@ -7,7 +7,6 @@ it, however that process ends.
 
 from __future__ import annotations
 
-import fcntl
 import math
 import mmap
 import os
@@ -28,7 +27,7 @@ class SharedBlock:
 
     def __init__(self, fd: int | None = None) -> None:
         """Create an empty block, or open the one behind an inherited file descriptor ``fd``."""
-        self._fd = _not_standard(os.memfd_create("rlstruct", os.MFD_CLOEXEC)) if fd is None else fd
+        self._fd = os.memfd_create("rlstruct", os.MFD_CLOEXEC) if fd is None else fd
         self._close = weakref.finalize(self, os.close, self._fd)  # also without a call of close()
         self.layout, self._tensors = Layout(), dict[str, Tensor]()
 
@@ -71,11 +70,3 @@ def _padded(shape: tuple[int, ...], dtype: torch.dtype) -> int:
 
 def _open_inherited(inherited: Any) -> SharedBlock:  # noqa: ANN401 - multiprocessing's DupFd has no public type
     return SharedBlock(inherited.detach())
-
-
-def _not_standard(low: int) -> int:
-    """Return a descriptor that is not 0, 1 or 2: those get what is printed even if they are closed."""
-    try:
-        return fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, 3)
-    finally:
-        os.close(low)

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from rlstruct.batchers.batcher import RL_Batcher
+from rlstruct.batchers.reports import kilobytes
 from rlstruct.batchers.tuning.search import MIN_ALPHA, Candidate, Measured, NotStarted, TimeIsUp
 from rlstruct.batchers.workers.fork_server import start_process
 from rlstruct.batchers.workers.processes import WORKER_NAME, quiet_start
@@ -101,7 +102,8 @@ class Prober:
     ) -> None:
         self._create, self._create_learner, self._device, self._limit = create, create_learner, device, limit
         self._show = show
-        self._seconds_in_all, self._deadline = seconds, time.perf_counter() + seconds
+        self._longest = max(_LONGEST_BATCH[0], _LONGEST_BATCH[1] * seconds)
+        self._deadline = time.perf_counter() + seconds
         self._opening = 0.0  # seconds that the last batcher took until its first batch
         self._open: dict[Candidate, Session] = {}
         self._rates: dict[Candidate, float] = {}
@@ -116,7 +118,7 @@ class Prober:
             TimeIsUp: there is no time for it.
         """
         turns = self._turn(candidate)
-        if turns > max(_LONGEST_BATCH[0], _LONGEST_BATCH[1] * self._seconds_in_all):
+        if turns > self._longest:
             raise NotStarted(f"a batch would take {turns:.1f} s")
         turns += self._turn(best) if best else 0.0
         if self._rates and time.perf_counter() + self._opening + (_ROUNDS[0] + 1) * turns > self._deadline:
@@ -125,17 +127,13 @@ class Prober:
         self.close(but=best)
         session = self._opened(candidate, projected)
         rival = self._open.get(best) if best else None
-        rates: list[float] = []
-        ratios: list[float] = []
-        noise = float("inf")
-        started = time.perf_counter()
+        rates, ratios, late = list[float](), list[float](), time.perf_counter() + _ROUND_SECONDS
         while len(rates) < _ROUNDS[1]:
             reference = rival.rate() if rival else self._rates[best] if best else 1.0
             rates.append(session.rate())
             ratios.append(rates[-1] / reference)
             noise = _noise(ratios)
-            late = time.perf_counter() - started > _ROUND_SECONDS
-            if len(rates) >= _ROUNDS[0] and (late or noise <= MIN_ALPHA):
+            if len(rates) >= _ROUNDS[0] and (noise <= MIN_ALPHA or time.perf_counter() > late):
                 break
         self._rates[candidate] = statistics.median(rates)
         ratio = statistics.median(ratios) if best else 1.0
@@ -219,7 +217,9 @@ def memory_in_use(device: torch.device) -> int:
     gc.collect()  # what closed batchers have left in cycles
     with contextlib.suppress(OSError, AttributeError):  # not glibc: it gives back what is free by itself, or not
         ctypes.CDLL(None).malloc_trim(0)
-    return sum(_taken(os.getpid()))
+    with contextlib.suppress(OSError):  # this is not Linux
+        return kilobytes(os.getpid(), "status")["RssFile"] * 1024 + _taken(os.getpid())
+    return 0
 
 
 def memory_there_is(device: torch.device) -> int:
@@ -227,31 +227,18 @@ def memory_there_is(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[1]
     with contextlib.suppress(OSError):
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        free = next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
-        return 1024 * free + memory_in_use(device)
+        return kilobytes("meminfo")["MemAvailable"] * 1024 + memory_in_use(device)
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def _taken(pid: int, with_children: bool = True) -> tuple[int, int]:
-    """Return the bytes of a process and all that it has started: private ones, and the most that one maps of files."""
-    folder = Path(f"/proc/{pid}")
+def _taken(pid: int) -> int:
+    """Return the bytes of a process and all that it has started, but for those of mapped files."""
     try:
-        rollup, status = _sizes(folder / "smaps_rollup"), _sizes(folder / "status")
-        tasks = [(task / "children").read_text() for task in (folder / "task").iterdir() if with_children]
-    except (OSError, ProcessLookupError):  # it has ended meanwhile, or this is not Linux
-        return 0, 0
-    own, files = rollup["Pss"] - rollup["Pss_File"], status["RssFile"]
-    for child in " ".join(tasks).split():
-        more, mapped = _taken(int(child))
-        own, files = own + more, max(files, mapped)
-    return own, files
-
-
-def _sizes(file: Path) -> dict[str, int]:
-    """Read the bytes in a file of /proc, by name."""
-    lines = (line.split() for line in file.read_text().splitlines() if line.endswith(" kB"))
-    return {words[0].rstrip(":"): 1024 * int(words[1]) for words in lines}
+        rollup = kilobytes(pid, "smaps_rollup")
+        children = [task.read_text() for task in Path(f"/proc/{pid}/task").glob("*/children")]
+    except OSError:  # it has ended meanwhile
+        return 0
+    return 1024 * (rollup["Pss"] - rollup["Pss_File"]) + sum(_taken(int(child)) for child in " ".join(children).split())
 
 
 def _noise(values: Sequence[float]) -> float:

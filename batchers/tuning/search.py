@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rlstruct.sharing import Mode
 
@@ -30,6 +30,11 @@ class Candidate(NamedTuple):
     def n_steps(self) -> int:
         """Count the steps of a whole batch, all environments together."""
         return max(1, self.n_processes) * self.n_envs * self.n_timesteps
+
+    def arguments(self) -> dict[str, Any]:
+        """Return those of RL_Batcher that it settles."""
+        settings = {"n_timesteps": self.n_timesteps, "n_processes": self.n_processes, "sharing": self.sharing}
+        return {**settings, "env_args": {"n_envs": self.n_envs}}
 
     def __str__(self) -> str:
         """Name it, as ``2 x 64 environments x 32 steps``."""

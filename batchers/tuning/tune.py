@@ -82,10 +82,8 @@ class Tuning(Mapping[str, Any]):
             The file. ``RL_Batcher(create_agent=…, create_env=…, **json.loads(file.read_text()))`` is the batcher.
         """
         file = Path(file)
-        plain = {name: self.arguments[name] for name in ("n_timesteps", "n_processes", "sharing") if name in self}
-        env_args = {"n_envs": self.best.n_envs}
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps({**plain, "env_args": env_args}, indent=1) + "\n")
+        file.write_text(json.dumps(self.best.arguments(), indent=1) + "\n")
         return file
 
     def __str__(self) -> str:
@@ -171,8 +169,8 @@ def tune(
     given |= {"agent_args": named("agent_args", agent_args), "env_args": named("env_args", env_args)}
 
     def arguments(candidate: Candidate) -> dict[str, Any]:
-        tuned: dict[str, Any] = {"n_timesteps": candidate.n_timesteps, "n_processes": candidate.n_processes}
-        tuned |= {"sharing": candidate.sharing, "env_args": {**given["env_args"], "n_envs": candidate.n_envs}}
+        tuned = candidate.arguments()
+        tuned["env_args"] |= given["env_args"]
         return {**given, "create_agent": create_agent, "create_env": create_env, **tuned}
 
     limit = _SHARE * memory_there_is(device) if memory_limit is None else float(memory_limit)

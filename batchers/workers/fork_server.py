@@ -65,11 +65,6 @@ def start_process(target: Callable[..., object], arguments: tuple[Any, ...], nam
     return process
 
 
-def server_pid() -> int | None:
-    """Return the id of this process's server, None if none runs."""
-    return _server.process.pid if _server is not None and _server.serves_us() else None
-
-
 def _call(parent: int | None, target: Callable[..., object], arguments: tuple[Any, ...]) -> None:
     if parent is not None:
         die_with(parent)

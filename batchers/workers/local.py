@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import socket
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from multiprocessing import parent_process
-from multiprocessing.connection import wait
 from operator import attrgetter
 from selectors import EVENT_READ, PollSelector
 from typing import Any
@@ -25,7 +21,14 @@ from rlstruct.batchers.slab import Steps
 from rlstruct.batchers.workers.channel import Channel
 from rlstruct.batchers.workers.fork_server import start_process
 from rlstruct.batchers.workers.pool import WorkerPool
-from rlstruct.batchers.workers.processes import GUARD, NO_MAIN_GUARD, WORKER_NAME, leave, quiet_start
+from rlstruct.batchers.workers.processes import (
+    GUARD,
+    NO_MAIN_GUARD,
+    WORKER_NAME,
+    leave,
+    open_standard_streams,
+    quiet_start,
+)
 from rlstruct.batchers.workers.transport import Batch, Order, Weights
 from rlstruct.batchers.workers.worker import Worker
 from rlstruct.core import Layout
@@ -64,6 +67,7 @@ class LocalTransport:
     is_local = True
 
     def __init__(self, n_workers: int, placement: GpuSharing) -> None:
+        open_standard_streams()  # no socket and no memory gets the number of one
         self._n_workers, self._placement, self._selector = n_workers, placement, PollSelector()
         self._progress = SharedBlock()
         self._slabs = [(SharedBlock(), SharedBlock()) for _ in range(n_workers)]
@@ -207,7 +211,6 @@ def create_pool(settings: Settings) -> WorkerPool:
 def main(start: Start, end: socket.socket) -> None:
     """Run a worker until it is ordered to stop, fails, or loses its parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides what it means
-    threading.Thread(target=_leave_with_parent, daemon=True).start()
     torch.set_num_threads(1)
     join_profile()
     progress = Progress(start.words())
@@ -246,11 +249,3 @@ def _serve(worker: Worker, channel: Channel, progress: Progress) -> None:
             channel.send(answer)
         except OSError:
             return
-
-
-def _leave_with_parent() -> None:
-    """End this process as soon as its parent is gone, whatever it is doing."""
-    parent = parent_process()
-    if parent is not None:
-        wait([parent.sentinel])
-        os._exit(1)

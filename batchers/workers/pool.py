@@ -6,7 +6,7 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from functools import partial
 from itertools import filterfalse, pairwise
@@ -118,15 +118,14 @@ class WorkerPool:
 
     def state_dicts(self) -> list[CollectorState]:
         """Ask all workers for their states."""
-        return self._ask([("save",)] * len(self._workers))
+        return self._ask("save", [()] * len(self._workers))
 
     def load_state_dicts(
         self, states: Sequence[CollectorState], agent_infos: Sequence[DictTensor], env_infos: Sequence[DictTensor]
     ) -> bool:
         """Let all workers go on from these states."""
-        arguments = zip(states, agent_infos, env_infos, strict=True)
         self._if_waiting = "failed"  # the workers go on to load, and the batcher would not know
-        answers = self._ask([("load", *one) for one in arguments], self._weights)
+        answers = self._ask("load", zip(states, agent_infos, env_infos, strict=True), self._weights)
         self._if_waiting = None
         for worker, (_, seed), *infos in zip(self._workers, answers, agent_infos, env_infos, strict=True):
             worker.go_on(seed, *infos)
@@ -159,12 +158,12 @@ class WorkerPool:
                 worker.batches.clear()
             self._transport.close()
 
-    def _ask(self, orders: Sequence[tuple[Any, ...]], weights: Weights | None = None) -> list[Any]:
+    def _ask(self, name: str, arguments: Iterable[tuple[Any, ...]], weights: Weights | None = None) -> list[Any]:
         """Send each worker an order, and return their answers."""
         self.n_envs()  # waits for their creation
         self.interrupted = "failed"
-        for worker, order in zip(self._workers, orders, strict=True):
-            worker.order(*order, weights=weights)
+        for worker, given in zip(self._workers, arguments, strict=True):
+            worker.order(name, *given, weights=weights)
         self._wait(self._workers, self._timeout)
         return [worker.answer for worker in self._workers]
 

@@ -70,8 +70,9 @@ def quiet_start() -> Iterator[None]:
         RuntimeError: the main script makes a batcher without a guard; every worker imports it and would do so again.
     """
     _refuse_while_imported()
+    open_standard_streams()
     threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
-    with inheriting(threads), _deaf_to_interrupts(), _standard_streams(), _importable_main():
+    with inheriting(threads), _deaf_to_interrupts(), _importable_main():
         chosen = bool(get_start_method(allow_none=True))
         try:
             yield
@@ -92,22 +93,14 @@ def _deaf_to_interrupts() -> Iterator[None]:
             signal.signal(signal.SIGINT, handler)
 
 
-@contextlib.contextmanager
-def _standard_streams() -> Iterator[None]:
-    """Open what is closed of standard input, output and error, for children to inherit.
+def open_standard_streams() -> None:
+    """Open what is closed of standard input, output and error, for good.
 
-    Otherwise the next file that is opened gets descriptor 0, 1 or 2, and what a child prints is written into it.
+    Otherwise the next file that is opened gets descriptor 0, 1 or 2, and what is printed is written into it.
     """
-    opened = []
-    try:
-        while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
-            os.set_inheritable(fd, True)
-            opened.append(fd)
-        os.close(fd)
-        yield
-    finally:
-        for fd in opened:
-            os.close(fd)
+    while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(fd, True)
+    os.close(fd)
 
 
 @contextlib.contextmanager

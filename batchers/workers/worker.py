@@ -44,7 +44,7 @@ class Worker:
         self._progress, self._memories = progress, memories
         self.slabs: list[dict[str, Tensor]] = [{} for _ in memories]
         self._slab = 0  # the one that it writes to
-        self._others: list[Slab | None] = [None for _ in memories]  # without that one, which the collector has
+        self._other: Slab | None = None  # the one that it does not write to, if there was a second one
         self._new_layout: Layout | None = None
 
     def begin(self) -> None:
@@ -96,8 +96,7 @@ class Worker:
         collector = self._collector
         if slab_number != self._slab:
             self._progress.enter(Phase.COPY)
-            before, self._slab = self._slab, slab_number
-            self._others[before] = collector.renew(self._others[slab_number])
+            self._slab, self._other = slab_number, collector.renew(self._other)
         collected = collector.collect(agent_info)
         tensors, shared = collector.steps.tensors, self.slabs[slab_number]
         if tensors is not shared:

@@ -20,7 +20,7 @@ from fake_envs import CountingEnv
 
 from rlstruct import WorkerError
 from rlstruct.batchers import RL_Batcher
-from rlstruct.batchers.workers.fork_server import server_pid
+from rlstruct.batchers.workers import fork_server
 
 MIB = 2**20
 
@@ -33,6 +33,12 @@ class Room(CountingEnv):
         names = {"os": os, "sys": sys, "np": np, "random": random, "threading": threading, "torch": torch}
         with open(file, "a") as found:
             found.write(f"{eval(question, names)}\n")
+
+
+def server_pid() -> int:
+    """Return the id of the server from which this process forks its next workers."""
+    assert fork_server._server is not None
+    return fork_server._server.process.pid
 
 
 def batcher(file: Path, question: str, n_processes: int = 1) -> RL_Batcher:
@@ -82,7 +88,6 @@ def test_what_python_reads_when_it_starts_reaches_new_workers(tmp_path: Path, mo
         assert found not in file.read_text()
         held.execute()  # its server stays as long as it does
         held.get()
-    assert server is not None
     assert server != server_pid()
     assert not psutil.pid_exists(server)
 
