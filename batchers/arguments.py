@@ -1,4 +1,4 @@
-"""Checks of what users pass to RL_Batcher."""
+"""Checks of what users pass to RL_Batcher, and of the order of their calls."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import inspect
 import operator
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -15,10 +15,43 @@ from torch import nn
 from rlstruct.batchers.recipe import Recipe, expect_type
 from rlstruct.core import DictTensor
 from rlstruct.device import DeviceLike, resolve_device
-from rlstruct.errors import BadTypeError, BadValueError, DeviceMismatchError, ShapeMismatchError, warn_user
+from rlstruct.errors import (
+    BadTypeError,
+    BadValueError,
+    BatcherStateError,
+    DeviceMismatchError,
+    ShapeMismatchError,
+    warn_user,
+)
 from rlstruct.options import Range
 from rlstruct.rl_agent import RL_Agent
 from rlstruct.vec_env import VecEnv
+
+State = Literal["new", "ready", "ended", "executing", "alone", "full", "failed", "closed"]
+
+_CALLS = ("n_envs", "reset", "execute", "get", "update", "state_dict", "load_state_dict", "memory_report", "__enter__")
+_NO_BATCH = {"get": "no batch is being collected. Call execute() first."}
+_BUSY = dict.fromkeys(("reset", "state_dict", "load_state_dict"), "a batch is being collected. Call get() first.")
+_GET = "get() has not been called. Call get() first: "
+_ALONE = "only worker processes whose environments restart by themselves can have a second batch queued."
+
+REFUSED: dict[State, dict[str, str]] = {
+    "new": _NO_BATCH | {"execute": "reset() has not been called. Call reset() first."},
+    "ready": _NO_BATCH,
+    "ended": _NO_BATCH | {"execute": "every episode has ended. Call reset() to start new ones."},
+    "executing": _BUSY,
+    "alone": _BUSY | {"execute": _GET + _ALONE},  # a batch that no other can wait behind
+    "full": _BUSY | {"execute": _GET + "one batch is being collected and another waits behind it."},
+    "failed": dict.fromkeys(_CALLS, "collection has failed; close() this batcher. Create a new one."),
+    "closed": dict.fromkeys(_CALLS, "the batcher is closed. Create a new one."),
+}
+"""Reasons by state and call; calls that are missing are allowed."""
+
+
+def refuse_call(call: str, state: State) -> None:
+    """Raise BatcherStateError if this state refuses the call."""
+    if call in REFUSED[state]:
+        raise BatcherStateError(f"RL_Batcher.{call}: {REFUSED[state][call]}")
 
 
 def whole(name: str, value: object, at_least: int | None = None) -> int:

@@ -141,15 +141,9 @@ def _join(
             steps[f"observation/{key}"], steps[f"_observation/{key}"] = joined[:, :T], joined[:, 1:]
         else:
             steps[f"_observation/{key}" if group == "reached" else name] = joined
-    _write_finals(parts, steps)
-    return steps
-
-
-def _write_finals(parts: Sequence[Part], steps: dict[str, Tensor]) -> None:
-    """Put final observations into ``_observation/`` where environments restarted, in copies of the keys they change."""
     first, copied = 0, set[str]()
     n_envs = steps["observation/done"].shape[0]
-    for part in parts:
+    for part in parts:  # final observations, where environments restarted, in copies of the keys that they change
         B = part.steps.running.shape[1]
         at = part.steps.finals(part.collected.n_steps)
         if len(at):
@@ -164,6 +158,7 @@ def _write_finals(parts: Sequence[Part], steps: dict[str, Tensor]) -> None:
                 final = as_signed(plane).flatten(0, 1).index_select(0, at)
                 as_signed(time_first).flatten(0, 1).index_copy_(0, to, final)
         first += B
+    return steps
 
 
 def _cat(parts: Sequence[Part], name: str, T: int, extra: int = 0) -> Tensor:

@@ -10,9 +10,9 @@ from typing import Any, Literal, overload
 from torch import Tensor
 
 from rlstruct.batchers import arguments
+from rlstruct.batchers.arguments import State
 from rlstruct.batchers.assemble import assemble
 from rlstruct.batchers.backend import Settings, create_backend
-from rlstruct.batchers.life_cycle import State, check_call
 from rlstruct.batchers.recipe import CreateAgent, CreateEnv, Recipe, expect_type
 from rlstruct.batchers.reports import BatcherStats, LostEpisodes, MemoryReport, report_memory
 from rlstruct.batchers.saved_state import BatcherState, check_state, on_cpu
@@ -129,7 +129,7 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
 
     def n_envs(self) -> int:
         """Return B, the environments of all processes together. Waits until they are created."""
-        check_call("n_envs", self._state)
+        arguments.refuse_call("n_envs", self._state)
         with self._failing():
             return sum(self._backend.n_envs())
 
@@ -152,7 +152,7 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
             DeviceMismatchError: one of them is not on the CPU.
             WorkerError: creating or resetting failed; with worker processes the next `get` may say so instead.
         """
-        check_call("reset", self._state)
+        arguments.refuse_call("reset", self._state)
         B, n_envs = self.n_envs(), self._backend.n_envs()
         agent_infos = arguments.spread("agent_info", self._default_infos[0] if agent_info is None else agent_info, B)
         env_infos = arguments.spread("env_info", self._default_infos[1] if env_info is None else env_info, B)
@@ -186,7 +186,7 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
             ShapeMismatchError: agent_info has another number of rows than B or 1.
             DeviceMismatchError: agent_info is not on the CPU.
         """
-        check_call("execute", self._state)
+        arguments.refuse_call("execute", self._state)
         backend, agent_infos = self._backend, None
         if agent_info is not None:
             n_envs = backend.n_envs()
@@ -227,7 +227,7 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
             WorkerError: a worker raised or died; the batcher can only be closed after that.
             WorkerTimeout: the batch was not ready in time; `get` can be called again.
         """
-        check_call("get", self._state)
+        arguments.refuse_call("get", self._state)
         self._clock.enter(1)
         try:
             with self._failing():
@@ -262,7 +262,7 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
             BatcherStateError: the batcher is closed.
             TypeError: this is not a mapping, or one of its values is not a tensor.
         """
-        check_call("update", self._state)
+        arguments.refuse_call("update", self._state)
         fix = "Pass model.state_dict()"
         expect_type(".update: the weights are", weights, Mapping, "a mapping of names to tensors", f"{fix}.")
         for key, value in weights.items():
@@ -281,7 +281,7 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
             BatcherStateError: a batch is being collected, or the batcher is closed.
             WorkerError: a worker raised or died.
         """
-        check_call("state_dict", self._state)
+        arguments.refuse_call("state_dict", self._state)
         with self._failing():
             states = self._backend.state_dicts()
         infos, begun = on_cpu(self._infos), self._state != "new"
@@ -305,7 +305,7 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
             KeyError, ValueError: the state is not that of such a batcher.
             WorkerError: an environment refused it.
         """
-        check_call("load_state_dict", self._state)
+        arguments.refuse_call("load_state_dict", self._state)
         B, n_envs = self.n_envs(), self._backend.n_envs()
         check_state(state, len(n_envs))
         infos = DictTensor(state["infos"])
@@ -343,7 +343,7 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
         Raises:
             BatcherStateError: no batch has been returned yet, or the batcher is closed.
         """
-        check_call("memory_report", self._state)
+        arguments.refuse_call("memory_report", self._state)
         if not self._n_batches:
             raise BatcherStateError("RL_Batcher.memory_report: there was no batch yet. Call execute() and get() first.")
         backend, stats = self._backend, self._backend.stats()
@@ -358,7 +358,7 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
 
     def __enter__(self) -> RL_Batcher:
         """Return the batcher; leaving the block closes it."""
-        check_call("__enter__", self._state)
+        arguments.refuse_call("__enter__", self._state)
         return self
 
     def __exit__(self, *error: object) -> None:

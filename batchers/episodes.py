@@ -73,24 +73,20 @@ def collect_episodes(
                 whole = {key: torch.cat([part[key] for part in begun[b]], dim=1) for key in stretch.keys()}
                 found.append((b, episode, first[b] + states[b], TemporalDictTensor(whole)))
                 begun[b], missing[b] = [], missing[b] - 1
-        _refuse_endless(begun, step_limit)
+        played = {b: sum(stretch.n_steps() for stretch in stretches) for b, stretches in begun.items()}
+        endless = [b for b, steps in played.items() if step_limit is not None and steps >= step_limit]
+        if endless:
+            more = f" and {len(endless) - 5} more" if endless[5:] else ""
+            raise UsageError(
+                f"collect_episodes: environments {endless[:5]}{more} had not ended their episode after "
+                f"{max(played.values())} steps, expected an end within step_limit = {step_limit}. Give the environment "
+                "a time limit, such as gymnasium.make(..., max_episode_steps=...), or raise step_limit."
+            )
     found.sort(key=lambda one: one[:2])
     device = batcher.device
     numbers = torch.tensor([episode for _, episode, _, _ in found], dtype=torch.int64, device=device)
     info = DictTensor.cat([info for _, _, info, _ in found]) + DictTensor({"episode": numbers})
     return Trajectories(info, TemporalDictTensor.cat([steps for _, _, _, steps in found]))
-
-
-def _refuse_endless(begun: dict[int, list[TemporalDictTensor]], step_limit: int | None) -> None:
-    taken = {b: sum(stretch.n_steps() for stretch in stretches) for b, stretches in begun.items()}
-    endless = [b for b, steps in taken.items() if step_limit is not None and steps >= step_limit]
-    if endless:
-        more = f" and {len(endless) - 5} more" if endless[5:] else ""
-        raise UsageError(
-            f"collect_episodes: environments {endless[:5]}{more} had not ended their episode after "
-            f"{max(taken.values())} steps, expected an end within step_limit = {step_limit}. Give the environment "
-            "a time limit, such as gymnasium.make(..., max_episode_steps=...), or raise step_limit."
-        )
 
 
 def _stretches(

@@ -62,7 +62,12 @@ class FastCollector(Collector):
         """Collect a batch into ``steps``; see `Collector.collect`."""
         if agent_info is not None:
             self._set_agent_info(agent_info)
-        if self._kernel is None or (perceptron := self._perceptron_of_agent()) is None:
+        perceptron = None
+        if self._kernel is not None and products(self._device) <= EXACT:
+            perceptron = self._perceptron(self.agent)
+        elif self._kernel is not None:
+            self._report('torch.set_float32_matmul_precision is not "highest", as its products are', "kernel")
+        if self._kernel is None or perceptron is None:
             return self._by_steps() if self._graph is None else self._by_graph()
         if (kind := perceptron.kind()) != self._kind:
             self._kind = kind
@@ -109,13 +114,6 @@ class FastCollector(Collector):
 
     def _by_steps(self, _: object = None) -> Collected:
         return super().collect(None)
-
-    def _perceptron_of_agent(self) -> Perceptron | None:
-        """Return what a kernel acts with; None if there is none, or none is allowed."""
-        if products(self._device) > EXACT:
-            self._report('torch.set_float32_matmul_precision is not "highest", as its products are', "kernel")
-            return None
-        return self._perceptron(self.agent)
 
     def _warn(self, why_not: str) -> None:
         warn_user(

@@ -277,7 +277,10 @@ def _fork_workers(control: socket.socket) -> list[int]:
     while True:
         if woken in wait([control, woken]):
             os.read(woken, 4096)
-            _report_ends(statuses)
+            while statuses and (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                if pipe := statuses.pop(ended[0], None):  # else it is a child of something that was imported
+                    _report(pipe, os.waitstatus_to_exitcode(ended[1]))
+                    os.close(pipe)
             continue
         message, descriptors, _, _ = socket.recv_fds(control, 1, _MOST_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
         if not message:
@@ -304,16 +307,6 @@ def _fork(descriptors: Sequence[int]) -> int | None:
     # wait for ever for a lock that it holds: the worker starts from nothing.
     code = f"from {__name__} import become_worker; become_worker({list(descriptors)}, {os.getpid()})"
     return util.spawnv_passfds(os.fsencode(spawn.get_executable()), _command(code), descriptors)
-
-
-def _report_ends(statuses: dict[int, int]) -> None:
-    while statuses:
-        pid, status = os.waitpid(-1, os.WNOHANG)
-        if pid == 0:
-            return
-        if pid in statuses:  # else a child of something that was imported
-            _report(statuses[pid], os.waitstatus_to_exitcode(status))
-            os.close(statuses.pop(pid))
 
 
 def _report(status: int, number: int) -> bool:

@@ -69,28 +69,32 @@ def quiet_start() -> Iterator[None]:
     Raises:
         RuntimeError: the main script makes a batcher without a guard; every worker imports it and would do so again.
     """
-    _refuse_while_imported()
+    current = process.current_process()
+    if getattr(current, "_inheriting", False):
+        if current.name.startswith(WORKER_NAME):  # its parent waits for it and explains once, instead of every worker
+            os._exit(NO_MAIN_GUARD)
+        raise UsageError(f"RL_Batcher: this script starts workers while a process that was spawned imports it. {GUARD}")
     open_standard_streams()
-    threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
-    with inheriting(threads), _deaf_to_interrupts(), _importable_main():
+    # Children would fail to import a main script that is no file, such as <stdin>. Its functions and classes travel by
+    # value, as those of ``python -c`` and of a notebook do.
+    script = vars(sys.modules["__main__"])
+    path = script.get("__file__")
+    hidden = path is not None and not os.path.exists(path)
+    in_main = threading.current_thread() is threading.main_thread()  # only there Python can ignore Ctrl-C
+    with inheriting(dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")):
+        handler = signal.signal(signal.SIGINT, signal.SIG_IGN) if in_main else None
         chosen = bool(get_start_method(allow_none=True))
+        if hidden:
+            del script["__file__"]
         try:
             yield
         finally:
+            if hidden:
+                script["__file__"] = path
             if not chosen:  # Python has fixed it while it spawned: give the user's choice back
                 set_start_method(None, force=True)
-
-
-@contextlib.contextmanager
-def _deaf_to_interrupts() -> Iterator[None]:
-    """Ignore Ctrl-C, for children to inherit; Python lets only the main thread do that."""
-    in_main = threading.current_thread() is threading.main_thread()
-    handler = signal.signal(signal.SIGINT, signal.SIG_IGN) if in_main else None
-    try:
-        yield
-    finally:
-        if in_main and handler is not None:
-            signal.signal(signal.SIGINT, handler)
+            if handler is not None:
+                signal.signal(signal.SIGINT, handler)
 
 
 def open_standard_streams() -> None:
@@ -101,32 +105,3 @@ def open_standard_streams() -> None:
     while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(fd, True)
     os.close(fd)
-
-
-@contextlib.contextmanager
-def _importable_main() -> Iterator[None]:
-    """Hide the path of a main script that is no file, such as <stdin>; children would fail to import it.
-
-    Its functions and classes travel by value, as those of ``python -c`` and of a notebook do.
-    """
-    script = vars(sys.modules["__main__"])
-    path = script.get("__file__")
-    hidden = path is not None and not os.path.exists(path)
-    if hidden:
-        del script["__file__"]
-    try:
-        yield
-    finally:
-        if hidden:
-            script["__file__"] = path
-
-
-def _refuse_while_imported() -> None:
-    """Refuse to start workers from a main script that is itself being imported by a spawned process."""
-    current = process.current_process()
-    if not getattr(current, "_inheriting", False):
-        return
-    if current.name.startswith(WORKER_NAME):
-        # One of our own workers. Its parent waits for it and explains once, instead of a traceback from each worker.
-        os._exit(NO_MAIN_GUARD)
-    raise UsageError(f"RL_Batcher: this script starts workers while a process that was spawned imports it. {GUARD}")

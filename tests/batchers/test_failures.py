@@ -19,7 +19,7 @@ from fake_envs import CountingEnv, create_counting_env, create_failing_env, crea
 from rlstruct import BatcherStateError, DictTensor, WorkerError, WorkerTimeout
 from rlstruct.batchers import RL_Batcher
 from rlstruct.batchers.progress import Progress, describe, unpickled
-from rlstruct.batchers.workers.channel import Channel
+from rlstruct.batchers.workers.local import Channel
 
 
 class ArgumentsNeededError(RuntimeError):
