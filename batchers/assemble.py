@@ -16,43 +16,25 @@ from rlstruct.engine.streams import move
 
 @dataclass(frozen=True)
 class Part:
-    """One collector's part of a batch.
-
-    Attributes:
-        steps: its steps, time first.
-        collected: what it said about them.
-        seed: seed of its first environment.
-        first_environment: global index of its first environment.
-        running: how many environments go on, or which ones, [B] bool, where counting would wait for the device.
-        owned: whether the memory of the steps becomes the batch, so that nothing is copied.
-    """
+    """One collector's part of a batch."""
 
     steps: Steps
     collected: Collected
-    seed: int
-    first_environment: int
-    running: int | Tensor
-    owned: bool = False
+    seed: int  # of its first environment
+    first_environment: int  # its global index
+    running: int | Tensor  # how many environments go on, or which, [B] bool, where counting would wait for the device
+    owned: bool = False  # whether the memory of the steps becomes the batch, so that nothing is copied
 
 
 def assemble(
     parts: Sequence[Part], infos: DictTensor, device: torch.device, *, auto_reset: bool, has_gaps: bool = True
 ) -> tuple[Trajectories, int]:
-    """Copy a batch out of the slabs, batch first, on the batcher's device.
+    """Copy a batch out of the slabs of all collectors, batch first; return it, and how many environments go on.
 
-    Args:
-        parts: one per collector, in the order of their environments.
-        infos: ``agent_info/…`` and ``env_info/…`` of all environments, on the device.  [B]
-        device: the batcher's device.
-        auto_reset: see `Backend`; if environments restart without gaps, the device is asked nothing.
-        has_gaps: see `Backend`.
-
-    Returns:
-        Trajectories that use no memory of the slabs (except of one that is owned), and how many environments
-        go on. Auto-resetting: all B rows, T steps; fewer real ones, or none, where a vector environment spends steps on
-        its restarts. Episodic: the rows that took part, shortened to the longest. ``observation/`` and
-        ``_observation/`` of a key share memory unless an environment restarted. Padding is zero, except that the first
-        padded step of ``observation/`` shows the final observation once more.
+    Of auto-resetting environments it has all B rows of T steps, or fewer real ones where a vector environment spends
+    steps on its restarts. Of episodic ones it has the rows that took part, shortened to the longest. ``observation/``
+    and ``_observation/`` of a key share memory unless an environment restarted. Padding is zero, except that the first
+    padded step of ``observation/`` shows the final observation once more.
     """
     if device.type != "cpu" and parts[0].steps.running.is_cpu:
         # Worker processes write to shared memory of the CPU: joined there, a batch travels to CUDA in one copy.
@@ -121,11 +103,7 @@ def _info(parts: Sequence[Part], infos: DictTensor, device: torch.device) -> dic
 def _join(
     parts: Sequence[Part], T: int, rows: Tensor | None = None, lengths: Tensor | None = None
 ) -> dict[str, Tensor]:
-    """Join the steps of all parts by their keys in a batch, [B, T, ...].
-
-    Both observation keys show one copy of the frames wherever no environment restarted. Of episodes only ``rows`` are
-    kept (None for all), padded with zeros after their ``lengths``.
-    """
+    """Join the steps of all parts, [B, T, ...]; of episodes ``rows`` (None for all), with zeros after ``lengths``."""
     steps: dict[str, Tensor] = {}
     whole = parts[0].steps.restarted is None  # else few rows of ``reached`` are written
     groups = ("stream", "action", "reached") if whole else ("stream", "action")

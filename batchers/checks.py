@@ -46,22 +46,16 @@ class BatchChecks:
 
     @torch.no_grad()
     def look(self, steps: Steps, n_steps: int) -> Tensor:
-        """Look for what is wrong in the first ``n_steps``, without waiting for the device; this may be recorded.
+        """Return the first place t * B + b that is wrong, or -1, of each tensor, [K] int64. This may be recorded.
 
-        Returns:
-            For each tensor that was looked at the first place t * B + b that is wrong, or -1.  [K] int64
-            Of frames and rewards t = 0 is before the first step, of actions it is the first step.
+        Of frames and rewards t = 0 is before the first step, of actions it is the first step.
         """
         names, places = zip(*((name, _first(wrong)) for name, wrong in self._wrong(steps, n_steps)), strict=True)
         self._names = list(names)  # a frame stands there twice where `reached` has it too
         return torch.stack(places)
 
     def check(self, steps: Steps, n_steps: int, found: Tensor | None = None) -> None:
-        """Check a batch, by what `look` has found in it or by looking now.
-
-        Raises:
-            ValueError: an action does not exist, or a frame or reward is NaN; the error knows its environment.
-        """
+        """Check a batch, by what `look` has found in it or by looking now; the ValueError knows its environment."""
         B = steps.running.shape[1]
         if n_steps and (steps.running.is_cpu or not self._read):
             self._read = True
@@ -95,10 +89,7 @@ class BatchChecks:
             raise self._error(name, t, j, shown)
 
     def _wrong(self, steps: Steps, n: int) -> Iterator[tuple[str, Tensor]]:
-        """Give the name of what is looked at, and which entries are wrong.
-
-        For an action these are [n, B] bool; for frames and rewards [n + 1, B], from before the first step on.
-        """
+        """Give the name of what is looked at, and the wrong entries: [n, B] bool of an action, else [n + 1, B]."""
         running = steps.running[:n]
         for name, leaf in self._actions.items():
             if (values := steps.action.get(name)) is None:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, TypeVar
 
-import torch
 from torch import Tensor
 
 from rlstruct.batchers.assemble import Part
@@ -39,7 +38,7 @@ class InProcess:
         recipe = replace(settings.recipe, agent_args=by_value(settings.recipe.agent_args))
         self._seed = settings.seeds[0]
         self._stream = stream_on(recipe.device, default=True)
-        self._progress = Progress(torch.zeros(4, dtype=torch.int64, device="cpu"), waits=False)
+        self._progress = Progress(waits=False)
         self._collected: Collected  # report of the batch
         self._failure: BaseException | None = None
         self._n_envs: list[int] = []

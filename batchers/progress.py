@@ -10,6 +10,7 @@ from enum import IntEnum
 from types import TracebackType
 
 import cloudpickle
+import torch
 from torch import Tensor
 
 from rlstruct.core import DictTensor
@@ -55,7 +56,8 @@ class Progress:
         waits: whether this process does nothing else in the phase WAIT, so that a profile calls it waiting.
     """
 
-    def __init__(self, words: Tensor, waits: bool = True) -> None:
+    def __init__(self, words: Tensor | None = None, waits: bool = True) -> None:
+        words = torch.zeros(3, dtype=torch.int64, device="cpu") if words is None else words
         # A memoryview is written in a twentieth of the time that a tensor takes.
         self._words = memoryview(words.numpy())  # type: ignore[arg-type]  # sync: a view, once
         names: dict[str, str | None] = {phase.name.lower(): phase.name.lower() for phase in Phase}

@@ -82,12 +82,7 @@ class Session:
 
 
 class Prober:
-    """Measurements of candidates, with at most two open batchers. See `tune` for the arguments.
-
-    Attributes:
-        start: bytes that are in use before the first probe: of the GPU, or of this process and its children.
-        worker: bytes that a worker is thought to bring, before one has been measured; its server is started for that.
-    """
+    """Measurements of candidates, with at most two open batchers. See `tune` for the arguments, `Climb` for bytes."""
 
     def __init__(
         self,
@@ -96,7 +91,7 @@ class Prober:
         device: torch.device,
         *,
         factories: object = None,
-        limit: float | None = None,
+        limit: float = float("inf"),
         seconds: float = float("inf"),
         show: Callable[[Candidate], None] = lambda candidate: None,
     ) -> None:
@@ -111,12 +106,7 @@ class Prober:
         self.start = memory_in_use(device)
 
     def __call__(self, candidate: Candidate, best: Candidate | None, projected: float) -> Measured:
-        """Measure a candidate in turn with the fastest so far, round by round; see `rlstruct.batchers.tuning.search`.
-
-        Raises:
-            NotStarted: at the speed of those like it a batch takes too long.
-            TimeIsUp: there is no time for it.
-        """
+        """Measure a candidate in turn with the fastest so far, round by round; see `Climb`."""
         turns = self._turn(candidate)
         if turns > self._longest:
             raise NotStarted(f"a batch would take {turns:.1f} s")
@@ -125,7 +115,9 @@ class Prober:
             raise TimeIsUp
         self._show(candidate)
         self.close(but=best)
-        session = self._opened(candidate, projected)
+        if sum(one.bytes for one in self._open.values()) + projected > self._limit:
+            self.close()  # this one and the fastest would be too much together
+        session = self._open[candidate] = self._opened(candidate)
         rival = self._open.get(best) if best else None
         rates, ratios, late = list[float](), list[float](), time.perf_counter() + _ROUND_SECONDS
         while len(rates) < _ROUNDS[1]:
@@ -144,17 +136,12 @@ class Prober:
         alike = [rate for other, rate in self._rates.items() if other.n_processes == candidate.n_processes]
         return max(_TURN, candidate.n_steps() / max(alike)) if alike else _TURN
 
-    def _opened(self, candidate: Candidate, projected: float) -> Session:
-        """Open a batcher; alone, if it and the open one would be too much together."""
-        held = sum(one.bytes for one in self._open.values())
-        if self._limit is not None and held + projected > self._limit:
-            self.close()
+    def _opened(self, candidate: Candidate) -> Session:
         before, begin = memory_in_use(self._device), time.perf_counter()
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*CUDA contexts")  # what the probes are there to find out
             learn = self._create_learner() if self._create_learner else None
             session = Session(self._create(candidate), learn)
-        self._open[candidate] = session
         self._opening = time.perf_counter() - begin
         session.bytes = memory_in_use(self._device) - before + session.more_after_a_restart()
         session.batch = None

@@ -105,14 +105,9 @@ def project_line(known: Mapping[int, float], n_envs: int) -> float:
 class Climb:
     """A climb along one setting at a time, from the fastest candidate that is known, ``best``.
 
-    Args:
-        space: the values to choose from.
-        measure: measures a candidate, or raises `NotStarted` or `TimeIsUp`.
-        size: bytes of its batches, by arithmetic.
-        start: bytes that this process takes before.
-        worker: bytes that a worker is thought to take before one was measured.
-        limit: see ``memory_limit`` of `tune`.
-        alpha: see `tune`.
+    ``measure`` raises `NotStarted` or `TimeIsUp`. ``size`` is the bytes of a candidate's batches, by arithmetic,
+    ``start`` those that this process takes before, ``worker`` those that a worker is thought to take until one was
+    measured, and ``limit`` those that all may take.
     """
 
     def __init__(
@@ -123,7 +118,7 @@ class Climb:
         start: float = 0.0,
         worker: float = 0.0,
         *,
-        limit: float | None = None,
+        limit: float = float("inf"),
         alpha: float | None = None,
     ) -> None:
         self.space, self.limit, self.alpha = space, limit, alpha
@@ -182,11 +177,7 @@ class Climb:
                     break
 
     def projected(self, candidate: Candidate) -> float:
-        """Return the bytes that a candidate is expected to take in all.
-
-        The batches follow from arithmetic; the rest, processes and environments, from what was measured so far. Before
-        any worker was measured, one is thought to grow by what this process has grown by when it collected itself.
-        """
+        """Return the bytes that a candidate is expected to take in all, by arithmetic and from what was measured."""
         k, n_envs = candidate.n_processes, candidate.n_envs
         lines: dict[tuple[int, Mode], dict[int, float]] = {}  # by workers and sharing, the newest last
         for c, one in self._seen.items():
@@ -230,7 +221,7 @@ class Climb:
             projected, best = self.projected(candidate), self.best
             probe = Probe(candidate, projected, None, 0.0, "")
             try:
-                if self.limit is not None and projected > self.limit:
+                if projected > self.limit:
                     raise NotStarted(f"it would take {_size(projected)}, {_size(self.limit)} is the limit")
                 measured = self._measure(candidate, best.candidate if best else None, projected)
             except NotStarted as reason:

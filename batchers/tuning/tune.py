@@ -95,10 +95,10 @@ class Tuning(Mapping[str, Any]):
             one, found = probe.candidate, probe.measured
             shown = ("", "", "")
             if found is not None:
-                shown = f"{found.rate:,.0f}", f"{100 * found.noise:.1f}%", _mib(found.memory)
+                shown = f"{found.rate:,.0f}", f"{100 * found.noise:.1f}%", f"{found.memory / 2**20:.0f}"
             numbers = (
                 f"{one.n_processes:>7} {one.n_envs:>6} {one.n_timesteps:>5} {shown[0]:>10} {shown[1]:>6} "
-                f"{_mib(probe.projected):>8} {shown[2]:>6}  "
+                f"{probe.projected / 2**20:>8.0f} {shown[2]:>6}  "
             )
             shared = f" ({one.sharing})" if one.sharing != "none" else ""
             why = f"{'FASTEST ' if one == self.best else ''}{probe.why}{shared}"
@@ -264,7 +264,3 @@ def _bar(seconds: float, wanted: bool) -> Iterator[Callable[[Candidate], None]]:
             bar.set_description(str(candidate))
 
         yield show
-
-
-def _mib(n: float) -> str:
-    return f"{n / 2**20:.0f}"

@@ -86,7 +86,7 @@ class RayLink:
     def __init__(self, recipe: bytes, options: Mapping[str, Any]) -> None:
         self._actor = ray.remote(RayActor).options(**options).remote(recipe, registered_backends(), versions())
         self.answers: deque[tuple[Any, str]] = deque()
-        self.progress = _no_progress()
+        self.progress = Progress()
         self.progress.clear()
         self.pid: int | None = None
         self._options, self._node, self._fate = options, "", ""
@@ -161,7 +161,7 @@ class RayActor:
     def __init__(self, recipe: bytes, backends: dict[str, str], versions: dict[str, str]) -> None:
         torch.set_num_threads(1)
         memories = [SharedBlock().map, SharedBlock().map]
-        self._worker = Worker(recipe, backends, _no_progress(), memories, lambda weights: unpack(weights.place))
+        self._worker = Worker(recipe, backends, Progress(), memories, lambda weights: unpack(weights.place))
         self._versions = versions
         self._here = ray.util.get_node_ip_address(), os.getpid()
 
@@ -232,11 +232,6 @@ def _packed_steps(slab: Mapping[str, Tensor], batch: Batch) -> Packed:
         at = Steps(dict(slab)).finals(n_steps)
         used |= {name: x.flatten(0, 1).index_select(0, at) for name, x in slab.items() if name.startswith("reached/")}
     return pack(used)
-
-
-def _no_progress() -> Progress:
-    """Return a progress that no other process sees."""
-    return Progress(torch.zeros(3, dtype=torch.int64, device="cpu"))
 
 
 def pack(tensors: Mapping[str, Tensor]) -> Packed:

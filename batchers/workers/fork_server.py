@@ -1,11 +1,7 @@
 """Server process that has imported torch, gymnasium and rlstruct, and from which worker processes are forked.
 
-A worker that Python starts from nothing spends seconds on these imports and keeps 150 MiB for itself. A forked one is
-there within milliseconds, and shares what the server has imported. The server never opens CUDA, and has one thread:
-nothing is cut off in the middle. In all else a worker is like one of multiprocessing's start method "spawn": it imports
-the main script, and it gets environment variables, paths, standard streams and cores of its parent at that moment.
-
-The server is started with the first worker and ends with the process that started it, however that ends.
+It never opens CUDA and has one thread, starts with the first worker and ends with its parent, however that ends. In all
+but speed and memory a worker is like one of multiprocessing's start method "spawn": see docs/workers.md.
 """
 
 from __future__ import annotations

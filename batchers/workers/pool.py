@@ -168,12 +168,7 @@ class WorkerPool:
         return [worker.answer for worker in self._workers]
 
     def _wait(self, workers: Sequence[WorkerHandle], seconds: float, *, for_batches: bool = False) -> None:
-        """Take in everybody's answers until these workers have answered all orders, or have a batch.
-
-        Raises:
-            WorkerTimeout: one of them is not ready in time.
-            WorkerError: a worker failed, and is not replaced.
-        """
+        """Take in everybody's answers until these workers have answered all orders, or have a batch."""
         deadline = time.monotonic() + seconds
         unready = partial(filterfalse, attrgetter("batches")) if for_batches else partial(filter, attrgetter("orders"))
         while late := list(unready(workers)):
