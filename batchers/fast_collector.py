@@ -62,13 +62,13 @@ class FastCollector(Collector):
         """Collect a batch into ``steps``; see `Collector.collect`."""
         if agent_info is not None:
             self._set_agent_info(agent_info)
-        perceptron = None
-        if self._kernel is not None and products(self._device) <= EXACT:
-            perceptron = self._perceptron(self.agent)
-        elif self._kernel is not None:
+        if self._kernel is None:
+            return self._by_graph()
+        if products(self._device) > EXACT:
             self._report('torch.set_float32_matmul_precision is not "highest", as its products are', "kernel")
-        if self._kernel is None or perceptron is None:
-            return self._by_steps() if self._graph is None else self._by_graph()
+            return self._by_graph()
+        if (perceptron := self._perceptron(self.agent)) is None:
+            return self._by_graph()
         if (kind := perceptron.kind()) != self._kind:
             self._kind = kind
             self._kernel.forget()

@@ -191,7 +191,7 @@ class Climb:
             low, high = min(one_line), max(one_line)
             each = max(each, (one_line[high] - one_line[low]) / max(1, high - low) / max(1, workers))
         processes: list[tuple[int, float]] = []  # bytes that each of so many takes without environments
-        for (workers, _), one_line in ({(k, candidate.sharing): line} if line else lines).items():
+        for (workers, _), one_line in lines.items():
             for e, bytes_ in one_line.items():
                 processes.append((workers, (bytes_ - self._start) / max(1, workers) - each * e))
         here = max([0.0, *(more for workers, more in processes if not workers)])
