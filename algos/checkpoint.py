@@ -84,7 +84,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         reason = str(error).strip().partition("\n")[0]
         raise BadValueError(
             f"{path} cannot be read as a checkpoint: {reason} It is damaged, or was not written by a RunFolder. Take a "
-            "copy of it from elsewhere, or train anew."
+            "copy of it from elsewhere, or train again."
         ) from error
     found = sorted(map(str, state)) if isinstance(state, dict) else type(state).__name__
     if not isinstance(state, dict) or (missing := [name for name in _NEEDED if name not in state]):

@@ -326,11 +326,11 @@ def read_lines(path: Path, n: int | None = None) -> list[dict[str, float]]:
             cells = list(itertools.islice(csv.DictReader(file), n))
         lines = [{name: _number(cell) for name, cell in row.items() if cell} for row in cells]
     except (OSError, TypeError, ValueError) as error:
-        raise BadValueError(f"{path} is damaged: {error}. Take a copy of it from elsewhere, or train anew.") from error
+        raise BadValueError(f"{path} is damaged: {error}. Take a copy of it from elsewhere, or train again.") from error
     if n is not None and len(lines) < n:
         raise BadValueError(
             f"{path} has {len(lines)} lines, expected {n} at least, those written before the checkpoint. Take a "
-            "copy of it from elsewhere, or train anew."
+            "copy of it from elsewhere, or train again."
         )
     return lines
 

@@ -153,7 +153,7 @@ def train(
     for note in notes:
         _say(textwrap.fill(note, 80, subsequent_indent="  ", break_on_hyphens=False))
     saved = folder.checkpoint
-    how = "" if resumed is None else ", from its checkpoint" if saved else ", which has no checkpoint: it begins anew"
+    how = "" if resumed is None else ", from its checkpoint" if saved else ", which has no checkpoint: it starts over"
     _say(f"run folder: {folder.path}{how}")
     if saved and saved["training"]["finished"] and saved["env_steps"] >= config.n_env_steps:
         _say("it has ended: nothing is left to learn. To go on, name more steps in all, such as")

@@ -248,7 +248,7 @@ def _checked(envs: Sequence[gymnasium.Env[Any, Any]], where: str) -> list[gymnas
             )
         if any(env is other for other in envs[:j]):
             raise BadValueError(
-                f"{where}: entry {j} is the same object as an earlier one. Build every environment anew."
+                f"{where}: entry {j} is the same object as an earlier one. Create each environment separately."
             )
         for name in ("observation_space", "action_space"):
             first, space = (getattr(one, name, None) for one in (envs[0], env))

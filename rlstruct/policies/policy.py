@@ -124,8 +124,8 @@ class Policy:
             self._state = agent.initial_state(DictTensor(), B)
         if len(self._initial) != B or self._state is None:
             raise ShapeMismatchError(
-                f"Policy.act: the observation has {B} rows, and the agent remembers {len(self._initial)}, expected as "
-                "many. Call reset() first, where all begin anew."
+                f"Policy.act: the observation has {B} rows, and the agent remembers {len(self._initial)}, expected "
+                "the same number. Call reset() first, which starts all of them again."
             )
         seeds = self._seed + torch.arange(B, dtype=torch.int64, device=self.device)
         step = torch.full((1,), self._step, dtype=torch.int64, device=self.device)

@@ -515,7 +515,7 @@ def test_the_first_hour_of_an_environment_of_ones_own(capsys: Capture, monkeypat
     assert "it has ended: nothing is left to learn" in capsys.readouterr().out
     (folder / "checkpoint.pt").unlink()
     assert main(["train", "--resume", str(folder), "--no-progress"]) == 0
-    assert "which has no checkpoint: it begins anew" in capsys.readouterr().out
+    assert "which has no checkpoint: it starts over" in capsys.readouterr().out
     assert main(["play", "line_module:Line-v0"]) == 2
     assert "line_module:Line-v0 cannot be drawn: it takes no render_mode='rgb_array'" in capsys.readouterr().err
 
