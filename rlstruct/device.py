@@ -22,10 +22,7 @@ _NEVER = -1  # as a number of bytes: more than there are
 
 
 def register_backend(device_type: str, module: str) -> None:
-    """Tell which module must be imported before devices of this type exist.
-
-    Worker processes import the same modules, so a device that is known here is known there.
-    """
+    """Tell which module must be imported before devices of this type exist, here and in worker processes."""
     _BACKENDS[device_type] = module
 
 

@@ -161,10 +161,7 @@ class TrainingDiverged(Explained, RuntimeError):
 def tag_environment(error: BaseException, index: int, step: int | None = None) -> None:
     """Remember on ``error`` which environment of its VecEnv raised it, so that a WorkerError can name it.
 
-    Args:
-        error: the exception that is on its way up; left untouched if it accepts no attributes.
-        index: position of the environment inside its VecEnv.
-        step: of the batch; None for the one at which it is raised.
+    ``step`` of the batch is None for the one at which it is raised.
     """
     try:
         error.environment_index, error.batch_step = index, step  # type: ignore[attr-defined]

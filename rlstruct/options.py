@@ -37,17 +37,7 @@ class Range:
     or_none: bool = False
 
     def check(self, where: str, name: str, value: object) -> None:
-        """Raise unless a value is accepted.
-
-        Args:
-            where: class or function that is called.
-            name: of its argument.
-            value: as passed.
-
-        Raises:
-            TypeError: it is no number, or no whole one.
-            ValueError: it is none of the choices, or out of bounds, as NaN is.
-        """
+        """Raise TypeError or ValueError unless ``where`` accepts a value of its argument ``name``; never NaN."""
         if (value is None and self.or_none) or value in self.choices:
             return
         if not self.choices:
@@ -150,13 +140,7 @@ class Options:
             accepted.check(kind.__name__, name, getattr(self, name))
 
     def require(self, name: str, fits: bool, expected: str) -> None:
-        """Raise ValueError unless a setting fits the others.
-
-        Args:
-            name: of the field.
-            fits: False to raise.
-            expected: values that would fit, in words.
-        """
+        """Raise ValueError unless a setting fits the others; ``expected`` are values that would, in words."""
         if not fits:
             raise BadValueError(f"{type(self).__name__}: {name} is {getattr(self, name)!r}, expected {expected}.")
 

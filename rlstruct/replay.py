@@ -70,9 +70,7 @@ def replay_with_states(agent: RL_Agent, trajectories: Trajectories) -> tuple[Tem
 
     Without gradients, large batches are replayed in chunks of rows, with results that are equal to rounding.
 
-    Returns:
-        ``(outputs, new_states)``: as of `replay_agent` [B, T, ...]; without gradients, step t of row b at b * T + t,
-        empty for an agent that keeps no state [B * T, ...].
+    The states have no gradients; that of step t of row b is at b * T + t.  [B * T, ...]
     """
     steps = trajectories.trajectories
     if steps.n_steps() == 0:

@@ -336,17 +336,16 @@ def check_answer(where: str, answer: object) -> tuple[DictTensor, DictTensor]:
 
 def _fix(role: str, expected: torch.device, agent_info_on_device: bool) -> str:
     to = f".to({str(expected)!r})"
+    if role == "argument agent_info":
+        wanted = f"The agent has agent_info_on_device = True: move it with {to}."
+        return (
+            wanted if agent_info_on_device else "Keep it on the CPU, or set agent_info_on_device = True on the agent."
+        )
     if role.startswith("result"):
         return f"Create it with device={str(expected)!r}, or move the agent's model with {to}."
-    if role == "argument agent_info" and agent_info_on_device:
-        return f"The agent has agent_info_on_device = True: move it with {to}."
-    if role == "argument agent_info":
-        return "Keep it on the CPU, or set agent_info_on_device = True on the agent."
-    if role.startswith("argument trajectories"):
-        return f"Move them with trajectories{to}, or move the agent's model to where they are."
-    if role == "argument state":
-        return f"Pass what initial_state or the last call returned, or move it with {to}."
-    return f"Move it with {to}, or wrap the environment in DeviceEnv(env, {str(expected)!r})."
+    if role == "argument observation":
+        return f"Move it with {to}, or wrap the environment in DeviceEnv(env, {str(expected)!r})."
+    return f"Move it with {to}, or move the agent's model to where it is."
 
 
 def frame_of(observation: DictTensor) -> Tensor:

@@ -122,7 +122,7 @@ WRONG: dict[str, tuple[Misplace, str, str, str]] = {
         lambda: watch()(one("h", META), one("frame"), EMPTY),
         "Placed.__call__: argument state",
         "h",
-        "Pass what initial_state or the last call returned, or move it with .to('cpu').",
+        "Move it with .to('cpu'), or move the agent's model to where it is.",
     ),
     "observation": (
         lambda: watch()(EMPTY, one("frame", META), EMPTY),
@@ -134,7 +134,7 @@ WRONG: dict[str, tuple[Misplace, str, str, str]] = {
         lambda: watch()(EMPTY, one("frame"), EMPTY, one_history(META)),
         "Placed.__call__: argument history",
         "observation/frame",
-        "Move it with .to('cpu'), or wrap the environment in DeviceEnv(env, 'cpu').",
+        "Move it with .to('cpu'), or move the agent's model to where it is.",
     ),
     "action": (
         lambda: watch(Placed(action=one("action", META)))(EMPTY, one("frame"), EMPTY),
@@ -152,19 +152,19 @@ WRONG: dict[str, tuple[Misplace, str, str, str]] = {
         lambda: watch().call_replay(Trajectories(EMPTY, some_trajectories(META).trajectories), 0, None),
         "Placed.call_replay: argument trajectories",
         "observation/frame",
-        "Move them with trajectories.to('cpu'), or move the agent's model to where they are.",
+        "Move it with .to('cpu'), or move the agent's model to where it is.",
     ),
     "trajectories in replay_agent": (
         lambda: replay_agent(watch(), some_trajectories(META)),
         "Placed.call_replay: argument trajectories.info",
         "agent_state/h",
-        "Move them with trajectories.to('cpu'), or move the agent's model to where they are.",
+        "Move it with .to('cpu'), or move the agent's model to where it is.",
     ),
     "trajectories in the replay in one call": (
         lambda: replay_agent(watch(LinearAgent(1)), Trajectories(EMPTY, some_trajectories(META).trajectories)),
         "LinearAgent.call_replay: argument trajectories",
         "observation/frame",
-        "Move them with trajectories.to('cpu'), or move the agent's model to where they are.",
+        "Move it with .to('cpu'), or move the agent's model to where it is.",
     ),
     "known states": (
         lambda: watch(KnownStates(one("h", META))).states_at(some_trajectories()),
@@ -176,13 +176,13 @@ WRONG: dict[str, tuple[Misplace, str, str, str]] = {
         lambda: replay_agent(watch(), some_trajectories(META, "env_info/gravity")),
         "Placed.call_replay: argument trajectories.info",
         "env_info/gravity",
-        "Move them with trajectories.to('cpu'), or move the agent's model to where they are.",
+        "Move it with .to('cpu'), or move the agent's model to where it is.",
     ),
     "state in replay": (
         lambda: watch().call_replay(some_trajectories(), 1, one("h", META)),
         "Placed.__call__: argument state",
         "h",
-        "Pass what initial_state or the last call returned, or move it with .to('cpu').",
+        "Move it with .to('cpu'), or move the agent's model to where it is.",
     ),
     "action in replay": (
         lambda: watch(Placed(action=one("action", META))).call_replay(some_trajectories(), 1, None),
@@ -194,7 +194,7 @@ WRONG: dict[str, tuple[Misplace, str, str, str]] = {
         lambda: watch(OwnReplay()).call_replay(some_trajectories(), 1, one("h", META)),
         "OwnReplay.call_replay: argument state",
         "h",
-        "Pass what initial_state or the last call returned, or move it with .to('cpu').",
+        "Move it with .to('cpu'), or move the agent's model to where it is.",
     ),
     "action of an own replay": (
         lambda: watch(OwnReplay(action=one("action", META))).call_replay(some_trajectories(), 1, None),

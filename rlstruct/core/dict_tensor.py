@@ -47,14 +47,7 @@ class DictTensor(NamedTensors):
 
     @classmethod
     def unchecked(cls, tensors: dict[str, Tensor]) -> Self:
-        """Wrap a dict without copying or checking it, for code that makes many structures from checked tensors.
-
-        Args:
-            tensors: names to tensors with the same B on one device; the structure keeps this very dict.  each [B, ...]
-
-        Returns:
-            A structure around the dict.
-        """
+        """Wrap a dict without copying or checking it, for code that makes many structures from checked tensors."""
         made = cls.__new__(cls)
         made._tensors = tensors
         return made
@@ -217,14 +210,9 @@ class TemporalDictTensor(NamedTensors):
         return self._like({key: v[:, :n_steps] for key, v in self._tensors.items()})
 
     def temporal_slice(self, start: int, stop: int) -> Self:
-        """Take neighbouring steps of every row. The memory is shared.
+        """Take steps start to stop - 1 of every row, cut to T as in Python, with the lengths counted inside of them.
 
-        Args:
-            start: first step; negative counts from the end.
-            stop: one after the last step, cut to T as in Python.
-
-        Returns:
-            Steps start to stop - 1, with the lengths counted inside of them.  [B, stop - start, ...]
+        The memory is shared.  [B, stop - start, ...]
         """
         n = self.n_steps()
         start, stop = [max(0, t + n) if t < 0 else min(t, n) for t in (start, stop)]
@@ -233,13 +221,7 @@ class TemporalDictTensor(NamedTensors):
         return type(self).unchecked({key: v[:, start:stop] for key, v in self._tensors.items()}, lengths)
 
     def temporal_index(self, t: int) -> DictTensor:
-        """Take one step of every row, padding or not. The memory is shared.
-
-        Args:
-            t: the step; negative counts from the end.
-
-        Returns:
-            ``result[key][b]`` is ``self[key][b, t]``.  [B, ...]
+        """Take step t of every row, padding or not; negative t counts from the end. The memory is shared.  [B, ...].
 
         Raises:
             IndexError: there is no such step.
@@ -271,10 +253,7 @@ class TemporalDictTensor(NamedTensors):
         return DictTensor.unchecked({key: v[rows, t] for key, v in self._tensors.items()})
 
     def masked_temporal_index(self, t: int) -> tuple[DictTensor, Tensor]:
-        """Take step t of the rows where it is real.
-
-        Args:
-            t: the step, from 0 to T - 1.
+        """Take step t, from 0 to T - 1, of the rows where it is real.
 
         Returns:
             ``(step, rows)``: the step of the K rows with lengths > t, and their row numbers.  [K, ...], [K] int64

@@ -57,12 +57,7 @@ class Layout(Mapping[str, TensorSpec]):
 
     @classmethod
     def of(cls, tensors: Named, drop: int = 0) -> Layout:
-        """Describe tensors.
-
-        Args:
-            tensors: names to tensors.
-            drop: number of leading axes to leave out.
-        """
+        """Describe tensors, without so many leading axes."""
         made = cls.__new__(cls)
         made._specs = {key: TensorSpec(tuple(v.shape[drop:]), v.dtype) for key, v in tensors.items()}
         return made

@@ -38,17 +38,10 @@ class Batched:
         return self._each(torch.clone)
 
     def to(self, device: DeviceLike, non_blocking: bool = False) -> Self:
-        """Move every tensor. What is already there is shared, as in ``Tensor.to``; the structure is always a new one.
+        """Move every tensor, into a new structure. What is already there is shared, as in ``Tensor.to``.
 
         From ordinary CPU memory to CUDA all tensors travel in one copy, through a block of pinned memory, and the host
-        does not wait.
-
-        Args:
-            device: the destination, a word or a torch.device.
-            non_blocking: do not wait for copies between pinned CPU memory and a device.
-
-        Returns:
-            A new structure on that device.
+        does not wait; with ``non_blocking`` nor does it for copies between pinned CPU memory and a device.
 
         Raises:
             ValueError: the device does not exist on this machine.
@@ -168,12 +161,6 @@ class NamedTensors(Batched):
     def get(self, keys: Iterable[str]) -> Self:
         """Select some keys, in the order given. The tensors are shared, not copied.
 
-        Args:
-            keys: the names to keep.
-
-        Returns:
-            The same rows with these keys only.
-
         Raises:
             KeyError: one of them is missing.
             TypeError: ``keys`` is a single string: write ``structure[key]`` for one tensor, ``get([key])`` for one key.
@@ -240,23 +227,11 @@ class NamedTensors(Batched):
         return self._like({prefix + key: v for key, v in self._tensors.items()})
 
     def truncate_key(self, prefix: str) -> Self:
-        """Keep the names that start with ``prefix``, and cut it off. The tensors are shared.
-
-        The result has no key if none matches.
-        """
+        """Keep the names that start with ``prefix``, perhaps none, and cut it off. The tensors are shared."""
         return self._like(part_of(self._tensors, prefix))
 
     def map(self, fn: Callable[[Tensor], Tensor]) -> Self:
-        """Apply a function to every tensor and validate the results, which keep their names.
-
-        Args:
-            fn: takes one tensor and returns one; all results must share their leading axes and their device.
-
-        Raises:
-            TypeError: fn returned something that is not a tensor.
-            ShapeMismatchError: the results differ in their leading axes.
-            DeviceMismatchError: the results differ in their device.
-        """
+        """Apply a function to every tensor; the results keep their names, and are checked as the constructor does."""
         return self._like({key: fn(v) for key, v in self._tensors.items()}, checked=True)
 
     def __copy__(self) -> Self:
@@ -264,13 +239,9 @@ class NamedTensors(Batched):
         return self._like(dict(self._tensors))
 
     def __add__(self, other: Self) -> Self:
-        """Put two structures with the same rows together. The tensors are shared.
+        """Put two structures with the same rows together, with the lengths of the left one. The tensors are shared.
 
-        Args:
-            other: a structure with other keys, the same B (and T) and the same device. The empty structure adds to any.
-
-        Returns:
-            A structure with the keys of both; in a TemporalDictTensor, with the lengths of the left one.
+        The empty structure adds to any.
 
         Raises:
             KeyError: a key is in both.

@@ -151,10 +151,7 @@ class Trajectories(Batched):
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write them to a file that `load` reads: keys, dtypes, values and lengths, without the autograd graph.
 
-        The file appears at once, when it is complete.
-
-        Args:
-            path: of the file; one that is there is replaced.
+        The file appears at once, when it is complete, and replaces one that is there.
         """
 
         def stored(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -174,12 +171,7 @@ class Trajectories(Batched):
     def load(cls, path: str | os.PathLike[str], device: DeviceLike = "cpu") -> Trajectories:
         """Read what `save` wrote. No code in the file is run (``torch.load`` with ``weights_only``).
 
-        Args:
-            path: of the file.
-            device: where to put the trajectories, wherever they were when saved.
-
-        Returns:
-            The same trajectories.  [B, T]
+        They are put on ``device``, wherever they were when saved.  [B, T]
 
         Raises:
             ValueError: the file is not one of these, is damaged, or has another format; or the device does not exist.

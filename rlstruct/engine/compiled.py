@@ -25,9 +25,6 @@ _compiling = threading.RLock()  # tracing and Inductor's settings belong to the 
 
 MAX_FUSED = 4096
 """The most stores that may share a loop: large games have more than 64, Inductor's own limit."""
-MAX_UNROLLED = 32
-"""Up to this many entries are added one by one: Inductor has no kernel for cumulative sums and calls eager torch."""
-
 MAX_ROWS, MAX_PRODUCTS = 8, 1 << 15
 """Up to this size a linear layer is one more loop: a call of the matrix library takes longer than its arithmetic."""
 
@@ -96,7 +93,6 @@ class Compiled:
         from torch._inductor.decomposition import select_decomp_table
         from torch.fx.experimental.proxy_tensor import make_fx
 
-        aten = torch.ops.aten
         self._arguments = structure = Structure(args)
         given = structure.flatten(args)
         on_cpu = not given or given[0].device.type == "cpu"
@@ -116,11 +112,7 @@ class Compiled:
         # Strides are compared in __call__. Random numbers are to be those of eager torch.
         settings = {"max_fusion_size": MAX_FUSED, "size_asserts": False, "fallback_random": True}
         with torch.no_grad(), torch._inductor.config.patch(settings):
-            table: dict[OpOverload, Callable[..., object]] = {
-                **select_decomp_table(),
-                aten.cumsum.default: _cumulative_sum,
-                aten.addmm.default: _few_rows,
-            }
+            table = {**select_decomp_table(), torch.ops.aten.addmm.default: _few_rows}
             # Fake tensors have no values: a function that asks for one raises instead of specialising on the value.
             traced = make_fx(flat, tracing_mode="fake", _allow_non_fake_inputs=True)(*inputs)
             if not self.writes:
@@ -174,10 +166,7 @@ def _drop_unused(graph: torch.fx.Graph) -> list[int]:
 
 
 def _lift_held(module: torch.fx.GraphModule) -> list[Tensor]:
-    """Turn tensors that were found while tracing into further inputs: Inductor would copy the small ones as numbers.
-
-    Those that the function made itself from Python numbers stay.
-    """
+    """Turn tensors that were found while tracing into further inputs: Inductor would copy the small ones as numbers."""
     graph = module.graph
     held: dict[str, Tensor] = {}
     places: dict[str, torch.fx.Node] = {}
@@ -196,16 +185,6 @@ def _lift_held(module: torch.fx.GraphModule) -> list[Tensor]:
             graph.erase_node(node)
     graph.eliminate_dead_code()
     return list(held.values())
-
-
-def _cumulative_sum(x: Tensor, dim: int, dtype: torch.dtype | None = None) -> object:
-    """Add up a few entries as eager torch does on the CPU: floats of 32 bits in 64, one after the other."""
-    if x.dim() == 0 or not 0 < x.shape[dim] <= MAX_UNROLLED or not x.is_floating_point() or dtype is not None:
-        return NotImplemented
-    parts = list(x.to(torch.float64).unbind(dim))
-    for i in range(1, len(parts)):
-        parts[i] = parts[i - 1] + parts[i]
-    return torch.stack(parts, dim).to(x.dtype)
 
 
 def _few_rows(bias: Tensor, x: Tensor, weight: Tensor, *, beta: float = 1, alpha: float = 1) -> object:

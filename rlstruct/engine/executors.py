@@ -74,10 +74,9 @@ def _obstacle(agent: RL_Agent, device: torch.device) -> str:
 
 @torch.no_grad()
 def infers_the_same(agent: RL_Agent, *args: Any) -> bool:  # noqa: ANN401 - see `RL_Agent.__call__`
-    """Let an agent act in torch's inference mode too, and compare, on the CPU.
+    """Let an agent act in torch's inference mode too, where there are no gradients, and compare, on the CPU.
 
-    An agent that plans with gradients finds none in that mode. One that changes its tensors as it acts gets them
-    back, and torch's generator too.
+    An agent that changes its tensors as it acts gets them back, and torch's generator too.
     """
     weights = weights_of(agent)
     before = {name: value.clone() for name, value in weights.items()}

@@ -43,8 +43,7 @@ class Graph:
     """A step as one recorded graph, an `Executor`. It may write in place to memory that it holds, such as weights.
 
     Args:
-        step: queues work on tensors, and has run before, so that libraries have made what they need. It takes and
-            returns pytrees.
+        step: of pytrees; has run before, so that libraries have made what they need.
         how: see `capture_on`.
         loops: the step returns ``(state, outputs)``, where the state is made as its first argument is. A replay
             leaves it there, and takes nothing from elsewhere if that is what it is called with next.

@@ -1,4 +1,8 @@
-"""Losses of policy-gradient methods over padded batches; without a mask, of single steps."""
+"""Losses of policy-gradient methods over padded batches: means over the real steps.
+
+``mask`` [B, T] float or bool is 1 on real steps, 0 on padding; with None a loss is that of each step, [B, T]. Targets
+and advantages are constants, and all tensors are on one device.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +22,12 @@ def policy_gradient_loss(log_probability: Tensor, advantage: Tensor, mask: Tenso
     equation 6; with a learned baseline in the advantage, Sutton and Barto (2018), section 13.4.
 
     Args:
-        log_probability: log pi(a_t | s_t) of the action taken.         [B, T] float, carries the gradient
-        advantage: return minus baseline, G_t - v(s_t); a constant.     [B, T] float, same device
-        mask: 1 on real steps, 0 on padding.                            [B, T] float or bool, or None
+        log_probability: log pi(a_t | s_t) of the action taken.  [B, T] float, carries the gradient
+        advantage: return minus baseline, G_t - v(s_t).          [B, T] float
+        mask: see above.
 
     Returns:
-        -mean over real steps of log pi(a_t | s_t) * advantage_t.  [], or [B, T] without a mask and mean
+        -mean of log pi(a_t | s_t) * advantage_t.  []
 
     >>> import torch
     >>> with torch.no_grad():
@@ -41,12 +45,12 @@ def value_loss(value: Tensor, target: Tensor, mask: Tensor | None) -> Tensor:
     Sutton and Barto (2018), equation 9.1, and the baseline's update of section 13.4, whose gradient this is.
 
     Args:
-        value: v(s_t), carries the gradient.               [B, T] float
-        target: the return to predict; a constant.         [B, T] float, same device
-        mask: 1 on real steps, 0 on padding.               [B, T] float or bool, or None
+        value: v(s_t), carries the gradient.  [B, T] float
+        target: the return to predict.        [B, T] float
+        mask: see above.
 
     Returns:
-        mean over real steps of (value - target)^2 / 2.  [], or [B, T] without a mask and mean
+        mean of (value - target)^2 / 2.  []
 
     >>> import torch
     >>> value_loss(torch.tensor([[1.0, 5.0]]), torch.tensor([[3.0, 0.0]]), torch.tensor([[1.0, 0.0]]))
@@ -64,10 +68,10 @@ def entropy_loss(entropy: Tensor, mask: Tensor | None) -> Tensor:
 
     Args:
         entropy: entropy of the policy at each step, in nats.  [B, T] float, carries the gradient
-        mask: 1 on real steps, 0 on padding.                   [B, T] float or bool, same device, or None
+        mask: see above.
 
     Returns:
-        -mean over real steps of entropy.  [], or [B, T] without a mask and mean
+        -mean of entropy.  []
     """
     _check("entropy_loss", mask, entropy=entropy)
     return _mean(-entropy, mask)
@@ -80,13 +84,12 @@ def clipped_surrogate_loss(ratio: Tensor, advantage: Tensor, mask: Tensor | None
 
     Args:
         ratio: pi(a_t | s_t) / mu(a_t | s_t), mu being the policy that acted.  [B, T] float, carries the gradient
-        advantage: a constant.                                                 [B, T] float, same device
-        mask: 1 on real steps, 0 on padding.                                   [B, T] float or bool, or None
+        advantage: [B, T] float
+        mask: see above.
         clip: epsilon, how far from 1 the ratio may move.
 
     Returns:
-        -mean over real steps of min(ratio * advantage, clamp(ratio, 1 - clip, 1 + clip) * advantage).
-        [], or [B, T] without a mask and mean
+        -mean of min(ratio * advantage, clamp(ratio, 1 - clip, 1 + clip) * advantage).  []
 
     >>> import torch
     >>> ratio, advantage = torch.tensor([[2.0, 2.0]]), torch.tensor([[1.0, -1.0]])
@@ -108,15 +111,14 @@ def clipped_value_loss(value: Tensor, target: Tensor, mask: Tensor | None, *, be
     As in OpenAI's implementation of PPO (Huang et al., "The 37 implementation details of PPO", 2022, detail 9).
 
     Args:
-        value: v(s_t), carries the gradient.                        [B, T] float
-        target: the return to predict; a constant.                  [B, T] float, same device
-        mask: 1 on real steps, 0 on padding.                        [B, T] float or bool, or None
-        before: v(s_t) before the update; a constant.               [B, T] float
+        value: v(s_t), carries the gradient.           [B, T] float
+        target: the return to predict.                 [B, T] float
+        mask: see above.
+        before: v(s_t) before the update, a constant.  [B, T] float
         clip: how far from ``before`` the value may move, in units of the value.
 
     Returns:
-        mean over real steps of max((value - target)^2, (clamped value - target)^2) / 2.
-        [], or [B, T] without a mask and mean
+        mean of max((value - target)^2, (clamped value - target)^2) / 2.  []
     """
     _check("clipped_value_loss", mask, value=value, target=target, before=before)
     constant, centre = target.detach(), before.detach()

@@ -62,9 +62,9 @@ def td_target(reward: Tensor, discount: Tensor, terminated: Tensor, next_value: 
     in reinforcement learning", ICML 2018).
 
     Args:
-        reward: of one step, or the discounted sum over m steps, see `n_step_reward`.  [B] float
-        discount: of the state that was reached, discount^m.                           [B] float, same device
-        terminated: the state that was reached is a terminal one.                      [B] bool
+        reward: of one step, or over m steps, see `n_step_reward`.  [B] float
+        discount: of the state that was reached, discount^m.  [B] float, same device
+        terminated: the state that was reached is a terminal one.  [B] bool
         next_value: its value, see `double_q_value`; not read where terminated.  [B] float
 
     Returns:
@@ -78,9 +78,7 @@ def td_target(reward: Tensor, discount: Tensor, terminated: Tensor, next_value: 
 
 
 def q_loss(value: Tensor, target: Tensor, weight: Tensor, delta: float = 1.0) -> Tensor:
-    """Weighted mean Huber loss of action values, as `torch.nn.functional.huber_loss` with a weight for each row.
-
-    Huber, "Robust estimation of a location parameter" (1964): the gradient is the error clipped to [-delta, delta].
+    """Compute the weighted mean Huber loss of action values, whose gradient is the error clipped to [-delta, delta].
 
     Schaul, Quan, Antonoglou and Silver, "Prioritized experience replay" (ICLR 2016), algorithm 1: the weights undo the
     bias of a replay that prefers some transitions.

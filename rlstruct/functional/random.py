@@ -98,14 +98,7 @@ def step_keys(seed: Tensor, episode: int | Tensor, step: Tensor) -> Tensor:
 
 
 def split(key: Tensor, n: int) -> Tensor:
-    """Make n fresh keys out of each key, for an agent that draws more than one thing in a step.
-
-    Args:
-        key: [B] int64.
-        n: how many.
-
-    Returns:
-        [B, n] int64; column i is a separate key.
+    """Make n fresh keys [B, n] int64 out of each key [B], for an agent that draws more than one thing in a step.
 
     >>> torch.equal(split(torch.tensor([1]), 2), split(torch.tensor([1]), 2))
     True
@@ -114,16 +107,9 @@ def split(key: Tensor, n: int) -> Tensor:
 
 
 def child_key(key: Tensor, n: Tensor | int) -> Tensor:
-    """Make fresh key number n of each key: column n of `split`, where n may differ from row to row.
+    """Make fresh key number n, from 0, of each key [B] int64: column n of `split`; n may differ from row to row.
 
     Such keys form a tree: a seed's children are episodes, an episode's children steps.
-
-    Args:
-        key: [B] int64.
-        n: which child, from 0.  one number or [B] int64
-
-    Returns:
-        [B] int64.
 
     >>> key = torch.tensor([1, 2])
     >>> torch.equal(child_key(key, 3), split(key, 4)[:, 3])

@@ -86,9 +86,8 @@ def bootstrapped_return(
 ) -> Tensor:
     """Sum the discounted future rewards, and estimate the rest where the data stops.
 
-    Rows may hold several episodes, whole or not. Where an episode terminated nothing follows; where it was truncated,
-    or the row stops within it, the value of the true next observation estimates the rest (Pardo et al.,
-    "Time limits in reinforcement learning", ICML 2018, equation 6).
+    Rows may hold several episodes, whole or not; `rlstruct.functional.advantages` says what follows the end of each
+    (Pardo et al., "Time limits in reinforcement learning", ICML 2018, equation 6).
 
     Args:
         reward: reward received after acting at t.               [B, T] float

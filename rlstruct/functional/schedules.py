@@ -12,9 +12,6 @@ def linear_schedule(fraction_done: float, start: float, end: float, fraction: fl
         end: from fraction_done ``fraction`` on.
         fraction: where the line ends, above 0.
 
-    Returns:
-        start + (end - start) * min(fraction_done / fraction, 1).
-
     >>> [linear_schedule(fraction_done, 1.0, 0.5, fraction=0.5) for fraction_done in (0.0, 0.25, 0.5, 1.0)]
     [1.0, 0.75, 0.5, 0.5]
     """
@@ -27,13 +24,8 @@ def epsilon_ladder(epsilon: float, n_envs: int, exponent: float) -> list[float]:
     Horgan et al., "Distributed prioritized experience replay" (ICLR 2018), section 4.1: some environments explore while
     others follow the policy.
 
-    Args:
-        epsilon: of the first environment, in [0, 1].
-        n_envs: N.
-        exponent: how steep; 0 gives all the same, the paper takes 7.
-
     Returns:
-        epsilon^(1 + exponent * i / (N - 1)) for i = 0 .. N - 1.
+        epsilon^(1 + exponent * i / (N - 1)) for i = 0 .. N - 1, N = n_envs; the paper's exponent is 7.
 
     >>> epsilon_ladder(0.5, 3, 2.0)
     [0.5, 0.25, 0.125]

@@ -44,10 +44,7 @@ def whiten(values: Tensor, mask: Tensor, epsilon: float = 1e-8) -> Tensor:
     Not part of the policy-gradient theorem: it makes one step size fit rewards of any scale (Andrychowicz et al.,
     "What matters in on-policy reinforcement learning?", 2020, section 3.4, finds it harmless).
 
-    Args:
-        values: any shape, float.
-        mask: 1 on real steps, 0 on padding.  Shape of values, float or bool, same device
-        epsilon: added to the standard deviation, so that equal values become 0.
+    Arguments as `masked_mean`; equal values become 0, since ``epsilon`` is added to the standard deviation.
 
     Returns:
         (values - mean) / (std + epsilon) on real steps, 0 on padding, mean and (biased) std over the real steps.

@@ -41,11 +41,10 @@ class KeepsArguments:
 
 
 def describe(value: Any) -> Any:  # noqa: ANN401 - a value of any kind
-    """Return plain values from which `build` makes an equal object, without its weights.
+    """Return plain values from which `build` makes an equal object, without its weights; TypeError if there are none.
 
-    Args:
-        value: a plain value; a class or a factory of rlstruct or torch.nn, a `functools.partial` of one; or an instance
-            of a dataclass, of a network that `KeepsArguments`, or of a layer of torch.nn. Others raise TypeError.
+    It may be a plain value; a class or a factory of rlstruct or torch.nn, a `functools.partial` of one; or an instance
+    of a dataclass, of a network that `KeepsArguments`, or of a layer of torch.nn.
     """
     if value is None or isinstance(value, bool | int | float | str):
         return value

@@ -19,6 +19,7 @@ from rlstruct.policies.policy import Policy
 from rlstruct.rl_agent import RL_Agent
 
 Tensors = dict[str, Tensor]
+Acting = Callable[[Tensors], Mapping[str, Tensor]]
 _SIZES = (1, 2, 7, 32, 1)  # of the batches that are compared, in this order
 _STEPS = 4  # of each, so that memories are filled
 _SCORES = ("action_logits", "action_values")  # they determine the best action
@@ -81,16 +82,15 @@ def export(policy: Policy, file: str | Path) -> float:
         RuntimeError: the agent cannot be traced, or the file does not act as the policy does, and is deleted.
     """
     file = Path(file)
-    if file.suffix not in _KINDS:
+    if file.suffix not in (".pt2", ".onnx"):
         raise BadValueError(f"export: {file} ends in {file.suffix!r}, expected .pt2 or .onnx.")
-    write, read = _KINDS[file.suffix]
     original = exported(policy)
     unfinished = file.with_name(f"{file.stem}.unfinished{file.suffix}")
     inputs = _sample(original.specs, 3, torch.Generator(device="cpu").manual_seed(0)) | original.begin(3)
     try:
         with _quiet():
             try:
-                write(original, inputs, unfinished)
+                again = (_as_onnx if file.suffix == ".onnx" else _as_program)(original, inputs, unfinished)
             except (MissingPackageError, OSError):
                 raise
             except Exception as error:  # torch.export fails in many ways
@@ -100,14 +100,14 @@ def export(policy: Policy, file: str | Path) -> float:
                     "but operations of torch on its arguments and weights, without branches on values and, as the "
                     "best action is taken, without observation['rng']."
                 ) from error
-            difference = compare(original, read(unfinished))
+            difference = compare(original, again)
         os.replace(unfinished, file)
     finally:
         unfinished.unlink(missing_ok=True)
     return difference
 
 
-def compare(original: ExportedPolicy, again: Callable[[Tensors], Mapping[str, Tensor]]) -> float:
+def compare(original: ExportedPolicy, again: Acting) -> float:
     """Return the largest difference of the results for sampled observations, over several steps and batch sizes."""
     generator = torch.Generator(device="cpu").manual_seed(0)
     largest = 0.0
@@ -165,21 +165,23 @@ def _program(original: ExportedPolicy, inputs: Tensors) -> torch.export.Exported
     return torch.export.export(original, (inputs,), dynamic_shapes=(rows,))
 
 
-def _write_onnx(original: ExportedPolicy, inputs: Tensors, file: Path) -> None:
-    for name in ("onnx", "onnxscript", "onnxruntime"):
+def _as_program(original: ExportedPolicy, inputs: Tensors, file: Path) -> Acting:
+    """Write a program of torch.export, and read it again."""
+    torch.export.save(_program(original, inputs), file)
+    return torch.export.load(file).module()
+
+
+def _as_onnx(original: ExportedPolicy, inputs: Tensors, file: Path) -> Acting:
+    """Write a file of ONNX, and read it again."""
+    for name in ("onnx", "onnxscript"):
         import_extra(name, "onnx", "export: an .onnx file")
+    runtime = import_extra("onnxruntime", "onnx", "export: an .onnx file")
     with torch.no_grad():
         names = list(original(inputs))
     settings: dict[str, Any] = {"input_names": list(inputs), "output_names": names}
     program: Any = torch.onnx.export(_program(original, inputs), dynamo=True, verbose=False, **settings)
     program.save(file)
-
-
-def _read_onnx(file: Path) -> Callable[[Tensors], Mapping[str, Tensor]]:
-    session = import_extra("onnxruntime", "onnx", "export: an .onnx file").InferenceSession(
-        file, providers=["CPUExecutionProvider"]
-    )
-    names = [one.name for one in session.get_outputs()]
+    session = runtime.InferenceSession(file, providers=["CPUExecutionProvider"])
 
     def run(inputs: Tensors) -> Tensors:
         arrays = session.run(names, {key: value.numpy() for key, value in inputs.items()})  # sync: on the CPU
@@ -200,14 +202,3 @@ def _quiet() -> Iterator[None]:
             yield
     finally:
         logger.setLevel(before)
-
-
-Writer = Callable[[ExportedPolicy, Tensors, Path], None]
-Reader = Callable[[Path], Callable[[Tensors], Mapping[str, Tensor]]]
-_KINDS: dict[str, tuple[Writer, Reader]] = {
-    ".pt2": (
-        lambda original, inputs, file: torch.export.save(_program(original, inputs), file),
-        lambda file: torch.export.load(file).module(),
-    ),
-    ".onnx": (_write_onnx, _read_onnx),
-}

@@ -25,11 +25,8 @@ def description(
 ) -> dict[str, Any]:
     """Return the description of a policy in a checkpoint, as plain values for `load`.
 
-    Args:
-        agent: acts with ``model``.
-        model: the network that is trained.
-        shown: shape and dtype of ``frame``, or of ``frame/…``, of one environment; None before the first batch.
-        stochastic: evaluations of the training draw their actions.
+    ``shown`` are the specs of one environment's frames, None before the first batch; evaluations draw if
+    ``stochastic``.
     """
     known: dict[str, Any] = {}
     parts: dict[str, tuple[Callable[[Any], Any], object]]

@@ -137,7 +137,7 @@ class Policy:
 
     def _read(self, observation: Any) -> tuple[dict[str, Tensor], bool, torch.device | None]:  # noqa: ANN401
         """Return tensors [B, ...], whether it was one observation, and the tensors' device; None for numpy."""
-        given = {_joined("frame", key): value for key, value in _flat(observation)}
+        given = {f"frame/{key}".strip("/"): value for key, value in _flat(observation)}
         if given.keys() != self.specs.keys():
             shown, names = sorted(self.specs), sorted(given)
             raise BadKeyError(
@@ -178,11 +178,7 @@ def _flat(observation: Any, prefix: str = "") -> list[tuple[str, Any]]:  # noqa:
         parts = [(str(index), part) for index, part in enumerate(observation)]
     else:
         return [(prefix, observation)]
-    return [leaf for name, part in parts for leaf in _flat(part, _joined(prefix, name))]
-
-
-def _joined(prefix: str, name: str) -> str:
-    return f"{prefix}/{name}" if prefix and name else prefix or name
+    return [leaf for name, part in parts for leaf in _flat(part, f"{prefix}/{name}".strip("/"))]
 
 
 def _words(keys: list[str]) -> str:

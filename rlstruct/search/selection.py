@@ -92,14 +92,11 @@ def considered_scores(logits: Tensor, visits: Tensor, values: Tensor, gumbel: Te
     """Score the root's actions for sequential halving: the best among those with the due number of visits.
 
     Args:
-        logits: see `puct_scores`.  [B, A] float
+        logits: as in `puct_scores`, as are ``visits``.  [B, A] float
         visits: [B, A] float
         values: from `completed_values`.  [B, A] float
         gumbel: noise that draws the first actions without replacement.  [B, A] float
-        considered: the due number of visits, see `considered_visits`.  [B] float
-
-    Returns:
-        [B, A], -inf for all other actions.
+        considered: the due number of visits, see `considered_visits`; other actions get -inf.  [B] float
     """
     score = (gumbel + (logits - logits.amax(-1, True)) + values).clamp(min=-1e9)
     turn = (visits == considered.unsqueeze(-1)) & is_legal(logits)

@@ -158,7 +158,7 @@ class TreeSearch:
         explore: Tensor | None = None,
         earlier: DictTensor | None = None,
     ) -> SearchResult:
-        """Search from evaluated states, with given noise.
+        """Search from evaluated states, with given noise; other arguments as `__call__`.
 
         Args:
             state: [B, ...]
@@ -166,7 +166,7 @@ class TreeSearch:
             value: [B] float
             noise: Gumbel or Dirichlet noise.  [B, A] float
             key: for the action (PUCT and UCT).  [B] int64
-            explore: factor of ``temperature``; None for 1.  [B] float
+            explore: see `__call__`.
             earlier: see `__call__`.
 
         Raises:
