@@ -120,10 +120,14 @@ class Mismatch(NamedTuple):
 
 
 def mismatch(
-    tensors: Named, layout: Layout | None = None, *, device: torch.device | None = None, rows: int | None = None
+    tensors: Named,
+    layout: Layout | None = None,
+    *,
+    device: torch.device | None = None,
+    rows: int | tuple[int, ...] | None = None,
 ) -> Mismatch | None:
     """Find the first difference between tensors and what `expect` expects of them; None if there is none."""
-    lead, found = () if rows is None else (rows,), dict(tensors.items())
+    lead, found = (rows,) if isinstance(rows, int) else rows or (), dict(tensors.items())
     for key, (shape, dtype) in () if layout is None else layout.items():
         tensor = found.get(key)
         if tensor is None:
@@ -135,8 +139,8 @@ def mismatch(
         if layout is not None and key not in layout:
             hint = f"The keys expected are {[*layout]}.{_did_you_mean(key, [*layout])}"
             return Mismatch(key, spec_of(tensor), "no such key", hint, BadKeyError)
-        if rows is not None and tensor.shape[:1] != lead:
-            return Mismatch(key, spec_of(tensor), f"[{rows}, ...]", "", ShapeMismatchError)
+        if tensor.shape[: len(lead)] != lead:
+            return Mismatch(key, spec_of(tensor), f"[{', '.join(map(str, lead))}, ...]", "", ShapeMismatchError)
         if device is not None and tensor.device != device:
             fix = f"Create it with device={str(device)!r}, or move it with .to({str(device)!r})."
             return Mismatch(key, f"on {tensor.device}", device, fix, DeviceMismatchError)
@@ -149,7 +153,7 @@ def expect(
     layout: Layout | None = None,
     *,
     device: torch.device | None = None,
-    rows: int | None = None,
+    rows: int | tuple[int, ...] | None = None,
     fix: str = "",
 ) -> None:
     """Raise unless tensors have the keys, shapes, dtypes, rows and device that are expected.
@@ -159,7 +163,7 @@ def expect(
         tensors: names to tensors.
         layout: their keys, shapes and dtypes, in any order; None for any.
         device: the device of all of them; None for any.
-        rows: the first size of all shapes, which the layout then leaves out; None if there is no such axis.
+        rows: the first size of all shapes, or sizes, which the layout then leaves out; None if there is no such axis.
         fix: what to do; for a wrong device there is an answer without it.
 
     Raises:
@@ -231,25 +235,15 @@ def _not_named(cls: type, key: object, tensor: object) -> TypeError:
 
 def check_pair(cls: type, leading: int, key: str, tensor: Tensor, first_key: str, first: Tensor) -> None:
     """Raise unless ``tensor`` has the leading axes and the device of ``first``."""
-    lead = first.shape[:leading]
-    if tensor.dim() < leading or tensor.shape[:leading] != lead:
-        axes = "[B, ...]" if leading == 1 else "[B, T, ...]"
-        got = f"{cls.__name__}: tensor {key!r} has shape {list(tensor.shape)}"
-        if tensor.dim() >= leading:
-            sizes = ", ".join(f"{axis} = {size}" for axis, size in zip("BT", lead, strict=False))
-            raise ShapeMismatchError(
-                f"{got}, expected {axes} with {sizes} (as in {first_key!r}). All tensors of one structure have the "
-                "same rows."
-            )
+    where, lead = f"{cls.__name__}: tensor", tuple(first.shape[:leading])
+    if tensor.dim() < leading:
         fix = "Add what is missing with .unsqueeze(0); .expand(B, ...) gives one value to all rows."
         if tensor.dim() == 0:
             fix += f" Numbers that belong to no row, such as losses, go into a plain dict: {{{key!r}: value}}."
-        raise ShapeMismatchError(f"{got}, expected at least {leading} dimensions {axes}. {fix}")
-    if tensor.device != first.device:
-        raise DeviceMismatchError(
-            f"{cls.__name__}: tensor {key!r} is on {tensor.device}, expected {first.device} (the device of "
-            f"{first_key!r}). Move it with .to({str(first.device)!r}), or create it with device={str(first.device)!r}."
-        )
+        axes = f"at least {leading} dimensions [{', '.join('BT'[:leading])}, ...]"
+        raise ShapeMismatchError(f"{where} {key!r} is {spec_of(tensor)}, expected {axes}. {fix}")
+    fix = "" if tensor.shape[:leading] == lead else f"All tensors have the same rows, here those of {first_key!r}."
+    expect(where, {key: tensor}, device=first.device, rows=lead, fix=fix)
 
 
 def as_dict(cls: type, tensors: Any) -> dict[str, Any]:  # noqa: ANN401 - perhaps no mapping

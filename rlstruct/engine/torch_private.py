@@ -196,16 +196,12 @@ def wrap_backward(wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> N
 
 
 def _found(needed: str) -> bool:
-    """Look for an entry of `NEEDED`."""
+    """Look for an entry of `NEEDED`. Modules that are not imported are read: it takes less time."""
     module, mark, name = re.split("([:#])", needed)
-    return _exists(module, name) if mark == ":" else re.search(rf"\b{name}\b", _source(module)) is not None
-
-
-def _exists(module: str, name: str) -> bool:
-    """Return True if a module of torch defines a name. Modules that are not imported are read: it takes less time."""
-    if (loaded := sys.modules.get(module)) is not None:
+    if mark == ":" and (loaded := sys.modules.get(module)) is not None:
         return any(hasattr(loaded, either) for either in name.split("|"))
-    return re.search(rf"^(?:def |class )?(?:{name})\b", _source(module), re.MULTILINE) is not None
+    start = r"^(?:def |class )?" if mark == ":" else r"\b"
+    return re.search(rf"{start}(?:{name})\b", _source(module), re.MULTILINE) is not None
 
 
 @functools.cache

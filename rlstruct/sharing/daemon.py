@@ -22,11 +22,15 @@ import torch
 
 from rlstruct.device import DeviceLike, resolve_device
 from rlstruct.errors import BadValueError, SharingError, warn_user
+from rlstruct.options import Range
 from rlstruct.sharing import keeper
 
 PROGRAM = "nvidia-cuda-mps-control"
 MOST_CLIENTS = 48
 """Processes that a daemon serves; 60 from CUDA 13.1 on."""
+
+PERCENTAGE = Range(above=0, at_most=100, or_none=True)
+"""Of a GPU's threads, for one process."""
 
 _logger = logging.getLogger(__name__)
 _running: dict[str, Daemon] = {}  # by GPU
@@ -175,11 +179,8 @@ def mps(
         ValueError: no such GPU, a limit is out of range, or the running daemon has other limits.
     """
     gpu = gpu_of(device)
-    check_percentage("mps", thread_percentage)
-    if memory_limit is not None and memory_limit < 2**20:
-        raise BadValueError(
-            f"mps: memory_limit is {memory_limit}, expected bytes, at least 2**20. Pass 2 * 2**30 for 2 GiB."
-        )
+    PERCENTAGE.check("mps", "thread_percentage", thread_percentage)
+    Range(at_least=2**20, or_none=True).check("mps", "memory_limit", memory_limit)
     limits = (thread_percentage, memory_limit)
     with _lock:
         daemon = _running.get(gpu)
@@ -216,15 +217,6 @@ def gpu_of(device: DeviceLike) -> str:
 def limited_to(thread_percentage: float | None) -> dict[str, str]:
     """Return the environment variable that limits a client."""
     return {} if thread_percentage is None else {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": f"{thread_percentage:g}"}
-
-
-def check_percentage(where: str, thread_percentage: float | None) -> None:
-    """Raise ValueError unless this is None or a share of a GPU's threads."""
-    if thread_percentage is not None and not 0 < thread_percentage <= 100:
-        raise BadValueError(
-            f"{where}: thread_percentage is {thread_percentage!r}, expected more than 0 and at most 100. "
-            "Pass 25 to give each process a quarter of the GPU at most."
-        )
 
 
 def missing() -> str:

@@ -11,13 +11,14 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 
 from rlstruct.device import DeviceLike
 from rlstruct.errors import BadValueError, SharingError, warn_user
-from rlstruct.sharing.daemon import MOST_CLIENTS, Daemon, check_percentage, limited_to, missing, mps
+from rlstruct.options import Range
+from rlstruct.sharing.daemon import MOST_CLIENTS, PERCENTAGE, Daemon, limited_to, missing, mps
 from rlstruct.sharing.inheriting import inheriting
 
 _GPU = re.compile(r"^GPU (\d+): .*\(UUID: (GPU-[^)]+)\)")
@@ -260,9 +261,8 @@ def _is_shared(device: torch.device, n_processes: int) -> bool:
 
 def _check(where: str, device: torch.device, n_processes: int, sharing: str, thread_percentage: float | None) -> None:
     """Raise ValueError for arguments that do not fit together on any machine."""
-    if sharing not in ("none", "mps", "mig", "auto"):
-        raise BadValueError(f"{where}: sharing is {sharing!r}, expected 'none', 'mps', 'mig' or 'auto'.")
-    check_percentage(where, thread_percentage)
+    Range(choices=get_args(Mode)).check(where, "sharing", sharing)
+    PERCENTAGE.check(where, "thread_percentage", thread_percentage)
     if thread_percentage is not None and sharing not in ("mps", "auto"):
         raise BadValueError(
             f"{where}: thread_percentage is {thread_percentage:g} with sharing={sharing!r}, but only MPS limits "

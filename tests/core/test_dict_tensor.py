@@ -133,7 +133,7 @@ def test_set_works_on_the_empty_structure_and_replaces() -> None:
     made.set("a", torch.ones(2))  # the only key: B may change
     made.set("b", torch.ones(2, 4))
     assert made.n_elems() == 2
-    with pytest.raises(ShapeMismatchError, match=r"'a' has shape \[3\].*B = 2 \(as in 'b'\)"):
+    with pytest.raises(ShapeMismatchError, match=r"'a' is \[3\] .*expected \[2, ...\]. All .* those of 'b'"):
         made.set("a", torch.zeros(3))
     with pytest.raises(TypeError, match="key 'c' holds a float"):
         made.set("c", 1.0)  # type: ignore[arg-type]
@@ -145,10 +145,14 @@ def test_set_works_on_the_empty_structure_and_replaces() -> None:
 @pytest.mark.parametrize(
     ("tensors", "error", "message"),
     [
-        ({"a": torch.zeros(2), "b": torch.zeros(3, 1)}, ShapeMismatchError, r"'b' has shape \[3, 1\].*B = 2.*'a'"),
-        ({"a": torch.tensor(1.0)}, ShapeMismatchError, r"'a' has shape \[\], expected at least 1 dimensions"),
+        (
+            {"a": torch.zeros(2), "b": torch.zeros(3, 1)},
+            ShapeMismatchError,
+            r"'b' is \[3, 1\] .*expected \[2, ...\].*'a'",
+        ),
+        ({"a": torch.tensor(1.0)}, ShapeMismatchError, r"'a' is \[\] .*expected at least 1 dimensions"),
         ({"loss": torch.tensor(1.0)}, ShapeMismatchError, r"such as losses, go into a plain dict: {'loss': value}"),
-        ({"a": torch.zeros(0), "b": torch.tensor(1.0)}, ShapeMismatchError, r"'b' has shape \[\]"),
+        ({"a": torch.zeros(0), "b": torch.tensor(1.0)}, ShapeMismatchError, r"'b' is \[\] "),
         ({"a": [1.0]}, TypeError, "key 'a' holds a list"),
         ({"a": torch.zeros(1), "b": None}, TypeError, "key 'b' holds a NoneType"),
         ({3: torch.zeros(1)}, TypeError, "key 3 is a int"),
@@ -156,7 +160,7 @@ def test_set_works_on_the_empty_structure_and_replaces() -> None:
         (
             {"b": torch.zeros(1), "a": torch.zeros(1, device="meta")},
             DeviceMismatchError,
-            r"DictTensor: tensor 'a' is on meta, expected cpu \(the device of 'b'\). Move it with .to\('cpu'\)",
+            r"DictTensor: tensor 'a' is on meta, expected cpu. .* or move it with .to\('cpu'\)",
         ),
         (
             {"b": torch.zeros(1, device="meta"), "a": torch.zeros(1)},
@@ -234,7 +238,7 @@ def test_add_names_the_conflict() -> None:
     a = DictTensor({"a": torch.zeros(2)})
     with pytest.raises(KeyError, match="key 'a' is in both"):
         a + a
-    with pytest.raises(ShapeMismatchError, match=r"'b' has shape \[3\].*B = 2"):
+    with pytest.raises(ShapeMismatchError, match=r"'b' is \[3\] .*expected \[2, ...\]"):
         a + DictTensor({"b": torch.zeros(3)})
     with pytest.raises(DeviceMismatchError, match="'b' is on meta, expected cpu"):
         a + DictTensor({"b": torch.zeros(2, device="meta")})
@@ -338,7 +342,7 @@ def test_detach_and_clone_in_the_graph() -> None:
 def test_map_validates_what_comes_back() -> None:
     made = DictTensor({"a": torch.zeros(2, 3), "b": torch.zeros(2)})
     assert made.map(lambda v: v.repeat_interleave(2, dim=0)).n_elems() == 4
-    with pytest.raises(ShapeMismatchError, match="'b' has shape"):
+    with pytest.raises(ShapeMismatchError, match="'b' is "):
         made.map(lambda v: v.reshape(-1))
     with pytest.raises(TypeError, match="key 'a' holds a float"):
         made.map(lambda v: 0.0)  # type: ignore[arg-type,return-value]

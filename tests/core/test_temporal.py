@@ -163,7 +163,7 @@ def test_rows_without_keys_keep_their_lengths() -> None:
 
 def test_set_checks_time_too() -> None:
     made = TemporalDictTensor({"a": torch.zeros(2, 3)})
-    with pytest.raises(ShapeMismatchError, match=r"'b' has shape \[2, 4\], expected .*B = 2, T = 3 \(as in 'a'\)"):
+    with pytest.raises(ShapeMismatchError, match=r"'b' is \[2, 4\] .*expected \[2, 3, ...\]. All .* those of 'a'"):
         made.set("b", torch.zeros(2, 4))
     with pytest.raises(DeviceMismatchError, match="'b' is on meta, expected cpu"):
         made.set("b", torch.zeros(2, 3, device="meta"))
@@ -177,11 +177,11 @@ def test_set_checks_time_too() -> None:
             {"a": torch.zeros(2)},
             None,
             ShapeMismatchError,
-            r"'a' has shape \[2\], expected at least 2 dimensions \[B, T",
+            r"'a' is \[2\] .*expected at least 2 dimensions \[B, T",
         ),
-        ({"a": torch.zeros(2, 3), "b": torch.zeros(2)}, None, ShapeMismatchError, "'b' has shape"),
-        ({"a": torch.zeros(2, 3), "b": torch.zeros(2, 4)}, None, ShapeMismatchError, "B = 2, T = 3"),
-        ({"a": torch.zeros(2, 3), "b": torch.zeros(1, 3)}, None, ShapeMismatchError, "B = 2, T = 3"),
+        ({"a": torch.zeros(2, 3), "b": torch.zeros(2)}, None, ShapeMismatchError, "'b' is "),
+        ({"a": torch.zeros(2, 3), "b": torch.zeros(2, 4)}, None, ShapeMismatchError, r"expected \[2, 3, ...\]"),
+        ({"a": torch.zeros(2, 3), "b": torch.zeros(1, 3)}, None, ShapeMismatchError, r"expected \[2, 3, ...\]"),
         ({"a": torch.zeros(2, 3), "b": torch.zeros(2, 3, device="meta")}, None, DeviceMismatchError, "'b' is on meta"),
         ({"a": torch.zeros(2, 3)}, [3, 3], TypeError, "lengths is a list"),
         ({"a": torch.zeros(2, 3)}, torch.tensor([3.0, 3.0]), ShapeMismatchError, "torch.float32"),

@@ -24,9 +24,9 @@ def test_the_installed_torch_has_all_names() -> None:
 def test_a_module_that_is_not_imported_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     name = "torch._inductor.compile_fx"
     monkeypatch.delitem(torch_private.sys.modules, name, raising=False)
-    assert torch_private._exists(name, "compile_fx_inner")
-    assert not torch_private._exists(name, "compile_fx_inn")
-    assert not torch_private._exists("torch._no_such_module", "x")
+    assert torch_private._found(f"{name}:compile_fx_inner")
+    assert not torch_private._found(f"{name}:compile_fx_inn")
+    assert not torch_private._found("torch._no_such_module:x")
 
 
 def test_without_a_name_agents_act_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
