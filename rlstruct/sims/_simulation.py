@@ -116,11 +116,8 @@ class Simulation:
         if starts is not None and starts.most == 1 and done.is_cpu and not done.numpy().any():  # sync: of CPU memory
             after = dict(now)
         else:
-            fresh = self.begin(carry, carry["episode"] + 1) if starts is None else starts.next(carry)
-            after = {
-                name: _choose(done, fresh[name], value) if name in fresh else value.masked_fill(rows_of(done, value), 0)
-                for name, value in now.items()
-            }
+            restart = self.restart if starts is None else starts.restart
+            after = restart(carry, done, now)
         if starts is not None:
             starts.episode = after["episode"]
         shown = ["reward", *(f"last_{key}" for key in action)]
@@ -129,6 +126,10 @@ class Simulation:
         current = self.frames(part_of(after, "state/")) | {"initial_state": done}
         current |= {key: after.pop(key) for key in shown}
         return after, reached, current, {}
+
+    def restart(self, carry: Tensors, done: Tensor, now: Tensors) -> Tensors:
+        """Replace ended episodes (``done`` [B]) by the start of the next: drawn fields, 0 for all others."""
+        return _restarted(done, now, self.begin(carry, carry["episode"] + 1))
 
     def _step(self, carry: Tensors, action: Tensors) -> Answer:
         """Step episodic environments; ended ones idle and show their end, with reward 0."""
@@ -175,20 +176,46 @@ class StartStates:
         self._left = 0
         self._drawn: Tensors  # of the next n episodes.  [n * B, ...]
         self._origin: Tensor  # the row of the start of episode e is e * B - origin.  [B]
+        self._packs: list[tuple[list[str], Tensor]]  # names of numbers of one dtype, and their starts.  [F, n * B]
 
-    def next(self, carry: Tensors) -> Tensors:
-        """Return the start of every environment's next episode, by names in the carry."""
+    def restart(self, carry: Tensors, done: Tensor, now: Tensors) -> Tensors:
+        """Restart as `Simulation.restart` does, with all numbers [B] of one dtype at once."""
         episode = carry["episode"]
-        B = len(episode)
         if self._left == 0 or episode is not self.episode:
-            self._left = n = max(1, min(self.most, _MOST_ROWS // B))
-            ahead = torch.arange(1, n + 1, device=episode.device).unsqueeze(1) + episode  # [n, B]
-            keys = carry["env_key"].expand(n, B).flatten()
-            self._drawn = self._simulation.begin({**carry, "env_key": keys}, ahead.flatten())
-            self._origin = episode * B - torch.arange(B, device=episode.device)
+            self._draw(carry, now)
         self._left -= 1
-        row = episode * B - self._origin
-        return {name: value.index_select(0, row) for name, value in self._drawn.items()}
+        row = episode * len(episode) - self._origin
+        wide = {name: value for name, value in now.items() if value.dim() > 1}
+        fresh = {name: self._drawn[name].index_select(0, row) for name in wide if name in self._drawn}
+        after = _restarted(done, wide, fresh)
+        for names, starts in self._packs:
+            ended = torch.stack([now[name] for name in names])
+            after.update(zip(names, torch.where(done, starts.index_select(1, row), ended).unbind(), strict=True))
+        return after
+
+    def _draw(self, carry: Tensors, now: Tensors) -> None:
+        episode = carry["episode"]
+        B, device = len(episode), episode.device
+        self._left = n = max(1, min(self.most, _MOST_ROWS // B))
+        ahead = torch.arange(1, n + 1, device=device).unsqueeze(1) + episode  # [n, B]
+        keys = carry["env_key"].expand(n, B).flatten()
+        self._drawn = self._simulation.begin({**carry, "env_key": keys}, ahead.flatten())
+        self._origin = episode * B - torch.arange(B, device=device)
+        numbers: dict[torch.dtype, list[str]] = {}
+        for name, value in now.items():
+            if value.dim() == 1:
+                numbers.setdefault(value.dtype, []).append(name)
+        self._packs = []
+        for dtype, names in numbers.items():
+            zero = torch.zeros(n * B, dtype=dtype, device=device)
+            self._packs.append((names, torch.stack([self._drawn.get(name, zero) for name in names])))
+
+
+def _restarted(done: Tensor, now: Tensors, fresh: Tensors) -> Tensors:
+    return {
+        name: _choose(done, fresh[name], value) if name in fresh else value.masked_fill(rows_of(done, value), 0)
+        for name, value in now.items()
+    }
 
 
 def _choose(mask: Tensor, new: Tensor, old: Tensor) -> Tensor:

@@ -202,19 +202,23 @@ def test_wrong_settings_are_named() -> None:
         tables(Rules(over="7=1"))
 
 
+def memory(ale: Any) -> torch.Tensor:
+    return torch.from_numpy(np.pad(ale.getRAM(), (0, 128))).unsqueeze(0)
+
+
 def says(game: str, n_frames: int, seed: int) -> list[tuple[tuple[int, int, bool], tuple[int, int, bool]]]:
     """Return rewards and ends as the rules read them from ALE's RAM, and as ALE reports them, in each frame."""
     ale = open_ale(game, seed)
     actions = [action.value for action in ale.getLegalActionSet()]
     counter = Counter(RULES[game], torch.device("cpu"))
-    tally, both = counter.begin([ale.getRAM()], [ale.lives()]), []
+    tally, both = counter.begin(memory(ale), [ale.lives()]), []
     for action in np.random.default_rng(seed).choice(actions, n_frames).tolist():
         said = (int(ale.act(action)), ale.lives(), ale.game_over())
-        reward = counter.count(torch.from_numpy(np.pad(ale.getRAM(), (0, 128))).unsqueeze(0), tally)
+        reward = counter.count(memory(ale), tally)
         both.append(((int(reward), int(tally[0, 1]), bool(tally[0, OVER])), said))
         if said[2]:
             ale.reset_game()
-            tally = counter.begin([ale.getRAM()], [ale.lives()])
+            tally = counter.begin(memory(ale), [ale.lives()])
     return both
 
 

@@ -13,19 +13,12 @@ def shift_or_count(m: Registers, unary: int):
     carry = m.carry
     if unary == op.ASL or unary == op.ROL:
         m.carry = value >> 7
-        value = (value << 1) & 0xFF
-        if unary == op.ROL:
-            value |= carry
+        m.value = ((value << 1) & 0xFF) | wp.where(unary == op.ROL, carry, 0)
     elif unary == op.LSR or unary == op.ROR:
         m.carry = value & 1
-        value = value >> 1
-        if unary == op.ROR:
-            value |= carry << 7
-    elif unary == op.INC:
-        value = (value + 1) & 0xFF
-    elif unary == op.DEC:
-        value = (value - 1) & 0xFF
-    m.value = value
+        m.value = (value >> 1) | wp.where(unary == op.ROR, carry << 7, 0)
+    else:
+        m.value = (value + wp.where(unary == op.INC, 1, -1)) & 0xFF
 
 
 @wp.func
@@ -43,27 +36,21 @@ def decimal_digits(number: int) -> int:
 @wp.func
 def add(m: Registers, value: int, subtract: int):
     """ADC or SBC: the result is `m.value`; N and Z are set later."""
-    total = m.a + value + m.carry
+    operand = value ^ (0xFF * subtract)
+    total = m.a + operand + m.carry
     result = total & 0xFF
     carry = total >> 8
-    if subtract != 0:
-        total = m.a + (value ^ 0xFF) + m.carry
-        result = total & 0xFF
-        carry = total >> 8
-        m.overflow = ((m.a ^ value) & (m.a ^ result) & 0x80) >> 7
-        if m.decimal != 0:
-            total = decimal_value(m.a) - decimal_value(value) - 1 + m.carry
-            if total < 0:
-                total += 100
-            result = decimal_digits(total)
-            m.overflow = ((m.a ^ result) & (result ^ value) & 0x80) >> 7
+    if m.decimal == 0:
+        m.overflow = ((m.a ^ result) & (operand ^ result) & 0x80) >> 7
     else:
-        m.overflow = ((m.a ^ result) & (value ^ result) & 0x80) >> 7
-        if m.decimal != 0:
+        if subtract != 0:
+            total = decimal_value(m.a) - decimal_value(value) - 1 + m.carry
+            result = decimal_digits(total + wp.where(total < 0, 100, 0))
+        else:
             total = decimal_value(m.a) + decimal_value(value) + m.carry
             carry = wp.where(total > 99, 1, 0)
             result = decimal_digits(total & 0xFF)
-            m.overflow = ((m.a ^ result) & (result ^ value) & 0x80) >> 7
+        m.overflow = ((m.a ^ result) & (value ^ result) & 0x80) >> 7
     m.carry = carry
     m.value = result
 
@@ -78,10 +65,8 @@ def combine(m: Registers, binary: int, target: int):
         m.value = m.a & value
     elif binary == op.EOR:
         m.value = m.a ^ value
-    elif binary == op.ADC:
-        add(m, value, 0)
-    elif binary == op.SBC:
-        add(m, value, 1)
+    elif binary == op.ADC or binary == op.SBC:
+        add(m, value, wp.where(binary == op.SBC, 1, 0))
     elif binary == op.COMPARE:
         register = m.a
         if target == op.TO_X:

@@ -193,7 +193,7 @@ class Atari(TensorEnv[AtariState]):
     def from_beginnings(self, begun: Sequence[Beginning]) -> AtariState:
         """Convert K places in games of ALE to states.  [K, ...]."""
         registers, ram = (t.to(self._device) for t in self._reader.read([place.state for place in begun]))
-        tally = self._counter.begin([place.state.ram for place in begun], [place.lives for place in begun])
+        tally = self._counter.begin(ram, [place.lives for place in begun])
         pictures = np.stack([place.screens for place in begun]).reshape(len(begun), 2, -1)
         last = registers[:, FIELDS.index("n_frames")] & 1
         screens = torch.from_numpy(pictures).to(self._device)

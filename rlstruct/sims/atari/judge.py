@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 import warp as wp
 from torch import Tensor
 
 from rlstruct.sims.atari.machine import launch
-from rlstruct.sims.atari.rules import DROPS, HELD, Rules, count, tables
+from rlstruct.sims.atari.rules import DROPS, HELD, Rules, tables
 
 SCORE, LIVES, OVER, BEFORE, SETS = range(5)
 """Columns of a tally: score and lives, whether the game is over, a byte before the last frame, sets."""
@@ -101,7 +99,7 @@ class Counter:
     """Scorer of any number of consoles that play one game."""
 
     def __init__(self, rules: Rules, device: torch.device) -> None:
-        self._rules, self._device = rules, device
+        self._device = device
         made, book = tables(rules), Rulebook()
         for name in ("addresses", "score", "sets", "lives", "over"):
             # By torch: Warp would copy on a separate stream, for which nothing waits.
@@ -112,13 +110,12 @@ class Counter:
         book.still_at_end, book.counts_down = int(rules.still_at_end), int(rules.counts_down)
         self._book = book
 
-    def begin(self, memories: Sequence[npt.NDArray[np.uint8]], lives: Sequence[int]) -> Tensor:
-        """Return a fresh tally [K, 5] int32 for K games with this RAM, [128] uint8 each, and these lives."""
-        rows = []
-        for ram, n in zip(memories, lives, strict=True):
-            score, sets = count(self._rules, ram)
-            rows.append([score, n, 0, int(ram[max(self._rules.before, 0)]), sets])
-        return torch.tensor(rows, dtype=torch.int32, device=self._device)
+    def begin(self, ram: Tensor, lives: Sequence[int]) -> Tensor:
+        """Return a fresh tally [K, 5] int32 for K games with this memory, [K, 256] uint8, and these lives."""
+        tally = torch.zeros(len(ram), 5, dtype=torch.int32, device=self._device)
+        self.count(ram, tally)
+        tally[:, LIVES], tally[:, OVER] = torch.tensor(lives, dtype=torch.int32, device=self._device), 0
+        return tally
 
     def count(self, ram: Any, tally: Any, running: Any = None, rewards: Any = None) -> Any:
         """Count after a frame, and return the rewards [B] int32.

@@ -118,18 +118,6 @@ def tables(rules: Rules) -> Tables:
     return made
 
 
-def count(rules: Rules, ram: npt.NDArray[np.uint8]) -> tuple[int, int]:
-    """Read the score and the sets of a game from its RAM, [128] uint8.
-
-    >>> count(Rules(score="b14 -b13", sets="d2"), np.full(128, 0x13, np.uint8))
-    (0, 13)
-    """
-    made = tables(rules)
-    read = made.addresses < len(ram)
-    bytes_read = ram[made.addresses[read]]
-    return int(made.score[read, bytes_read].sum()), int(made.sets[read, bytes_read].sum())
-
-
 def _sum(words: str) -> dict[int, npt.NDArray[np.int64]]:
     """Return the amount that each byte adds; a number without a byte is at -1."""
     parts: dict[int, npt.NDArray[np.int64]] = {}
