@@ -54,18 +54,7 @@ class Algorithm(Generic[Config]):
         run: RunFolder | None = None,
         callbacks: Sequence[Callback] = (),
     ) -> TrainingResult:
-        """Train a network; result and errors are those of `run_training`.
-
-        Args:
-            config: the settings of this algorithm.
-            create_model: makes the network, on the CPU.
-            create_agent: called as ``create_agent(model, device=…, stochastic=…, copy_model=…)``, as the agents of
-                `rlstruct.agents` are. The algorithm says what its agents return.
-            create_env: called as ``create_env(n_envs=…, seed=…, **env_args)``.
-            env_args: further arguments of ``create_env``.
-            run: where to log; None logs nothing. A folder from `RunFolder.resume` continues from its checkpoint.
-            callbacks: see `rlstruct.algos.Callback`.
-        """
+        """Train a network with the settings of this algorithm; arguments, result and errors: see `run_training`."""
         create_evaluator = None
         if self.arrange is not None:
             check_create_env(create_env, env_args or {})

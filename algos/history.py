@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from rlstruct.algos.checkpoint import write_checkpoint
 from rlstruct.algos.evaluation import Evaluation
 from rlstruct.algos.learner import GradientLearner, check_numbers
 from rlstruct.algos.run_folder import RunFolder
@@ -104,8 +105,9 @@ class TrainingHistory:
         at = {"policy_version": update.policy_version, "env_steps": update.env_steps}
         kept = "Train with a run folder, run=RunFolder(…), to have the weights saved that led there."
         if self._folder is not None:
-            state = {"learner": self._learner.state_dict(), "terms": dict(numbers), **at}
-            kept = f"{self._folder.save_evidence(EVIDENCE, state)} has the weights that led there."
+            file = self._folder.path / EVIDENCE
+            write_checkpoint(file, {"learner": self._learner.state_dict(), "terms": dict(numbers), **at})
+            kept = f"{file} has the weights that led there."
         raise TrainingDiverged(
             f"run_training: {terms}, in update {update.policy_version} at environment step {update.env_steps}, "
             f"expected finite numbers. {kept} Usual fixes: a smaller learning_rate, max_gradient_norm, finite rewards "

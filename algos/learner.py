@@ -6,7 +6,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -34,20 +34,6 @@ if TYPE_CHECKING:
 _logger = logging.getLogger(__name__)
 
 CreateAgent = Callable[..., RL_Agent]
-
-
-@runtime_checkable
-class KeepsStatistics(Protocol):
-    """A network with running statistics of what it learns from, such as `rlstruct.agents.Normalised`."""
-
-    def scale_rewards(self, reward: Tensor) -> Tensor:
-        """Return rewards of any shape as the learner should see them."""
-
-    def see_rewards(self, reward: Tensor, done: Tensor, mask: Tensor, before: Tensor | None) -> Tensor | None:
-        """Take in rewards [B, T] that follow those of the last call, which returned ``before`` [B]."""
-
-    def see_frames(self, frame: Tensor, mask: Tensor) -> None:
-        """Take in frames [B, T, ...]."""
 
 
 def agent_around(model: nn.Module, create_agent: CreateAgent, device: str, *, stochastic: bool) -> RL_Agent:
@@ -86,7 +72,7 @@ class GradientLearner(ABC):
         policy_version: the number of gradient steps so far.
         learners: all that train this network, each in its own process.
         version_now: the same when the update began, for what a graph computes.  [] int64 on the device
-        statistics: the network, if it keeps some of what it learns from; else None.
+        statistics: the network, if it keeps some of what it learns from, as `rlstruct.agents.Normalised`; else None.
     """
 
     settings: ClassVar[type[TrainingConfig]] = TrainingConfig
@@ -125,7 +111,7 @@ class GradientLearner(ABC):
         self._runners: list[Runner[Any]] = [self._whole]
         self._uncompiled = False  # and a warning has said so
         self._gradients = self._part("loss and backward", self._gradient)
-        self.statistics = model if isinstance(model, KeepsStatistics) else None
+        self.statistics: Any = model if hasattr(model, "see_rewards") else None
         self._open_return: Tensor | None = None  # [B], where the statistics want it
 
     @classmethod

@@ -11,7 +11,6 @@ import functools
 import io
 import itertools
 import json
-import os
 import shutil
 import time
 from collections.abc import Mapping, Sequence
@@ -236,22 +235,12 @@ class RunFolder:
             state: tensors and plain values, nested in dicts and lists. How far the log had come is added as ``run``.
         """
         # An evaluation is written when it is over, at the steps of the weights that it judged; none is under way now.
-        new = self._rows[self._n_saved :]
-        self._rows[self._n_saved :] = in_order(new)
-        if self._rows[self._n_saved :] != new:
-            self._rewrite()
+        self._rows[self._n_saved :] = in_order(self._rows[self._n_saved :])
         self._n_saved = len(self._rows)
-        if (metrics := self.path / "metrics.csv").exists():
-            with metrics.open("ab") as file:
-                os.fsync(file.fileno())  # a checkpoint that counts lines must find them, even after a power failure
+        self._rewrite()  # a checkpoint that counts lines must find them, even after a power failure
         seconds = time.perf_counter() - self._start
         log = {"n_lines": len(self._rows), "seconds": seconds, "n_env_steps": self._n_env_steps}
         write_checkpoint(self.path / "checkpoint.pt", {**state, "run": log})
-
-    def save_evidence(self, name: str, state: Mapping[str, object]) -> Path:
-        """Write what led to the failure of a training, and return the file; torch.load reads it."""
-        write_checkpoint(self.path / name, state)
-        return self.path / name
 
     def close(self, *, draw: bool = True) -> None:
         """Draw the learning curve and close all files. Calling it again does nothing.
@@ -302,12 +291,11 @@ class RunFolder:
         """Replace the whole CSV file."""
         present = {name for known in self._rows for name in known}
         others = sorted(present - set(_COUNTERS) - set(_EVALUATION))
-        self._columns = (*_COUNTERS, *_EVALUATION, *others) if self._rows else ()
+        self._columns = (*_COUNTERS, *_EVALUATION, *others)
         text = io.StringIO(newline="")
         writer = csv.DictWriter(text, self._columns, restval="")
-        if self._rows:
-            writer.writeheader()
-            writer.writerows(self._rows)
+        writer.writeheader()
+        writer.writerows(self._rows)
         replace_file(self.path / "metrics.csv", lambda file: file.write(text.getvalue().encode()))
 
 
