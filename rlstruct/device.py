@@ -51,18 +51,16 @@ def resolve_device(device: DeviceLike) -> torch.device:
     try:
         resolved = torch.device(device)
     except (RuntimeError, TypeError) as error:
-        hint = ""
-        if str(device).startswith("sim"):
-            hint = " The simulated accelerator exists once rlstruct.testing.sim_device has been imported."
+        simulated = " The simulated accelerator exists once rlstruct.testing.sim_device has been imported."
+        hint = simulated if str(device).startswith("sim") else ""
         raise BadValueError(f"resolve_device: {device!r} is no device. Devices here: {_listing()}.{hint}") from error
     if resolved.type in ("cpu", "meta"):
         return torch.device(resolved.type)
     count = device_count(resolved.type)
     index = resolved.index or 0
     if index >= count:
-        hint = ""
-        if resolved.type == "cuda" and count == 0:
-            hint = " This torch build sees no CUDA device: check the driver and torch.version.cuda."
+        none = " This torch build sees no CUDA device: check the driver and torch.version.cuda."
+        hint = none if resolved.type == "cuda" and count == 0 else ""
         raise BadValueError(f"resolve_device: {device!s} does not exist. Devices here: {_listing()}.{hint}")
     return torch.device(resolved.type, index)
 

@@ -34,8 +34,9 @@ class Explained(Exception):
         if cls.__module__.startswith("rlstruct."):
             cls.page, cls.topic = f"faults#{cls.__name__.lower()}", cls.__name__
 
-    def __init__(self, *arguments: object) -> None:
+    def __init__(self, *arguments: object, **attributes: Any) -> None:  # noqa: ANN401 - those of the class
         super().__init__(*arguments)
+        vars(self).update(attributes)
         if hasattr(self, "add_note"):  # from Python 3.11 on
             self.add_note(f"{PAGE}{self.page}, or run: rlstruct explain {self.topic}")
 
@@ -113,10 +114,6 @@ class WorkerError(Explained, RuntimeError):
     step: int | None = None
     remote_traceback: str = ""
 
-    def __init__(self, message: str, **place: Any) -> None:  # noqa: ANN401 - the attributes above
-        super().__init__(message)
-        vars(self).update(place)
-
 
 class WorkerTimeout(WorkerError):
     """A worker did not answer within the timeout. The batcher can still be closed."""
@@ -137,9 +134,7 @@ class LearnerError(Explained, RuntimeError):
         ranks: ranks of these learners; empty if unknown.
     """
 
-    def __init__(self, message: str, *, ranks: tuple[int, ...] = ()) -> None:
-        super().__init__(message)
-        self.ranks = ranks
+    ranks: tuple[int, ...] = ()
 
 
 class TrainingDiverged(Explained, RuntimeError):
@@ -151,11 +146,9 @@ class TrainingDiverged(Explained, RuntimeError):
         env_steps: environment steps collected until then.
     """
 
-    def __init__(self, message: str, *, terms: dict[str, float], policy_version: int, env_steps: int) -> None:
-        super().__init__(message)
-        self.terms = terms
-        self.policy_version = policy_version
-        self.env_steps = env_steps
+    terms: dict[str, float]
+    policy_version: int
+    env_steps: int
 
 
 def tag_environment(error: BaseException, index: int, step: int | None = None) -> None:

@@ -73,7 +73,7 @@ class Graph:
         copy_grouped([place for place, _ in pairs], [now for _, now in pairs])
         self._replay()  # type: ignore[misc]  # prepare sets it
         outputs = self._result.unflatten(value.clone() for value in self._outputs)
-        return (self._static_arguments()[0], outputs) if self._loops else outputs
+        return (self._arguments.unflatten(self._static)[0], outputs) if self._loops else outputs
 
     def prepare(self, *args: Any) -> None:  # noqa: ANN401
         """Record the step for such arguments; raises CaptureError, and then had no effect."""
@@ -86,13 +86,9 @@ class Graph:
         """Return False: the same memory is read for ever."""
         return False
 
-    def _static_arguments(self) -> tuple[Any, ...]:
-        arguments: tuple[Any, ...] = self._arguments.unflatten(self._static)
-        return arguments
-
     @torch.no_grad()
     def _work(self) -> None:
-        arguments = self._static_arguments()
+        arguments = self._arguments.unflatten(self._static)
         result = self._step(*arguments)
         if self._loops:
             after, result = result

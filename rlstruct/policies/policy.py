@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from rlstruct.core import DictTensor, TensorSpec
+from rlstruct.core.layout import spec_of
 from rlstruct.device import DeviceLike, resolve_device
 from rlstruct.errors import BadKeyError, BadTypeError, ShapeMismatchError
 from rlstruct.functional import random
@@ -195,19 +196,15 @@ def _fitting(key: str, value: Any, spec: TensorSpec) -> tuple[Tensor, bool]:  # 
         raise BadTypeError(f"Policy.act: {where} is {value!r}, expected numbers in an array: {error}.") from None
     n = len(spec.shape)
     batched = tensor.dim() == n + 1
-    if tensor.dim() not in (n, n + 1) or tensor.shape[tensor.dim() - n :] != spec.shape or not tensor.numel():
-        raise ShapeMismatchError(
-            f"Policy.act: {where} has shape {list(tensor.shape)}, expected {list(spec.shape)}, or "
-            f"{['B', *spec.shape]} for B of them. Pass what the environment showed in the training, with the same "
-            "wrappers."
-        )
-    if tensor.dtype != spec.dtype:
+    fits = tensor.dim() in (n, n + 1) and tensor.shape[tensor.dim() - n :] == spec.shape and tensor.numel() > 0
+    if fits and tensor.dtype != spec.dtype:
         fits = not tensor.is_complex()
         if not spec.dtype.is_floating_point:  # sync: the caller waits anyway
             fits = not tensor.is_floating_point() and bool((tensor.to(spec.dtype) == tensor).all())
-        if not fits:
-            raise ShapeMismatchError(
-                f"Policy.act: {where} is {tensor.dtype}, expected {spec.dtype}, which cannot hold it. Pass what the "
-                "environment showed in the training, with the same wrappers."
-            )
+    if not fits:
+        raise ShapeMismatchError(
+            f"Policy.act: {where} is {spec_of(tensor)}, expected numbers that fit into {spec}, or "
+            f"{['B', *spec.shape]} for B of them. Pass what the environment showed in the training, with the same "
+            "wrappers."
+        )
     return tensor.to(spec.dtype), batched

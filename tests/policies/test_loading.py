@@ -153,23 +153,28 @@ def test_parts_of_an_observation(tmp_path: Path) -> None:
     ):
         policy.act({"place": 3})
     nested["sight"]["near"] = [0.5]
-    with pytest.raises(ValueError, match=r"part 'sight/near' of the observation has shape \[1\], expected \[2\]"):
+    with pytest.raises(
+        ValueError,
+        match=r"part 'sight/near' of the observation is \[1\] torch.float.*, expected numbers that fit into \[2\]",
+    ):
         policy.act(nested)
     nested["sight"]["near"] = np.zeros((4, 2))
     with pytest.raises(ValueError, match="expected one of each, or as many of each"):
         policy.act(nested)
     nested["place"], nested["sight"]["near"] = 3.5, [0.5, 1.0]
-    with pytest.raises(ValueError, match=r"part 'place' of the observation is torch.float64, expected torch.int64"):
+    with pytest.raises(
+        ValueError, match=r"part 'place' of the observation is \[\] torch.float64, expected .* \[\] torch.int64"
+    ):
         policy.act(nested)
 
 
 def test_mistakes_are_named(tmp_path: Path) -> None:
     policy = rlstruct.load(TASKS["recurrent"].train(tmp_path))
     for wrong, message in {
-        "shape": (np.zeros(3), r"has shape \[3\], expected \[4\], or \['B', 4\]"),
-        "axes": (np.zeros((2, 3, 4)), r"has shape \[2, 3, 4\]"),
-        "rows": (np.zeros((0, 4)), r"has shape \[0, 4\]"),
-        "dtype": (np.zeros(4, complex), r"is torch.complex128, expected torch.float32"),
+        "shape": (np.zeros(3), r"is \[3\] .*, expected numbers that fit into \[4\] torch.float32, or \['B', 4\]"),
+        "axes": (np.zeros((2, 3, 4)), r"is \[2, 3, 4\] "),
+        "rows": (np.zeros((0, 4)), r"is \[0, 4\] "),
+        "dtype": (np.zeros(4, complex), r"torch.complex128, expected .* torch.float32"),
         "text": ("cart", "is 'cart', expected numbers"),
         "dict": ({"x": np.zeros(4)}, r"the parts \['x'\], expected no parts, but one array"),
     }.values():
@@ -178,7 +183,7 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="one bool for each row of the last observations, of which there are none yet"):
         policy.reset(where=np.array([True]))
     policy.act(np.zeros((3, 4), np.float32))
-    with pytest.raises(ValueError, match=r"has 2 rows, and the agent remembers 3, expected as many. Call reset\(\)"):
+    with pytest.raises(ValueError, match=r"2 rows, .* agent remembers 3, expected the same number. Call reset\(\)"):
         policy.act(np.zeros((2, 4), np.float32))
     with pytest.raises(ValueError, match=r"where is \[2\] torch.bool, expected .* there are \[3\]"):
         policy.reset(where=np.array([True, False]))
@@ -190,9 +195,9 @@ def test_bytes_refuse_what_they_cannot_hold(tmp_path: Path) -> None:
     policy = rlstruct.load(TASKS["stacks"].train(tmp_path), stochastic=False)
     picture = np.full((1, 12, 12), 255)
     policy.act(picture)  # whole numbers that bytes can hold
-    with pytest.raises(ValueError, match=r"is torch.int64, expected torch.uint8, which cannot hold it"):
+    with pytest.raises(ValueError, match=r"torch.int64, expected numbers that fit into .* torch.uint8"):
         policy.act(picture + 1)
-    with pytest.raises(ValueError, match=r"is torch.float64, expected torch.uint8"):
+    with pytest.raises(ValueError, match=r"torch.float64, expected .* torch.uint8"):
         policy.act(picture / 255.0)
 
 
