@@ -19,7 +19,7 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing import context, get_context, reduction, resource_tracker, spawn, util
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy
 
-from rlstruct.batchers.workers.processes import die_with, mortal_parent
+from rlstruct.batchers.workers.processes import die_with, mortal_parent, open_standard_streams
 from rlstruct.profiling.recorder import VARIABLE
 
 _NUMBER = struct.Struct("q")  # what the server says of a worker: its process id, and in the end its exit code
@@ -76,11 +76,8 @@ class _Server:
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             code = f"from {__name__} import serve; serve({theirs.fileno()}, {mortal_parent()})"
-            streams = ("stdin", "stdout", "stderr")
             environment = {name: value for name, value in os.environ.items() if name != VARIABLE}  # is not profiled
-            with _standard_streams() as fds:
-                files: dict[str, Any] = dict(zip(streams, fds, strict=True))
-                self.process = subprocess.Popen(_command(code), env=environment, pass_fds=[theirs.fileno()], **files)
+            self.process = subprocess.Popen(_command(code), env=environment, pass_fds=[theirs.fileno()])
         self._close = util.Finalize(self, _end, args=(self.control, self.process), exitpriority=50)  # after the pools
 
     def serves_us(self) -> bool:
@@ -113,13 +110,6 @@ def _running_server() -> _Server:
 
 def _read_once() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name.startswith(_READ_ONCE)}
-
-
-@contextlib.contextmanager
-def _standard_streams() -> Iterator[list[int]]:
-    """Give standard input, output and error; where a program has been started without one, its number may be a file."""
-    with open(os.devnull, "r+b", buffering=0) as null:
-        yield [fd if os.get_inheritable(fd) else null.fileno() for fd in range(3)]
 
 
 def _close(*descriptors: int) -> None:
@@ -177,7 +167,8 @@ class _Forked:
             resource_tracker.ensure_running()
             tracker = resource_tracker._resource_tracker._fd  # type: ignore[attr-defined]
             self._server = _running_server()  # which ends once nothing holds on to it
-            with _standard_streams() as streams:
+            with open(os.devnull, "r+b", buffering=0) as null:  # a stream may be a file of this program
+                streams = [fd if os.get_inheritable(fd) else null.fileno() for fd in range(3)]
                 self._server.fork([status, data, alive, tracker, *streams, *self._descriptors])
         finally:
             _close(status, alive, data)
@@ -234,6 +225,7 @@ def serve(control: int, parent: int | None) -> None:
     if parent is not None:
         die_with(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides what it means
+    open_standard_streams()
     server = os.getpid()
     for module in _IMPORTED:
         importlib.import_module(module)
