@@ -75,48 +75,28 @@ class Backend(Protocol):
 
 @dataclass(frozen=True)
 class BackendStats:
-    """Times, sizes and losses of a backend.
+    """Times, sizes and losses of a backend."""
 
-    Attributes:
-        seconds: for each collector the seconds of each `Phase`.
-        layouts: for each collector the layout of a slab; empty before the first batch.
-        weight_bytes: size of the buffers through which weights travel.
-        pids: process ids of workers on this machine.
-        lost: episodes that were lost because workers failed and were started again, oldest first.
-    """
-
-    seconds: tuple[dict[str, float], ...]
-    layouts: tuple[Layout, ...]
-    weight_bytes: int = 0
-    pids: tuple[int, ...] = ()
-    lost: tuple[LostEpisodes, ...] = ()
+    seconds: tuple[dict[str, float], ...]  # of each `Phase`, for each collector
+    layouts: tuple[Layout, ...]  # of a slab of each collector; empty before the first batch
+    weight_bytes: int = 0  # size of the buffers through which weights travel
+    pids: tuple[int, ...] = ()  # process ids of workers on this machine
+    lost: tuple[LostEpisodes, ...] = ()  # with workers that failed and were started again, oldest first
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Arguments of RL_Batcher that backends are made from, checked.
+    """Arguments of RL_Batcher that backends are made from, checked."""
 
-    Attributes:
-        recipe: how a collector is made.
-        n_processes: number of worker processes; 0 to collect in this process.
-        seeds: one per collector, or that of the first alone if the others follow from the number of environments.
-        agent_seeds: one per collector, or None for its environments' seed.
-        timeout: seconds that a worker may take for one answer.
-        max_restarts: how many failed workers are replaced before one raises.
-        graph: whether a whole batch may be taken at once.
-        placement: how workers share a GPU; the backend closes it.
-        cluster: see `RL_Batcher`.
-    """
-
-    recipe: Recipe
-    n_processes: int
-    seeds: Sequence[int]
-    agent_seeds: Sequence[int] | None
-    timeout: float
-    max_restarts: int
-    graph: bool
-    placement: GpuSharing
-    cluster: str | Mapping[str, Any] | None
+    recipe: Recipe  # how a collector is made
+    n_processes: int  # number of worker processes; 0 to collect in this process
+    seeds: Sequence[int]  # one per collector, or that of the first alone if the number of environments gives the others
+    agent_seeds: Sequence[int] | None  # one per collector; None for that of its environments
+    timeout: float  # seconds that a worker may take for one answer
+    max_restarts: int  # number of failed workers that are replaced before one raises
+    graph: bool  # whether a whole batch may be taken at once
+    placement: GpuSharing  # how workers share a GPU; the backend closes it
+    cluster: str | Mapping[str, Any] | None  # see `RL_Batcher`
 
 
 def create_backend(settings: Settings) -> Backend:

@@ -54,19 +54,12 @@ class Space:
 
 
 class Measured(NamedTuple):
-    """Result of a probe.
+    """Result of a probe."""
 
-    Attributes:
-        rate: steps per second, the median of its rounds.
-        ratio: the rate over that of the fastest candidate until then, the median of rounds side by side; 1 if none.
-        noise: 95 % half-width of the ratio, as a share of it.
-        memory: bytes that it took in all.
-    """
-
-    rate: float
-    ratio: float
-    noise: float
-    memory: int
+    rate: float  # steps per second, the median of its rounds
+    ratio: float  # over that of the fastest candidate until then, the median of rounds side by side; 1 if none
+    noise: float  # 95 % half-width of the ratio, as a share of it
+    memory: int  # bytes that it took in all
 
 
 @dataclass(frozen=True)

@@ -112,18 +112,10 @@ class Created:
 
 @dataclass(frozen=True)
 class Batch:
-    """Answer to ``execute``.
-
-    Attributes:
-        collected: report of the collector.
-        n_running: number of environments that go on.
-        seconds: of each phase until now.
-        layout: that of the slab, with the first batch in it.
-        tensors: the steps, where they travel with the answer.
-    """
+    """Answer to ``execute``."""
 
     collected: Collected
-    n_running: int
-    seconds: dict[str, float]
-    layout: Layout | None
-    tensors: Any = None
+    n_running: int  # environments that go on
+    seconds: dict[str, float]  # of each phase until now
+    layout: Layout | None  # that of the slab, with the first batch in it
+    tensors: Any = None  # the steps, where they travel with the answer
