@@ -23,18 +23,11 @@ from rlstruct.engine.runner import Runner
 from rlstruct.errors import warn_user
 from rlstruct.functional.random import step_keys
 from rlstruct.profiling import operation
-from rlstruct.rl_agent import RL_Agent
-from rlstruct.vec_env import Capturable, VecEnv
+from rlstruct.vec_env import Capturable
 
 _logger = logging.getLogger(__name__)
 Outputs = dict[str, Tensor]
 """The tensors of `Steps`, and ``found``, see `BatchChecks.look`."""
-
-
-def create_collector(env: VecEnv, agent: RL_Agent, *, whole: bool, **settings: Any) -> Collector:  # noqa: ANN401
-    """Create a collector, with ``whole`` one that takes T steps at once, if such environments could be."""
-    fast = whole and (isinstance(env, Capturable) or hasattr(type(env), "fused_rollout"))
-    return (FastCollector if fast else Collector)(env, agent, **settings)
 
 
 class FastCollector(Collector):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -13,8 +12,7 @@ from torch import Tensor
 
 from rlstruct.batchers.assemble import Part
 from rlstruct.batchers.backend import BackendStats, Settings
-from rlstruct.batchers.collector import Collected, Collector
-from rlstruct.batchers.fast_collector import create_collector
+from rlstruct.batchers.collector import Collected
 from rlstruct.batchers.progress import Phase, Progress, describe, worker_error
 from rlstruct.batchers.recipe import by_value
 from rlstruct.batchers.saved_state import CollectorState
@@ -44,8 +42,8 @@ class InProcess:
         self._n_envs: list[int] = []
         self._progress.enter(Phase.START)
         agent_seed = (settings.agent_seeds or settings.seeds)[0]
-        kind = functools.partial(create_collector, whole=settings.graph, gives=True)
-        self._collector: Collector = self._run(recipe.make, self._seed, agent_seed, self._progress, kind=kind)
+        kind = {"whole": settings.graph, "gives": True}
+        self._collector = self._run(recipe.make, self._seed, agent_seed, self._progress, **kind)
         env = self._collector.env
         self._n_envs, self.auto_reset, self.has_gaps = [env.n_envs()], env.auto_reset, env.restarts_take_steps
         # It computes with torch only; others may launch where torch's streams do not wait.

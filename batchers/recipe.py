@@ -15,12 +15,13 @@ from torch.utils import _pytree as pytree
 
 from rlstruct import __version__
 from rlstruct.batchers.collector import Collector
+from rlstruct.batchers.fast_collector import FastCollector
 from rlstruct.batchers.progress import Progress
 from rlstruct.batchers.slab import Allocate
 from rlstruct.core import Layout
 from rlstruct.errors import BadTypeError
 from rlstruct.rl_agent import RL_Agent
-from rlstruct.vec_env import VecEnv
+from rlstruct.vec_env import Capturable, VecEnv
 
 CreateAgent = Callable[..., RL_Agent]
 CreateEnv = Callable[..., VecEnv]
@@ -48,9 +49,14 @@ class Recipe:
         agent_seed: int,
         progress: Progress,
         allocate: Allocate | None = None,
-        kind: Callable[..., Any] = Collector,
-    ) -> Any:  # noqa: ANN401 - of that kind
-        """Call both factories and seed the agent; what exists is closed if the rest fails. See `Collector`."""
+        *,
+        whole: bool = False,
+        gives: bool = False,
+    ) -> Collector:
+        """Call both factories and seed the agent; what exists is closed if the rest fails. See `Collector`.
+
+        With ``whole`` the collector takes T steps at once, if such environments could be.
+        """
         with contextlib.ExitStack() as undo:  # only this block knows the environment, which may hold processes
             env = self.create_env(**{**self.env_args, "seed": seed})
             wrap = (
@@ -63,7 +69,8 @@ class Recipe:
             expect_type(": create_agent returned", agent, RL_Agent, "an RL_Agent", put)
             undo.callback(agent.close)
             agent.seed(agent_seed)
-            collector = kind(
+            fast = whole and (isinstance(env, Capturable) or hasattr(type(env), "fused_rollout"))
+            collector = (FastCollector if fast else Collector)(
                 env,
                 agent,
                 n_timesteps=self.n_timesteps,
@@ -72,6 +79,7 @@ class Recipe:
                 allocate=allocate or self.allocate,
                 progress=progress,
                 compile_agent=self.compile_agent,
+                gives=gives,
             )
             undo.pop_all()
         return collector

@@ -14,7 +14,6 @@ import cloudpickle
 import torch
 from torch import Tensor
 
-from rlstruct.batchers.collector import Collector
 from rlstruct.batchers.progress import Failure, Phase, Progress, describe
 from rlstruct.batchers.recipe import Recipe
 from rlstruct.batchers.saved_state import CollectorState
@@ -83,7 +82,7 @@ class Worker:
         self._progress.enter(Phase.START)
         self.close()  # ordered again with another seed: the number of environments was not what env_args said
         torch.manual_seed(agent_seed)
-        self._collector: Collector = self._recipe.make(seed, agent_seed, self._progress, self._allocate)
+        self._collector = self._recipe.make(seed, agent_seed, self._progress, self._allocate)
         env = self._collector.env
         cuda_initialised = self._recipe.device.type != "cuda" and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
         return Created(env.n_envs(), env.auto_reset, cuda_initialised)
