@@ -118,7 +118,7 @@ def test_closed_is_closed(method: str) -> None:
         ({"seed": None, "seeds": [1, 2]}, "seeds has 2 entries, expected 1"),
         ({"agent_seeds": [1, 2]}, "agent_seeds has 2 entries, expected 1"),
         ({"on_worker_error": "ignore"}, "expected 'raise' or 'restart'"),
-        ({"on_worker_error": "restart"}, "no worker to start again"),
+        ({"on_worker_error": "restart"}, "no worker to restart"),
     ],
 )
 def test_arguments_out_of_range(arguments: dict[str, Any], words: str) -> None:
