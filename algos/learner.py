@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from rlstruct.algos.config import TrainingConfig
 from rlstruct.algos.optimising import laid_out_as, load_optimizer, norm_of, step_unless, takes_tensors
-from rlstruct.algos.process_group import Terms, learners
+from rlstruct.algos.process_group import Group, Terms, learners
 from rlstruct.batchers.arguments import check_call, check_factory
 from rlstruct.core import DictTensor, TemporalDictTensor, Trajectories
 from rlstruct.device import resolve_device
@@ -243,9 +243,9 @@ class GradientLearner(ABC):
             number, scaled down to the bound. Weights that the loss does not depend on have none.
         """
         terms, gradient = self._gradients(batch)
-        if self.learners.size == 1:
-            return terms, gradient
-        return self._bounded(*self.learners.mean(terms, gradient, self.weight(batch)))
+        if isinstance(self.learners, Group):
+            return self._bounded(*self.learners.mean(terms, gradient, self.weight(batch)))
+        return terms, gradient
 
     def weight(self, batch: Any) -> Tensor | None:  # noqa: ANN401 - as of `terms`
         """Return how many steps `terms` averages over, by which learners are weighed; None for all alike.  []."""

@@ -51,10 +51,6 @@ class Learners:
     records = True
     """True if an update can be recorded as a CUDA graph."""
 
-    def mean(self, terms: Terms, gradient: Terms, weight: Tensor | None) -> tuple[Terms, Terms]:
-        """Average numbers [] and the gradient of each weight over all learners, whose shares count by ``weight`` []."""
-        return terms, gradient
-
     def local_config(self, config: AnyConfig) -> AnyConfig:
         """Return this learner's share of what the settings ask for; LearnerError if the learners do not divide it."""
         return config
@@ -69,7 +65,10 @@ class Learners:
 
     def scatter(self, checkpoint: dict[str, Any] | None) -> dict[str, Any] | None:
         """Return the own checkpoint of each learner, from that of all, which the first one passes."""
-        return checkpoint
+        if (whole := self.from_first(checkpoint)) is None:
+            return None
+        others = whole.pop("others", [])
+        return {**whole, **others[self.rank - 1]} if self.rank else whole
 
     def broadcast_weights(self, model: nn.Module) -> None:
         """Give every learner the weights of the first."""
@@ -119,7 +118,10 @@ class Group(Learners):
             self._sums = self._sums if opened[0] else None  # sync: none, it is on the CPU
 
     def mean(self, terms: Terms, gradient: Terms, weight: Tensor | None) -> tuple[Terms, Terms]:
-        """See `Learners.mean`: one sum of one flat buffer, which is the same in all learners bit by bit."""
+        """Average numbers [] and the gradient of each weight over all learners, whose shares count by ``weight`` [].
+
+        It takes one sum of one flat buffer, which is the same in all learners bit by bit.
+        """
         numbers = {name: term for name, term in terms.items() if term.dim() == 0}
         tensors = [*gradient.values(), *numbers.values()]
         flat = torch.cat([*(tensor.reshape(-1) for tensor in tensors), tensors[0].new_ones(1)])
@@ -180,13 +182,6 @@ class Group(Learners):
         found = [torch.empty_like(padded) for _ in range(self.size)] if self.rank == 0 else None
         self._wait(dist.gather(padded, found, dst=0, async_op=True))
         return state if found is None else {**state, "others": [_unpacked(one) for one in found[1:]]}
-
-    def scatter(self, checkpoint: dict[str, Any] | None) -> dict[str, Any] | None:
-        """See `Learners.scatter`."""
-        if (whole := self.from_first(checkpoint)) is None:
-            return None
-        others = whole.pop("others")
-        return {**whole, **others[self.rank - 1]} if self.rank else whole
 
     def broadcast_weights(self, model: nn.Module) -> None:
         """See `Learners.broadcast_weights`."""
