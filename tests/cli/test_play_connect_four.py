@@ -38,7 +38,7 @@ def test_a_run_is_judged_by_games_against_its_opponent(run: pathlib.Path, capsys
     assert "after 64 moves of self-play" in said
     assert "4 games against UCT with 2 simulations: " in said
     assert main(["evaluate", str(run), "--video", "a.gif"]) == 2
-    assert "leave --video" in capsys.readouterr().err
+    assert "omit --video" in capsys.readouterr().err
 
 
 def test_a_run_goes_on(run: pathlib.Path, capsys: Capture) -> None:
