@@ -90,7 +90,7 @@ class TorchVectorEnv(VecEnv):
         seed, self._seed = self._seed, None
         frames = self._flat(self.vec.reset(seed=seed)[0])
         if self._missing == "previous":
-            self._previous = _copies(frames)
+            self._previous = {key: value.clone() for key, value in frames.items()}
         fix = "Make the simulation on the device that you name, with a row for each environment."
         expect("TorchVectorEnv.reset:", frames, device=self._device, rows=self._n_envs, fix=fix)
         flags = dict.fromkeys(("terminated", "truncated", "done"), self._no)
@@ -123,7 +123,7 @@ class TorchVectorEnv(VecEnv):
                 "truncated."
             )
         if self._missing == "previous":  # kept only where it may be shown again
-            self._previous = _copies(current)
+            self._previous = {key: value.clone() for key, value in current.items()}
         reward = reward.to(torch.float32)
         flags = {"terminated": terminated, "truncated": truncated, "done": done, "initial_state": self._no}
         seen = DictTensor.unchecked({**(reached or current), "reward": reward, **flags, **last})
@@ -143,11 +143,6 @@ class TorchVectorEnv(VecEnv):
     def _flat(self, observation: Mapping[str, Any] | Tensor) -> Tensors:
         """Return the frames of an observation by name."""
         return {key: leaf.get(observation) for key, leaf in self._frame_leaves.items()}
-
-
-def _copies(tensors: Tensors) -> Tensors:
-    """Clone tensors that the simulation may write to later."""
-    return {key: value.clone() for key, value in tensors.items()}
 
 
 def _choose(mask: Tensor, final: Tensors, current: Tensors) -> Tensors:

@@ -31,20 +31,17 @@ class VectorStep:
 class Restarter:
     """A vector environment whose steps say exactly which rows ended and which began.
 
-    Args:
-        vector: the environment, wrappers included.
-        frames: codec of one environment's observation space.
-        by_row: whether options belong to one row: Sync- and AsyncVectorEnv pass one dict to every environment that they
-            reset. Others get one dict for all rows, see `merge`.
+    ``by_row``: options belong to one row, as Sync- and AsyncVectorEnv pass one dict to every environment that they
+    reset; others get one dict for all rows, see `merge`. ``late``: rows that ended do not act in the next step, but
+    restart in it (`AutoresetMode.NEXT_STEP`).
     """
 
     seeded_at_reset = True  # whether `reset` takes a seed
-    late = False  # whether rows that ended do not act in the next step, but restart in it
 
-    def __init__(self, vector: Vector, frames: SpaceCodec, *, by_row: bool = False) -> None:
+    def __init__(self, vector: Vector, frames: SpaceCodec, *, by_row: bool = False, late: bool = False) -> None:
         self.vector = vector
         self.frames = frames
-        self.by_row = by_row
+        self.by_row, self.late = by_row, late
         self.n = int(vector.num_envs)
         self.options: Options | None = None
         self._pending = np.zeros(self.n, np.bool_)
@@ -179,7 +176,7 @@ class EnvPoolReset(MaskedReset):
     def _first(self, rows: Mask, out: Arrays, info: dict[str, Any]) -> Arrays:
         numbers = np.flatnonzero(rows).astype(np.int32)
         observation, info = cast("Any", self.vector).reset(numbers)
-        first = self.frames.zeros(self.n)
+        first = [np.zeros_like(array) for array in out]
         for array, part in zip(first, self.frames.batched(observation, len(numbers)), strict=True):
             array[info["env_id"]] = part
         return first
@@ -205,12 +202,6 @@ class SameStep(Restarter):
             for array, part in zip(out, self.frames.batched(final, self.n), strict=True):
                 array[rows] = part[rows]
         return first
-
-
-class NextStep(Restarter):
-    """Steps in lock-step, where an ended row spends the next step on its reset (`AutoresetMode.NEXT_STEP`)."""
-
-    late = True
 
 
 def same(first: dict[str, Any], second: dict[str, Any]) -> bool:
@@ -277,7 +268,7 @@ def make_restarter(vector: Vector, frames: SpaceCodec, mode: AutoresetMode, rese
         return SameStep(vector, frames, by_row=by_row)
     if mode is AutoresetMode.DISABLED or obeys:
         return MaskedReset(vector, frames, by_row=by_row)
-    return NextStep(vector, frames, by_row=by_row)
+    return Restarter(vector, frames, by_row=by_row, late=True)
 
 
 def _check_final_observations(
@@ -288,18 +279,13 @@ def _check_final_observations(
     In mode SAME_STEP its final_obs is the environment's own array: the reset overwrites it where a buffer is reused.
     Without shared memory a masked reset does not end NEXT_STEP's pending restart.
     """
-    if isinstance(base, SyncVectorEnv):
-        if mode is AutoresetMode.SAME_STEP and reset_mask is False:
-            raise BadValueError(
-                "GymVectorEnv: a SyncVectorEnv in mode SAME_STEP may lose final observations. Leave out "
-                "reset_mask=False: then GymVectorEnv restarts its environments, in the same step. Or make it in mode "
-                "NEXT_STEP, which is exact and spends a step on each restart."
-            )
-    elif mode is AutoresetMode.SAME_STEP or (
-        mode is AutoresetMode.NEXT_STEP and not base.shared_memory and reset_mask is not False
-    ):
+    unshared = isinstance(base, AsyncVectorEnv) and not base.shared_memory
+    loses = unshared and mode is AutoresetMode.NEXT_STEP and reset_mask is not False
+    if mode is AutoresetMode.SAME_STEP:
+        loses = isinstance(base, AsyncVectorEnv) or reset_mask is False
+    if loses:
+        how = f"{mode.name} with shared_memory=False" if unshared else mode.name
         raise BadValueError(
-            f"GymVectorEnv: an AsyncVectorEnv in mode {mode.name} with shared_memory={base.shared_memory} may "
-            "lose final observations. Make it with autoreset_mode=AutoresetMode.DISABLED: then GymVectorEnv "
-            "restarts its environments, in the same step."
+            f"GymVectorEnv: {type(base).__name__} in mode {how} may lose final observations. Make it with "
+            "autoreset_mode=AutoresetMode.DISABLED: then GymVectorEnv restarts its environments, in the same step."
         )

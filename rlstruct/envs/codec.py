@@ -48,10 +48,6 @@ class SpaceCodec:
         """Return one unwritten array [n, ...] per leaf."""
         return [np.empty((n, *leaf.shape), leaf.dtype) for leaf in self.leaves]
 
-    def zeros(self, n: int) -> Arrays:
-        """Return one array [n, ...] of zeros per leaf."""
-        return [np.zeros((n, *leaf.shape), leaf.dtype) for leaf in self.leaves]
-
     def target(self, arrays: Arrays) -> np.ndarray[Any, Any] | _Nested:
         """Return what copies an element into its row of ``arrays`` by ``target[row] = element``."""
         return arrays[0] if self._plain else _Nested(self, list(zip(self._getters, arrays, self._forms, strict=True)))
@@ -101,15 +97,7 @@ class SpaceCodec:
         return all(isinstance(leaf.space, Box) or leaf.space.contains(leaf.get(action)) for leaf in self.leaves)
 
     def columns(self, action: DictTensor, n: int) -> Arrays:
-        """Look at the actions in what an agent returned.
-
-        Args:
-            action: a tensor [n, ...] under each key of `keys`; other keys are ignored.
-            n: number of environments.
-
-        Returns:
-            One array [n, ...] per leaf, in the space's dtype. It may be the tensor's own memory: copy what is to stay.
-        """
+        """Return the actions of n environments, [n, ...] for each leaf: the tensors' memory if the dtype is right."""
         columns = []
         for leaf in self.leaves:
             tensor = action._tensors.get(leaf.key)

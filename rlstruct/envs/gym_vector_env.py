@@ -67,9 +67,16 @@ class GymVectorEnv(RowsEnv):
         self._restarter = make_restarter(vec, self._frames, find_mode(vec, autoreset_mode), reset_mask)
         self.restarts_take_steps = self._restarter.late
         self._seed = seed
-        if seed is not None:
-            self._take_seed(seed)
         self._closed = False
+        if seed is None:
+            return
+        vec.action_space.seed(seed)
+        made_with = getattr(vec.unwrapped, "config", {}).get("seed")
+        if not self._restarter.seeded_at_reset and made_with != seed:
+            raise BadValueError(
+                f"GymVectorEnv: seed={seed}, but EnvPool was made with seed {made_with} and cannot be seeded later. "
+                f"Write envpool.make(..., seed={seed})."
+            )
 
     def reset(self, env_info: DictTensor | None = None) -> Observed:
         """Start a new episode in every environment; see `VecEnv.reset`.
@@ -148,17 +155,6 @@ class GymVectorEnv(RowsEnv):
         self._closed = True
         self._last, self._begun = None, False
         self.vec.close()
-
-    def _take_seed(self, seed: int) -> None:
-        self.vec.action_space.seed(seed)
-        if self._restarter.seeded_at_reset:
-            return
-        made_with = getattr(self.vec.unwrapped, "config", {}).get("seed")
-        if made_with != seed:
-            raise BadValueError(
-                f"GymVectorEnv: seed={seed}, but EnvPool was made with seed {made_with} and cannot be seeded later. "
-                f"Write envpool.make(..., seed={seed})."
-            )
 
 
 def _check_vector(vec: object) -> None:

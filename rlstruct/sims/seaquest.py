@@ -83,32 +83,22 @@ class Seaquest(MinAtarGame[SeaquestState]):
 
     def _spawn(self, state: SeaquestState, drawn: Tensor) -> SeaquestState:
         """Let an enemy and a diver come from the sides; five numbers are drawn.  [B, 5]."""
+
+        def at_the_side(side: Tensor, row: Tensor) -> list[Tensor]:  # born, x, y, to_right
+            to_right = (side < 1 / 2).to(torch.int64)
+            return [state.births + 1, (1 - to_right) * (SIZE - 1), 1 + (row * 8).to(torch.int64), to_right]
+
         enters, dives = state.spawn_timer == 0, state.diver_timer == 0
-        from_left, row = drawn[:, 0] < 1 / 2, 1 + (drawn[:, 2] * 8).to(torch.int64)
         is_sub = (drawn[:, 1] < 1 / 3).to(torch.int64)
+        enemy, diver = at_the_side(drawn[:, 0], drawn[:, 2]), at_the_side(drawn[:, 3], drawn[:, 4])
         born, _, y, facing = state.enemies[:, :4].unbind(1)
-        opposed = (born > 0) & (y == row.unsqueeze(1)) & (facing != from_left.to(torch.int64).unsqueeze(1))
-        new = torch.stack(
-            [
-                state.births + 1,
-                torch.where(from_left, 0, SIZE - 1),
-                row,
-                from_left.to(torch.int64),
-                state.move_speed,
-                is_sub,
-                torch.full_like(row, ENEMY_SHOT_INTERVAL),
-            ],
-            dim=1,
-        )
-        enemies = _append(state.enemies, new, enters & ~opposed.any(1))
-        from_left, row = drawn[:, 3] < 1 / 2, 1 + (drawn[:, 4] * 8).to(torch.int64)
-        side = torch.where(from_left, 0, SIZE - 1)
-        timer = torch.full_like(row, DIVER_MOVE_INTERVAL)
-        diver = torch.stack([state.births + 1, side, row, from_left.to(torch.int64), timer], dim=1)
+        opposed = (born > 0) & (y == enemy[2].unsqueeze(1)) & (facing != enemy[3].unsqueeze(1))
+        enemy += [state.move_speed, is_sub, torch.full_like(is_sub, ENEMY_SHOT_INTERVAL)]
+        diver += [torch.full_like(is_sub, DIVER_MOVE_INTERVAL)]
         return replace(
             state,
-            enemies=enemies,
-            divers=_append(state.divers, diver, dives),
+            enemies=_append(state.enemies, torch.stack(enemy, dim=1), enters & ~opposed.any(1)),
+            divers=_append(state.divers, torch.stack(diver, dim=1), dives),
             spawn_timer=torch.where(enters, state.spawn_speed, state.spawn_timer),
             diver_timer=torch.where(dives, DIVER_SPAWN_SPEED, state.diver_timer),
             births=state.births + 1,
@@ -153,13 +143,13 @@ class Seaquest(MinAtarGame[SeaquestState]):
     def observe(self, state: SeaquestState) -> Tensor:
         """Paint the ten channels."""
         bullet, diver = state.bullets, state.divers
-        born, x, y, facing, _, is_sub, _ = state.enemies.unbind(1)
+        born, x, y, _, _, is_sub, _ = state.enemies.unbind(1)
         back = state.x - sign(state.to_right)
         column, bottom = self._cells % SIZE, self._cells >= CELLS_ABOVE_GAUGES
         gauge = bottom & (column < (state.oxygen.clamp_min(0) * 10 // MAX_OXYGEN).unsqueeze(1))
         divers = bottom & (column >= (9 - state.diver_count).unsqueeze(1)) & (column < 9)
-        trail = paint(y, x - sign(facing == 1), born > 0)
-        trail = trail | paint(diver[:, 2], diver[:, 1] - sign(diver[:, 3] == 1), diver[:, 0] > 0)
+        swimming = torch.cat([state.enemies[:, :4], diver[:, :4]], dim=2)
+        trail = paint(swimming[:, 2], swimming[:, 1] - sign(swimming[:, 3] == 1), swimming[:, 0] > 0)
         return self.frame(
             self.dot(state.y, state.x),
             self.dot(state.y, back),

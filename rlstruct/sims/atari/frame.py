@@ -84,19 +84,11 @@ def end_frame(m: Registers, outer: Outer):
 def run_frame(
     consoles: wp.array(dtype=Console),
     given: Board,
-    actions: wp.array(dtype=int),
-    running: wp.array(dtype=int),
-    apart: int,
+    actions: wp.array(dtype=int),  # ALE's numbers
+    running: wp.array(dtype=int),  # 0 leaves a console unchanged
+    apart: int,  # every so many threads one runs a console, the others do nothing
 ):
-    """Run each console until its frame ends.
-
-    Args:
-        consoles: [B]
-        given: what they share, and their memory.
-        actions: ALE's number of the action of each.  [B]
-        running: 0 leaves a console unchanged.  [B]
-        apart: every so many threads one runs a console, the others do nothing.
-    """
+    """Run each console until its frame ends."""
     thread = wp.tid()
     i = thread // apart
     if thread % apart != 0 or running[i] == 0:

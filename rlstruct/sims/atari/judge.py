@@ -23,10 +23,7 @@ class Rulebook:
     """The rules of one game in memory."""
 
     addresses: wp.array(dtype=int)  # [T]; 128 stands for the byte before the frame
-    score: wp.array2d(dtype=int)  # [T, 256]
-    sets: wp.array2d(dtype=int)
-    lives: wp.array2d(dtype=int)
-    over: wp.array2d(dtype=int)
+    values: wp.array3d(dtype=int)  # of score, sets, lives and ends.  [4, T, 256]
     ways: int
     wraps: int
     most: int
@@ -43,15 +40,7 @@ def judge(
     tally: wp.array2d(dtype=int),
     rewards: wp.array(dtype=int),
 ):
-    """Count after a frame.
-
-    Args:
-        book: the rules.
-        ram: [B, 256]
-        running: 0 leaves a row unchanged.  [B]
-        tally: what was counted, in place.  [B, 5]
-        rewards: this frame's are added.  [B]
-    """
+    """Count after a frame; see `Counter.count`."""
     i = wp.tid()
     if running[i] == 0:
         return
@@ -66,10 +55,10 @@ def judge(
             byte = int(ram[i, address])
         else:
             byte = tally[i, BEFORE]
-        score += book.score[t, byte]
-        sets += book.sets[t, byte]
-        lives += book.lives[t, byte]
-        over = over & book.over[t, byte]
+        score += book.values[0, t, byte]
+        sets += book.values[1, t, byte]
+        lives += book.values[2, t, byte]
+        over = over & book.values[3, t, byte]
     if book.before >= 0:
         remembered = int(ram[i, book.before])
         if book.counts_down != 0:
@@ -101,10 +90,9 @@ class Counter:
     def __init__(self, rules: Rules, device: torch.device) -> None:
         self._device = device
         made, book = tables(rules), Rulebook()
-        for name in ("addresses", "score", "sets", "lives", "over"):
-            # By torch: Warp would copy on a separate stream, for which nothing waits.
-            table = torch.tensor(getattr(made, name), dtype=torch.int32, device=device)
-            setattr(book, name, wp.from_torch(table))
+        # By torch: Warp would copy on a separate stream, for which nothing waits.
+        book.addresses = wp.from_torch(torch.from_numpy(made.addresses).to(device))
+        book.values = wp.from_torch(torch.from_numpy(made.values).to(device))
         book.ways, book.wraps = made.ways, rules.wraps
         book.most, book.before = rules.most or _NO_LIMIT, rules.before
         book.still_at_end, book.counts_down = int(rules.still_at_end), int(rules.counts_down)

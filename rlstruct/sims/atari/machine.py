@@ -169,12 +169,10 @@ class Consoles:
 
 
 def place_consoles(board: Any, memory: tuple[Tensor, Tensor, Tensor]) -> Any:
-    """Point kernels at the memory of B consoles, and return the consoles for `run_consoles`; nothing is copied.
+    """Point a `Board` at the memory of B consoles, and return the consoles for `run_consoles`; nothing is copied.
 
-    Args:
-        board: a `Board` with its ROM, program, opcodes and mapper.
-        memory: registers [B, F] int32, memory [B, 256] uint8, and screens [B, 2, lines * 160] uint8. Rows of the
-            first two may lie apart.
+    ``memory``: registers [B, F] int32, memory [B, 256] uint8, and screens [B, 2, lines * 160] uint8. Rows of the first
+    two may lie apart.
     """
     registers, ram, screens = memory
     begin, strides, device = registers.data_ptr(), (4 * registers.stride(0),), str(ram.device)
@@ -187,14 +185,9 @@ def place_consoles(board: Any, memory: tuple[Tensor, Tensor, Tensor]) -> Any:
 
 
 def run_consoles(board: Any, consoles: Any, actions: Tensor, running: Any, *, draw: bool) -> None:
-    """Run a frame of the ``consoles`` that `place_consoles` returned, in place.
+    """Run a frame of the ``consoles`` of `place_consoles`, with ALE's actions [B] int32; draw it if it will be shown.
 
-    Args:
-        board: as for `place_consoles`.
-        consoles: its result.
-        actions: ALE's actions, 0 to 17.  [B] int32
-        running: 0 leaves a console unchanged.  [B] int32, of torch or Warp
-        draw: draw the frame on the screens.
+    ``running`` [B] int32, of torch or Warp: 0 leaves a console unchanged.
     """
     board.draw = int(draw)
     apart = APART if actions.is_cuda else 1

@@ -94,25 +94,14 @@ def plain_pixels(
 @wp.kernel(enable_backward=False)
 def look(
     view: View,
-    before: wp.array3d(dtype=wp.uint8),
-    after: wp.array3d(dtype=wp.uint8),
-    last: wp.array(dtype=int),
-    cut: wp.array(dtype=int),
-    seen: wp.array4d(dtype=wp.uint8),
-    apart: int,
+    before: wp.array3d(dtype=wp.uint8),  # both screens before the step.  [B, 2, lines * 160], contiguous, as the next
+    after: wp.array3d(dtype=wp.uint8),  # and after it
+    last: wp.array(dtype=int),  # the newer of the two.  [B]
+    cut: wp.array(dtype=int),  # 1: the game ended in the last frame of the step, 2: before it; 3: no older frame.  [B]
+    seen: wp.array4d(dtype=wp.uint8),  # [B, H, W, channels]
+    apart: int,  # steps between a thread's pixels in a line: a GPU has a thread for each, a CPU one for a line
 ):
-    """Show each console's picture; a game that ended before the last frame of the step shows nothing new.
-
-    Args:
-        view: how.
-        before: both screens before the step.  [B, 2, lines * 160], contiguous, as the next
-        after: both screens after it.
-        last: which of the two is the newer.  [B]
-        cut: 0, or in which way the game ended: 1 in the last frame of the step, 2 before it, 3 in a first picture, of
-            which there is no older frame.  [B]
-        seen: [B, H, W, channels]
-        apart: how far apart in a line the pixels of a thread are: a GPU has one for each, a CPU one for a line.
-    """
+    """Show each console's picture; a game that ended before the last frame of the step shows nothing new."""
     i, y, thread = wp.tid()
     how = cut[i]
     if how == 2:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -71,29 +72,26 @@ class Rules:
     counts_down: bool = False
 
 
-@dataclass(frozen=True)
-class Tables:
+class Tables(NamedTuple):
     """Rules as tables over the T bytes that they read."""
 
     addresses: npt.NDArray[np.int32]  # of the bytes in RAM.  [T] int32
-    score: npt.NDArray[np.int32]  # what each value of each byte adds.  [T, 256] int32
-    sets: npt.NDArray[np.int32]  # the same for sets.  [T, 256] int32
-    lives: npt.NDArray[np.int32]  # the same for lives.  [T, 256] int32
-    # One bit for each way to end, set where this byte does not exclude it; `DROPS` and `HELD` likewise.  [T, 256]
-    over: npt.NDArray[np.int32]
+    # For each value of each byte: what it adds to score, sets and lives, and a bit for each way to end that it does not
+    # exclude; `DROPS` and `HELD` likewise.  [4, T, 256] int32
+    values: npt.NDArray[np.int32]
     ways: int  # the bits that are set at first: `DROPS` always, `HELD` if the rules have it
 
 
 def tables(rules: Rules) -> Tables:
     """Convert the rules of a game to tables; rules that read no byte read byte 0.
 
-    >>> (tables(Rules(score="b13", over="13==21")).over[0, [20, 21]] & 1).tolist()
+    >>> (tables(Rules(score="b13", over="13==21")).values[3, 0, [20, 21]] & 1).tolist()
     [0, 1]
     """
-    score, sets, lives = _sum(rules.score), _sum(rules.sets), _sum(rules.lives)
-    for sums, special in ((score, rules.special), (lives, rules.special_lives)):
+    score, sets, lives = sums = _sum(rules.score), _sum(rules.sets), _sum(rules.lives)
+    for parts, special in ((score, rules.special), (lives, rules.special_lives)):
         for address, byte, number in special:
-            sums[address][byte] = number
+            parts[address][byte] = number
     ways = {1 << k: _conditions(way) for k, way in enumerate(rules.over.split("|")) if way.strip()}
     if len(ways) > MOST_WAYS:
         raise BadValueError(
@@ -104,18 +102,10 @@ def tables(rules: Rules) -> Tables:
         ways[HELD] = _conditions(rules.held)
     addresses = sorted({*score, *sets, *lives, *(address for way in ways.values() for address in way)} - {-1}) or [0]
     yes, none = _BYTES >= 0, 0 * _BYTES
-    made = Tables(
-        np.array(addresses, np.int32),
-        np.array([score.get(address, none) for address in addresses], np.int32),
-        np.array([sets.get(address, none) for address in addresses], np.int32),
-        np.array([lives.get(address, none) for address in addresses], np.int32),
-        np.array([sum((bit * way.get(a, yes) for bit, way in ways.items()), none) for a in addresses], np.int32),
-        sum(ways),
-    )
-    for table, constant in ((made.score, score.get(-1)), (made.lives, lives.get(-1))):
-        if constant is not None:
-            table[0] += constant
-    return made
+    over = {a: sum((bit * way.get(a, yes) for bit, way in ways.items()), none) for a in addresses}
+    values = np.array([[part.get(a, none) for a in addresses] for part in (*sums, over)], np.int32)
+    values[:3, 0] += np.array([part.get(-1, none) for part in sums], np.int32)  # numbers without a byte
+    return Tables(np.array(addresses, np.int32), values, sum(ways))
 
 
 def _sum(words: str) -> dict[int, npt.NDArray[np.int64]]:

@@ -44,18 +44,11 @@ ACTIVATIONS = {"Tanh": tanh, "ReLU": relu}
 
 
 def make_perceptron(game: GameKernel, n_actions: int, width: int, n_hidden: int, activation: str) -> tuple[Any, Any]:
-    """Make the chooser of `rlstruct.sims.kernels.advance.make_advance` that evaluates an actor-critic.
+    """Make the chooser (struct and function) of `rlstruct.sims.kernels.advance.make_advance` for an actor-critic.
 
-    Args:
-        game: for its frames.
-        n_actions: A.
-        width: of all hidden layers, a multiple of 4.
-        n_hidden: number of hidden layers of each network, at least 1.
-        activation: one of ACTIVATIONS.
-
-    Returns:
-        Its struct and its function. ``weights`` holds one network after the other, layer by layer, in groups of four
-        outputs: their biases, then for each input their weights. Missing outputs of the last group have weights of 0.
+    ``width`` of the ``n_hidden`` layers is a multiple of 4. ``weights`` holds one network after the other, layer by
+    layer, in groups of four outputs: their biases, then for each input their weights. Missing outputs of the last group
+    have weights of 0.
     """
     Frame = game.frame
 
