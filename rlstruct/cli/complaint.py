@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import errno
 import importlib
 import importlib.util
@@ -26,29 +27,14 @@ def nearest(word: str, known: Iterable[str]) -> str:
     " Did you mean 'CartPole-v1'?"
     """
     word, by_lower = word.lower(), {name.lower(): name for name in known}
-    edits = {name: _edits(word, name) for name in sorted(by_lower, reverse=True)}  # the newest version first
-    # Two of three equal letters are another word: one letter may differ, and one more for each four of the longer name.
-    near = [name for name in sorted(edits, key=edits.__getitem__) if edits[name] <= 1 + max(len(word), len(name)) // 4]
-    if not near and len(word) > 2:  # a name without its version, or a part of one
-        near = sorted((name for name in by_lower if word in name), key=len)
-    return f" Did you mean {by_lower[near[0]]!r}?" if near else ""
 
+    def likeness(name: str) -> float:  # of two equally like names the one that begins alike
+        return difflib.SequenceMatcher(None, word, name).ratio() + 0.001 * name.startswith(word[:1])
 
-def _edits(a: str, b: str) -> int:
-    """Count the letters to change, insert, delete or swap with the next one, to turn one word into another.
-
-    >>> _edits("sac", "a2c"), _edits("pop", "ppo")
-    (2, 1)
-    """
-    before: list[int] = []
-    row = list(range(len(b) + 1))
-    for i, x in enumerate(a):
-        before, last, row = row, before, [i + 1]
-        for j, y in enumerate(b):
-            row.append(min(before[j] + (x != y), before[j + 1] + 1, row[j] + 1))
-            if i and j and x == b[j - 1] and a[i - 1] == y:
-                row[-1] = min(row[-1], last[j - 1] + 1)
-    return row[-1]
+    near = max(sorted(by_lower, reverse=True), key=likeness, default="")  # the newest of several versions
+    if near and likeness(near) < 0.6:  # a name without its version, or a part of one
+        near = min((name for name in by_lower if word in name), key=len, default="") if len(word) > 2 else ""
+    return f" Did you mean {by_lower[near]!r}?" if near else ""
 
 
 def require(extra: str, *modules: str, what: str) -> None:

@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from types import ModuleType
 from typing import Any
 
 import gymnasium
@@ -81,18 +82,22 @@ def read_settings(option: str, words: tuple[str, ...], example: str) -> dict[str
 def imported(name: str) -> Callable[..., Any]:
     """Import a function or a class by ``module:name``; the current folder is searched, too."""
     module, _, attribute = name.partition(":")
-    if os.getcwd() not in sys.path:
+    found = _module(module)
+    create: Callable[..., Any] | None = getattr(found, attribute, None)
+    if not callable(create):
+        raise UserError(f"{module} has no function {attribute!r}.{nearest(attribute, vars(found))}")
+    return create
+
+
+def _module(name: str) -> ModuleType:
+    if os.getcwd() not in sys.path:  # as python -m does; the installed command does not
         sys.path.insert(0, os.getcwd())
     try:
-        found = importlib.import_module(module)
+        return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        if error.name != module:
+        if error.name not in (name, name.partition(".")[0]):
             raise
-        raise UserError(f"there is no module {module!r}. Is its folder on PYTHONPATH?") from None
-    if not callable(factory := getattr(found, attribute, None)):
-        raise UserError(f"{module} has no function {attribute!r}.{nearest(attribute, vars(found))}")
-    create: Callable[..., Any] = factory
-    return create
+        raise UserError(f"there is no module {name!r}. Is its folder on PYTHONPATH?") from None
 
 
 def is_own(name: str) -> bool:
@@ -188,17 +193,14 @@ def find(task: Task, *, auto_reset: bool, render: bool = False) -> Factory:
     atari = name.startswith("ALE/") or "NoFrameskip-v" in name or _entry(name).startswith("ale_py")
     if atari:
         register_atari()  # ale_py registers its names only on request
-    module, colon, _ = name.partition(":")
-    if colon and os.getcwd() not in sys.path:  # as python -m does; the installed command does not
-        sys.path.append(os.getcwd())
-    if not colon and name not in gymnasium.registry:
+    if ":" in name:
+        _module(name.partition(":")[0])  # which registers it
+    elif name not in gymnasium.registry:
         known = {*gymnasium.registry, *sims.names()}
         raise UserError(
             f"no environment is called {name!r}.{nearest(name, known)} Pass a name of gymnasium or of a bundled "
             "simulator; your own is module:MySimulator, or module:Name-v0 in gymnasium's registry."
         )
-    if colon and importlib.util.find_spec(module.partition(".")[0]) is None:
-        raise UserError(f"--env {name}: there is no module {module!r}. Is its folder on PYTHONPATH?")
     return replace(made, atari=atari)
 
 

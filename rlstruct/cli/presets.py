@@ -47,16 +47,16 @@ def settings_for(
     if env and name in names and (chosen or not on_consoles or given["simulator"] == "warp"):
         preset = PRESETS[algorithm, name]
         network = tuple(f"{key}={json.dumps(value)}" for key, value in preset.network.items())
-        config = (
-            preset.config if name.startswith(env) else replace(preset.config, target_return=None)
-        )  # of another task
+        config = preset.config
+        if not name.startswith(env):
+            config = replace(config, target_return=None)  # a return of another task
         how = "made" if on_consoles else "tuned"
         notes = [f"settings: {how} for {name}, except those you set (--preset none for the defaults)"]
         if on_consoles and torch.cuda.is_available():
             gpu = "cuda:0"
             config = replace(config, learner_device=gpu, batcher_device=gpu, evaluation_device=gpu)
             notes.append(f"learner, games and evaluations are on {gpu}, except those for which you name a device")
-    elif env and (algorithm, _IMAGES) in PRESETS and not chosen and _shows_images(env, words):
+    elif env and (algorithm, _IMAGES) in PRESETS and not chosen and _shows_images(env, given["simulator"], words):
         config = PRESETS[algorithm, _IMAGES].config
         # A greedy player that has learned little may never end an episode of another game.
         config = replace(config, target_return=None, evaluation_stochastic=type(config).evaluation_stochastic)
@@ -68,11 +68,10 @@ def settings_for(
     return (Task(env=env, network=network), config), [*notes, *fitted]
 
 
-def _shows_images(env: str, words: list[str]) -> bool:
+def _shows_images(env: str, simulator: Any, words: list[str]) -> bool:  # noqa: ANN401 - of Task
     """Return True if an environment shows images; those of Atari are not made for it."""
     at = words.index("--env-options") + 1 if "--env-options" in words else len(words)
     options = tuple(itertools.takewhile(lambda word: not word.startswith("--"), words[at:]))
-    simulator: Any = peek(words, "simulator")[0]["simulator"]
     task = Task(env=env, env_options=options, simulator=simulator)
     return env.startswith("ALE/") or is_image(spaces_of(find(task, auto_reset=True))[0])
 

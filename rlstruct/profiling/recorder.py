@@ -14,6 +14,7 @@ most. The same operations in the slices between show how much, in the same proce
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
 import multiprocessing
 import os
@@ -243,19 +244,17 @@ class Recorder:
 
         Among other work it takes longer, since the caches hold other data: by as much as the sampled ends took longer.
         """
-        kept, among = (self._times, self._marks, self._turns_at), self._noted
-        self._times, self._marks, self._turns_at, self._is_on, self._noted = [], [], sys.maxsize, True, []
+        log, among, self._noted = copy.copy(self), self._noted, []
+        log._times, log._marks, log._noted, log._turns_at, log._is_on = [], [], [], sys.maxsize, True
         taken, ends = [], []
         for _ in range(_N_TRIES):
             start = _now()
             for _ in range(_N_NOTED):
-                depth = self.push("cost", _now())
+                depth = log.push("cost", _now())
                 end = _now()
-                self.pop(depth, end, strict=True)
+                log.pop(depth, end, strict=True)
                 ends.append(_now() - end)
             taken.append((_now() - start) / _N_NOTED)
-        self._times, self._marks, self._turns_at, self._is_on = *kept, False
-        self._noted = []
         slower = _typical(among) - _typical(ends) if among else 0.0
         return statistics.median(taken) + max(0.0, slower)
 

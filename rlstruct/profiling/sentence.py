@@ -11,18 +11,16 @@ from rlstruct.profiling.prices import WAIT
 
 WORDS = ("Python", "torch's operators", "the simulator", "calls of CUDA")
 """Names of `rlstruct.profiling.breakdown.REGIONS` in a sentence."""
+_SMALLER = "smaller observations, such as uint8 frames, or longer batches (n_timesteps)"
 _LEARNING = "a larger batch for each call, or a smaller network"
 ADVICE = {
     "environment": "more workers (n_processes; `rlstruct tune` finds how many), or a simulator of rlstruct.sims",
     "agent": (
         "more environments for each call of the agent (n_envs; `rlstruct tune` finds how many), or compile_agent=True"
     ),
-    "copy": "smaller observations, such as uint8 frames, or longer batches (n_timesteps)",
-    "hand-over": "smaller observations, such as uint8 frames, or longer batches (n_timesteps)",
+    **dict.fromkeys(("copy", "hand-over"), _SMALLER),
     "wait": "overlap=True, so that learning and collecting happen at the same time",
-    "replay": _LEARNING,
-    "loss": _LEARNING,
-    "loss and backward": _LEARNING,
+    **dict.fromkeys(("replay", "loss", "loss and backward"), _LEARNING),
     "backward": f"{_LEARNING}; a large one belongs on a GPU (learner_device)",
     "optimiser": "fewer and larger gradient steps",
     "replay buffer": "fewer and larger batches, or a replay buffer on the learner's device (replay_device)",
