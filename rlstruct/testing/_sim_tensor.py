@@ -10,7 +10,6 @@ view of the same memory, so writes through views arrive where they do on any dev
 from __future__ import annotations
 
 import contextlib
-import copy
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
@@ -152,10 +151,6 @@ class SimTensor(torch.Tensor):
             "Use Tensor.cpu() to copy the tensor to host memory first."
         )
 
-    def __array__(self, *args: Any, **kwargs: Any) -> Any:
-        """Raise as a CUDA tensor does."""
-        return self.numpy()  # sync: raises
-
     def new_tensor(self, data: Any, **options: Any) -> Tensor:  # type: ignore[override]
         """Make a tensor from host data on this tensor's device."""
         device, dtype = options.pop("device", None) or self.device, options.pop("dtype", None) or self.dtype
@@ -187,19 +182,6 @@ class SimTensor(torch.Tensor):
         """Pickle as values and device; unpickling imports this module, and so registers the devices."""
         is_parameter = isinstance(self, torch.nn.Parameter)
         return rebuild, (self._inner, str(self.device), self.requires_grad, is_parameter)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> SimTensor:
-        """Copy the memory of a leaf."""
-        if not self.is_leaf:
-            raise RuntimeError(
-                "Only Tensors created explicitly by the user support the deepcopy protocol; use clone()."
-            )
-        if id(self) not in memo:
-            _, (inner, *rest) = self.__reduce_ex__(2)
-            memo[id(self)] = rebuild(inner.clone(), *rest)
-            if self.grad is not None:
-                memo[id(self)].grad = copy.deepcopy(self.grad, memo)
-        return memo[id(self)]  # type: ignore[no-any-return]
 
     # Being flattenable makes Module.to swap a parameter's contents, so that optimisers and tied weights keep it.
 
