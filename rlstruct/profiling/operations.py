@@ -53,10 +53,16 @@ class operation:  # noqa: N801 - used as a function
 
         @functools.wraps(function)
         def inside(*args: P.args, **kwargs: P.kwargs) -> R:
-            if _recorder is None or torch.compiler.is_compiling():
+            recorder = _recorder
+            if recorder is None or torch.compiler.is_compiling():
                 return function(*args, **kwargs)
-            with operation(name):
-                return function(*args, **kwargs)
+            depth, strict = recorder.push(name, _now()), False  # `with` would take longer, and nothing corrects for it
+            try:
+                result = function(*args, **kwargs)
+                strict = True
+            finally:
+                recorder.pop(depth, _now(), strict=strict)
+            return result
 
         return inside
 

@@ -151,6 +151,10 @@ class SimTensor(torch.Tensor):
             "Use Tensor.cpu() to copy the tensor to host memory first."
         )
 
+    def __array__(self, *args: Any, **kwargs: Any) -> Any:
+        """Raise as a CUDA tensor does."""
+        return self.numpy()  # sync: raises
+
     def new_tensor(self, data: Any, **options: Any) -> Tensor:  # type: ignore[override]
         """Make a tensor from host data on this tensor's device."""
         device, dtype = options.pop("device", None) or self.device, options.pop("dtype", None) or self.dtype
