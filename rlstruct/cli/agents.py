@@ -46,7 +46,7 @@ def choose(
     body = "recurrent" if task.recurrent else "convolutional" if image and "hidden" not in settings else "perceptron"
     family: str = ALGORITHMS[algorithm].agents
     family = "gaussian" if continuous and family == "policy" else family
-    network, create_agent, kind = _BUNDLED[family, body]
+    network, create_agent, kind = _BUNDLED[family][body]
     shape = (stack, *observation.shape[1:]) if stack > 1 else observation.shape
     if stack > 1:
         create_agent = partial(agents.StackingAgent.create, create_agent=create_agent, shape=shape)
@@ -168,26 +168,22 @@ def _of_images(shape: tuple[int, ...]) -> dict[str, Any]:
     return {"n_features": n_features, "channels_last": len(shape) == 3 and shape[2] <= shape[0]}
 
 
-# The network, the agent that acts with it, and both in words.
-_BUNDLED: dict[tuple[str, str], tuple[Callable[..., nn.Module], Callable[..., RL_Agent], str]] = {
-    ("values", "perceptron"): (agents.QNetwork, agents.QAgent, "perceptron of action values, duelling"),
-    ("values", "convolutional"): (
-        _convolutional_values,
-        agents.QAgent,
-        "convolutional network of action values, duelling",
-    ),
-    ("gaussian", "perceptron"): (agents.GaussianActorCritic, agents.GaussianAgent, "Gaussian policy, perceptron"),
-    ("gaussian", "recurrent"): (
-        agents.RecurrentGaussianActorCritic,
-        agents.RecurrentGaussianAgent,
-        "recurrent Gaussian policy",
-    ),
-    ("soft", "perceptron"): (
-        agents.SoftActorCritic,
-        agents.SquashedGaussianAgent,
-        "squashed Gaussian policy, perceptron",
-    ),
-    ("policy", "perceptron"): (agents.ActorCritic, agents.ActorCriticAgent, "policy, perceptron"),
-    ("policy", "convolutional"): (agents.ConvolutionalActorCritic, agents.ActorCriticAgent, "convolutional policy"),
-    ("policy", "recurrent"): (agents.RecurrentActorCritic, agents.RecurrentAgent, "recurrent policy"),
+# By family and body: the network, the agent that acts with it, and both in words.
+_BUNDLED: dict[str, dict[str, tuple[Callable[..., nn.Module], Callable[..., RL_Agent], str]]] = {
+    "values": {
+        "perceptron": (agents.QNetwork, agents.QAgent, "perceptron of action values, duelling"),
+        "convolutional": (_convolutional_values, agents.QAgent, "convolutional network of action values, duelling"),
+    },
+    "gaussian": {
+        "perceptron": (agents.GaussianActorCritic, agents.GaussianAgent, "Gaussian policy, perceptron"),
+        "recurrent": (agents.RecurrentGaussianActorCritic, agents.RecurrentGaussianAgent, "recurrent Gaussian policy"),
+    },
+    "soft": {
+        "perceptron": (agents.SoftActorCritic, agents.SquashedGaussianAgent, "squashed Gaussian policy, perceptron"),
+    },
+    "policy": {
+        "perceptron": (agents.ActorCritic, agents.ActorCriticAgent, "policy, perceptron"),
+        "convolutional": (agents.ConvolutionalActorCritic, agents.ActorCriticAgent, "convolutional policy"),
+        "recurrent": (agents.RecurrentActorCritic, agents.RecurrentAgent, "recurrent policy"),
+    },
 }

@@ -52,8 +52,7 @@ def draw(processes: Sequence[Process], path: Path, title: str) -> None:
                           va="center", fontsize=8, bbox={"color": "white", "pad": 1})  # fmt: skip
     axes.set_yticks(places, [name for name, _ in bars], fontsize=9)
     axes.set_xlabel("seconds, without the cost of measuring")
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
+    axes.spines[["top", "right"]].set_visible(False)
     figure.suptitle("\n".join(textwrap.wrap(title, 110)), fontsize=10, x=0.02, ha="left")
     if bars:
         axes.barh([0], [0], color=_WAITING, label="waiting, starting")

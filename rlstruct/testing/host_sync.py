@@ -121,32 +121,12 @@ def _raise(place: str, call: str, fix: str) -> None:
     raise HostSyncError(f"{place}: {call} makes the host wait for the device. {fix}")
 
 
-class _Watch:
-    """Shared state of the two modes: the report function, and whether they are paused."""
-
-    def __init__(self, report: Callable[[str, str, str], None]) -> None:
-        self.report = report
-        self.paused = 0
-        self.writes_number = False
-
-    def found(self, call: str, fix: str) -> None:
-        self.report(calling_line(), call, fix)
-
-    @contextlib.contextmanager
-    def pause(self) -> Iterator[None]:
-        self.paused += 1
-        try:
-            yield
-        finally:
-            self.paused -= 1
-
-
 @contextlib.contextmanager
 def _watching(report: Callable[[str, str, str], None]) -> Iterator[None]:
-    watch, before = _Watch(report), guards()
-    set_guards((*before, watch.pause))
+    functions, before = _Functions(report), guards()
+    set_guards((*before, functions.pause))
     try:
-        with _Functions(watch), _Operators(watch):
+        with functions, _Operators(functions):
             yield
     finally:
         set_guards(before)
@@ -170,26 +150,35 @@ def _cuda_alarm(mode: str) -> Iterator[None]:
 class _Functions(TorchFunctionMode):
     """Watcher of torch's Python calls, by the name that the user wrote."""
 
-    def __init__(self, watch: _Watch) -> None:
+    def __init__(self, report: Callable[[str, str, str], None]) -> None:
         super().__init__()
-        self.watch = watch
+        self.report = report
+        self.paused = 0
+        self.writes_number = False  # as in x[mask] = 0.0, for which CUDA does not wait
+
+    @contextlib.contextmanager
+    def pause(self) -> Iterator[None]:
+        self.paused += 1
+        try:
+            yield
+        finally:
+            self.paused -= 1
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if self.watch.paused:
+        if self.paused:
             return func(*args, **kwargs)
         name = getattr(func, "__name__", "")
         call, fix = _judge_call(name, args, kwargs)
         if call:
-            self.watch.found(call, fix)
-            with self.watch.pause():  # the same wait is not counted again below
+            self.report(calling_line(), call, fix)
+            with self.pause():  # the same wait is not counted again below
                 return func(*args, **kwargs)
-        # CUDA writes a number through a mask without waiting: x[mask] = 0.0.
-        self.watch.writes_number = name == "__setitem__" and isinstance(args[2], (bool, int, float))
+        self.writes_number = name == "__setitem__" and isinstance(args[2], (bool, int, float))
         try:
             return func(*args, **kwargs)
         finally:
-            self.watch.writes_number = False
+            self.writes_number = False
 
 
 def _judge_call(name: str, args: Any, kwargs: Any) -> tuple[str, str]:
@@ -209,16 +198,16 @@ def _judge_call(name: str, args: Any, kwargs: Any) -> tuple[str, str]:
 class _Operators(Watching):  # type: ignore[no-untyped-call]
     """Watcher of the operators below the Python calls."""
 
-    def __init__(self, watch: _Watch) -> None:
+    def __init__(self, functions: _Functions) -> None:
         super().__init__()
-        self.watch = watch
+        self.functions = functions
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if not self.watch.paused:
-            call, fix = judge_operator(func, args, kwargs, self.watch.writes_number)
+        if not self.functions.paused:
+            call, fix = judge_operator(func, args, kwargs, self.functions.writes_number)
             if call:
-                self.watch.found(call, fix)
+                self.functions.report(calling_line(), call, fix)
             elif is_composite(func):  # in inference mode nothing above this has taken it apart
                 with self:
                     return func.decompose(*args, **kwargs)
