@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from typing import Any
 
-import cloudpickle
 import torch
 
 from rlstruct.algos import Callback
@@ -50,8 +50,8 @@ def rate_of(algorithm: str, factories: Sequence[Any], seconds: float, config: Tr
     context = get_context("spawn")
     ours, theirs = context.Pipe(duplex=False)
     with quiet_start(), inheriting({"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}):  # so that asking for a GPU uses none
-        payload = cloudpickle.dumps((algorithm, config, factories, seconds))
-        process = context.Process(target=_train, args=(payload, theirs), name=f"{WORKER_NAME}-tuned")
+        arguments = algorithm, factories, seconds, config, theirs
+        process = context.Process(target=_train, args=arguments, name=f"{WORKER_NAME}-tuned")
         process.start()
     theirs.close()
     try:
@@ -65,8 +65,9 @@ def rate_of(algorithm: str, factories: Sequence[Any], seconds: float, config: Tr
     raise UserError(f"tune: a training of {config.n_learners} learners failed or took more than {_LONGEST:.0f} s.")
 
 
-def _train(payload: bytes, answer: Any) -> None:  # noqa: ANN401 - an end of a pipe
-    algorithm, config, factories, seconds = cloudpickle.loads(payload)
+def _train(
+    algorithm: str, factories: Sequence[Any], seconds: float, config: TrainingConfig, answer: Connection
+) -> None:
     torch.set_num_threads(1)
     watch = Stopwatch(seconds)
     algorithm_of(algorithm)(config, *factories, callbacks=[watch])
