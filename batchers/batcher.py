@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from operator import attrgetter
 from typing import Any, Literal, overload
 
 from torch import Tensor
@@ -118,7 +119,7 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
         self._infos = DictTensor()  # ``agent_info/…`` and ``env_info/…`` of the next batch.  [B] on the device
         self._outstanding: deque[DictTensor] = deque()  # those of each batch that was ordered, the oldest first
         self._n_running = self._n_updates = self._n_batches = self._deepest = 0  # the most that were ever outstanding
-        self._executors: list[str] = []
+        self._executors: tuple[str, ...] = ()
         self._warned = False  # that the agent is not compiled
         self._clock = Clock({"elsewhere": None, "wait": "wait", "hand_over": "hand-over"})
         max_restarts = max_restarts if on_worker_error == "restart" else 0
@@ -243,12 +244,11 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
         if self._state == "ready" and not self._n_running:
             self._state = "ended"
         self._n_batches += 1
-        self._executors.clear()
-        for part in parts:
-            self._executors.append(part.collected.executor)
-            if part.collected.uncompiled and not self._warned:
-                self._warned = True
-                warn_uncompiled("RL_Batcher: the agent", part.collected.uncompiled, "compile_agent")
+        self._executors = tuple(map(attrgetter("collected.executor"), parts))
+        why_not = "" if self._warned else next(filter(None, map(attrgetter("collected.uncompiled"), parts)), "")
+        if why_not:
+            self._warned = True
+            warn_uncompiled("RL_Batcher: the agent", why_not, "compile_agent")
         return trajectories, self._n_running
 
     @operation("weights")
@@ -331,8 +331,8 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
 
     def stats(self) -> BatcherStats:
         """Return seconds by activity, the workers' process ids, and their executors."""
-        own, stats, executors = self._clock.seconds(), self._backend.stats(), tuple(self._executors)
-        return BatcherStats(stats.seconds, own["wait"], own["hand_over"], self._n_batches, stats.pids, executors)
+        own, stats = self._clock.seconds(), self._backend.stats()
+        return BatcherStats(stats.seconds, own["wait"], own["hand_over"], self._n_batches, stats.pids, self._executors)
 
     def memory_report(self, queued: bool = False) -> MemoryReport:
         """Return how many bytes collecting takes. All but the weights grow with the number of steps and environments.

@@ -18,7 +18,6 @@ from rlstruct.batchers.collector import Collector
 from rlstruct.batchers.fast_collector import FastCollector
 from rlstruct.batchers.progress import Progress
 from rlstruct.batchers.slab import Allocate
-from rlstruct.core import Layout
 from rlstruct.errors import BadTypeError
 from rlstruct.rl_agent import RL_Agent
 from rlstruct.vec_env import Capturable, VecEnv
@@ -38,10 +37,6 @@ class Recipe:
     n_timesteps: int
     device: torch.device
     compile_agent: bool
-
-    def allocate(self, layout: Layout) -> dict[str, Tensor]:
-        """Bring memory on the device."""
-        return layout.allocate(self.device)
 
     def make(
         self,
@@ -76,7 +71,7 @@ class Recipe:
                 n_timesteps=self.n_timesteps,
                 device=self.device,
                 seed=seed,
-                allocate=allocate or self.allocate,
+                allocate=allocate or (lambda layout: layout.allocate(self.device)),
                 progress=progress,
                 compile_agent=self.compile_agent,
                 gives=gives,

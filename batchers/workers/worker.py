@@ -63,20 +63,17 @@ class Worker:
 
     def describe(self, error: BaseException) -> Failure:
         """Turn an exception into an answer."""
-        return describe(error, self._progress, self._collector.describe_inputs() if self._created else "")
+        seen = self._collector.describe_inputs() if hasattr(self, "_collector") else ""
+        return describe(error, self._progress, seen)
 
     def close(self) -> None:
         """Close agent and environments."""
-        if self._created:
+        if hasattr(self, "_collector"):
             try:
                 self._collector.close()
             except Exception:  # the batcher is closing and waits for no answer
                 _logger.warning("RL_Batcher.close", exc_info=True)
             del self._collector
-
-    @property
-    def _created(self) -> bool:
-        return hasattr(self, "_collector")
 
     def _create(self, seed: int, agent_seed: int) -> Created:
         self._progress.enter(Phase.START)
@@ -118,4 +115,4 @@ class Worker:
         """Bring memory for a slab: that of the transport, or on another device; then batches are copied."""
         self._new_layout = layout
         self.slabs[self._slab] = shared = self._memories[self._slab](layout)
-        return shared if self._recipe.device.type == "cpu" else self._recipe.allocate(layout)
+        return shared if self._recipe.device.type == "cpu" else layout.allocate(self._recipe.device)
