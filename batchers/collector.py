@@ -193,13 +193,13 @@ class Collector:
         slab, t = self._slab, 0
         state = slab.begin(self._observation, self._state, keys)
         act, shown, agent_info = self._act, slab.shown, self.agent_info
-        step_into, enter = self._step_into, self._progress.at
+        step_into, enter, infers = self._step_into, self._progress.at, torch.inference_mode()
         while t < self._T:
             if first is None:  # else it has acted
                 enter(_AGENT, t)
             history = history_until(slab, slab.slots[0], t, self._gaps) if self._history else None
             if self._infers:
-                with torch.inference_mode():
+                with infers:
                     action, state = act(state, shown[t], agent_info, history)
                     slab.write_action(t, action)
             elif t and not watch:

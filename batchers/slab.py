@@ -141,8 +141,9 @@ class Slab(Steps):
         """Note which rows an environment that writes in place left out of step t, or restarted."""
         if ended.ran is not None:
             self._running_rows[t].copy_(ended.ran)
-        if self._restarted is not None and len(ended.restarted):
-            self._restarted[t, ended.restarted] = True
+        if self._restarted is not None:
+            for row in ended.restarted:  # few: a list as an index would cost more
+                self._restarted[t, row] = True
 
     def write_step(self, t: int, step: tuple[Observed, Observed]) -> None:
         """Copy where step t led: who took part, what they reached, and what the agent sees next.

@@ -170,9 +170,9 @@ class GymEnv(RowsEnv):
                 raise explained from (None if isinstance(error, ShapeMismatchError) else error)
             raise
         write_rewards(rows, reward)
-        for j, *flags in ended:
-            for array, flag in zip(rows.flags, (*flags, True), strict=False):
-                array[j] = flag
+        terminated_rows, truncated_rows, done, _ = rows.flags
+        for j, terminates, truncates in ended:
+            terminated_rows[j], truncated_rows[j], done[j] = terminates, truncates, True
         return [j for j, _, _ in ended]
 
     def _reset_one(self, j: int) -> Element:
