@@ -73,9 +73,9 @@ class Launch:
     """
 
     def __init__(self, n_envs: int, n_steps: int, n_extra: int, record: bool, device: torch.device) -> None:
-        def numbers(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-            kept = torch.zeros((n_steps if record else 1, *shape, n_envs), dtype=dtype, device=device)
-            return kept.expand(n_steps, *kept.shape[1:])
+        def numbers(n: int, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+            kept = torch.zeros((n if record else 1, *shape, n_envs), dtype=dtype, device=device)
+            return kept.expand(n, *kept.shape[1:])
 
         self.state = torch.zeros((4 + n_extra, n_envs), dtype=torch.float32, device=device)
         self.state[:4] = torch.linspace(-0.05, 0.05, 4 * n_envs, device=device).view(4, n_envs)
@@ -83,10 +83,10 @@ class Launch:
         held = {"state": self.state, "clock": clock}
         self.tensors = {"env_key": torch.arange(n_envs, device=device), **held}
         self.tensors |= {f"next_{name}": value for name, value in held.items()}
-        for end in ("reached", "current"):
-            shown = {"frame": numbers(4), "reward": numbers(), "last": numbers(dtype=torch.int64)}
+        for end, n in (("reached", n_steps), ("current", n_steps + 1)):
+            shown = {"frame": numbers(n, 4), "reward": numbers(n), "last": numbers(n, dtype=torch.int64)}
             self.tensors |= {f"{end}_{name}": value for name, value in shown.items()}
-        self.tensors["flags"] = numbers(3, dtype=torch.bool)
+        self.tensors["flags"] = numbers(n_steps, 3, dtype=torch.bool)
         memory, by = Memory(), Pusher()
         by.gain = 0.5
         for name, value in self.tensors.items():

@@ -288,21 +288,6 @@ def indirect(board: Shared, i: int, m: Registers):
 
 
 @wp.func
-def follow_flow(board: Shared, i: int, m: Registers, flow: int, mode: int, opcode: int):
-    """Carry out an instruction that computes nothing with data."""
-    if flow == op.BRANCH:
-        branch(m, opcode)
-    elif flow == op.SET_FLAG:
-        set_flag(m, opcode)
-    elif flow == op.JAM:
-        m.pc = (m.pc - 1) & 0xFFFF
-    else:
-        if mode == op.INDIRECT:
-            indirect(board, i, m)
-        jump(board, i, m, flow)
-
-
-@wp.func
 def compute(board: Shared, i: int, m: Registers, outer: Outer, word: int):
     """Read, compute, write."""
     pick_source(m, (word >> op.SOURCE) & 7)
@@ -338,8 +323,16 @@ def execute(board: Shared, i: int, m: Registers, outer: Outer, word: int, operan
         compute(board, i, m, outer, word)
     if flow == op.CARRY_IS_SIGN:
         m.carry = m.value >> 7
-    elif flow >= op.BRANCH:
-        follow_flow(board, i, m, flow, word & 15, opcode)
+    elif flow == op.BRANCH:
+        branch(m, opcode)
+    elif flow == op.SET_FLAG:
+        set_flag(m, opcode)
+    elif flow == op.JAM:
+        m.pc = (m.pc - 1) & 0xFFFF
+    elif flow > op.BRANCH:
+        if (word & 15) == op.INDIRECT:
+            indirect(board, i, m)
+        jump(board, i, m, flow)
     elif flow != op.ALONG:
         wait(m, outer, flow)
 

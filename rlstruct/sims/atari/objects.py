@@ -5,6 +5,8 @@ import warp as wp
 from rlstruct.sims.atari.state import Registers
 
 NO_PIXELS = wp.uint32(0)
+COPIES = wp.uint32(0x1D197531)
+"""Copies by NUSIZ's modes 0 to 7, four bits each."""
 
 
 @wp.func
@@ -31,18 +33,18 @@ def around(x: int) -> int:
 
 
 @wp.func
+def has_copy(size: int, k: int) -> bool:
+    """Return True if NUSIZ asks for a copy of a player or missile 0, 16, 32 or 64 pixels behind it, by number."""
+    return ((COPIES >> wp.uint32(4 * (size & 7) + k)) & wp.uint32(1)) != wp.uint32(0)
+
+
+@wp.func
 def copies(bits: wp.uint32, x: int, size: int, skip: int, word: int) -> wp.uint32:
     """Place the up to three copies of a player or missile that NUSIZ asks for."""
-    mode = size & 7
     pixels = NO_PIXELS
-    if skip == 0:
-        pixels = place(bits, x, word)
-    if mode == 1 or mode == 3:
-        pixels |= place(bits, around(x + 16), word)
-    if mode == 2 or mode == 3 or mode == 6:
-        pixels |= place(bits, around(x + 32), word)
-    if mode == 4 or mode == 6:
-        pixels |= place(bits, around(x + 64), word)
+    for k in range(4):
+        if has_copy(size, k) and (k > 0 or skip == 0):
+            pixels |= place(bits, around(x + ((8 << k) & ~8)), word)
     return pixels
 
 

@@ -6,7 +6,7 @@ the clocks until a write is seen, and what HMOVE does when it is not at the begi
 
 import warp as wp
 
-from rlstruct.sims.atari.objects import around
+from rlstruct.sims.atari.objects import around, has_copy
 from rlstruct.sims.atari.state import Outer, Registers
 
 NEVER = 0x7FFFFFFF
@@ -47,13 +47,10 @@ def reset_meets(x: int, size: int, new_x: int) -> int:
         width = 16
     elif mode == 7:
         width = 32
-    meets = in_copy(x, new_x, 0, width)
-    if meets == 0 and (mode == 1 or mode == 3):
-        meets = in_copy(x, new_x, 16, width)
-    if meets == 0 and (mode == 2 or mode == 3 or mode == 6):
-        meets = in_copy(x, new_x, 32, width)
-    if meets == 0 and (mode == 4 or mode == 6):
-        meets = in_copy(x, new_x, 64, width)
+    meets = int(0)
+    for k in range(4):
+        if meets == 0 and has_copy(size, k):
+            meets = in_copy(x, new_x, (8 << k) & ~8, width)
     return meets
 
 

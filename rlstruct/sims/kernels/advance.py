@@ -27,11 +27,11 @@ class Memory:
     # where it is after K steps
     next_state: wp.array2d(dtype=wp.float32)
     next_clock: wp.array2d(dtype=wp.int64)  # STATE_KEY too
-    # what it shows
+    # what it shows; what is current begins with what the agent acts on first
     reached_frame: wp.array3d(dtype=wp.float32)  # [K, D, B]
-    current_frame: wp.array3d(dtype=wp.float32)
+    current_frame: wp.array3d(dtype=wp.float32)  # [K + 1, D, B]
     reached_reward: wp.array2d(dtype=wp.float32)  # [K, B]
-    current_reward: wp.array2d(dtype=wp.float32)
+    current_reward: wp.array2d(dtype=wp.float32)  # [K + 1, B]
     reached_last: wp.array2d(dtype=wp.int64)
     current_last: wp.array2d(dtype=wp.int64)
     flags: wp.array3d(dtype=wp.bool)  # [K, TERMINATED to DONE, B]
@@ -75,9 +75,9 @@ def make_advance(game: GameKernel, chooser: Any, choose: Any) -> Any:
                 episode += wp.int64(1)
                 episode_key = child_key(wp.uint64(io.env_key[i]), episode)
                 s, action, elapsed, reward = initial(episode_key), wp.int64(0), wp.int64(0), wp.float32(0.0)
-            show(io.current_frame, k, i, observe(s))
-            io.current_reward[k, i] = reward
-            io.current_last[k, i] = action
+            show(io.current_frame, k + 1, i, observe(s))
+            io.current_reward[k + 1, i] = reward
+            io.current_last[k + 1, i] = action
         for f in range(wp.static(n_fields)):
             io.next_state[f, i] = s[f]
         io.next_clock[ELAPSED, i] = elapsed

@@ -56,14 +56,13 @@ class FusedLaunch:
         kind = (self._n_actions, -(-width // 4) * 4, len(perceptron.actor) - 1, perceptron.activation)
         struct, kernel = _make(game := env.kernel(), *kind)
         self._n_fields, self._n_numbers = game.state._length_, game.frame._length_
-        changed, shown, said = self._allocate()
-        keys, numbers = changed["next_clock"], changed["next_state"]
-        held = {"env_key": keys[0], "state": numbers, "clock": keys}
+        shown, said = self._allocate()
+        keys = shown["next_clock"]
+        shown |= {"env_key": keys[0], "state": shown["next_state"], "clock": keys}
         io, by = Memory(), struct()
-        for name, value in {**held, **changed, **shown}.items():
-            setattr(io, name, wp.from_torch(value))
-        for name, value in {**said, "rng": keys}.items():
-            setattr(by, name, wp.from_torch(value))
+        for target, tensors in ((io, shown), (by, {**said, "rng": keys})):
+            for name, value in tensors.items():
+                setattr(target, name, wp.from_torch(value))
         by.weights = wp.from_torch(torch.zeros((1, 4), device=env.device), dtype=wp.vec4f)
         device, began = wp.device_from_torch(env.device), time.perf_counter()
         inputs = [io, by, n_timesteps, env.time_limit or 0]
@@ -74,37 +73,41 @@ class FusedLaunch:
     @torch.no_grad()
     def __call__(self, observation: Tensors, rng: Tensor, perceptron: Perceptron) -> Tensors:
         """Take T steps; see `rlstruct.engine.fused.FusedRollout`."""
-        held = self._held()
-        changed, shown, said = self._allocate()
-        first = {"frame": observation["frame"].t(), "reward": observation["reward"], "last": observation["last_action"]}
-        stream = {name: _behind(value, self._T) for name, value in first.items()}  # [T + 1, ..., B]
-        shown |= {f"current_{name}": value[1:] for name, value in stream.items()}
+        held, (shown, said) = self._held(), self._allocate()
+        shown["current_frame"][0].copy_(observation["frame"].t())
+        shown["current_reward"][0].copy_(observation["reward"])
+        shown["current_last"][0].copy_(observation["last_action"])
         actor, critic = (_pack(layers) for layers in (perceptron.actor, perceptron.critic))
         rng, weights = rng.contiguous(), torch.cat([actor, critic])  # [N, 4]
         _, io, by, *_ = self.launch.params
         by.critic, by.stochastic = actor.shape[0], perceptron.stochastic
-        _point(io, {**held, **changed, **shown})
+        _point(io, {**held, **shown})
         _point(by, {**said, "rng": rng, "weights": weights})
         cuda = self._env.device.type == "cuda"
         self.launch.launch(wp.stream_from_torch(torch.cuda.current_stream(self._env.device)) if cuda else None)
-        record = self._record(observation, rng, stream, shown, said)
-        self._go_on(changed, {key: record[f"stream/{key}"][-1].clone() for key in observation})
+        record = _record(observation["initial_state"], rng, shown, said)
+        carry = self._env.state_tensors()
+        carry["elapsed"], carry["episode"], state_key = shown["next_clock"].unbind(0)
+        if self._env.stochastic:
+            carry["state_key"] = state_key
+        names = [name for name in carry if name.startswith("state/")]
+        carry |= zip(names, shown["next_state"].unbind(0), strict=True)
+        self._env.set_state_tensors(carry, {key: record[f"stream/{key}"][-1].clone() for key in observation})
         return record
 
-    def _allocate(self) -> tuple[Tensors, Tensors, Tensors]:
-        """Allocate the results of a launch: the state after it, what the steps show, and the agent's outputs."""
+    def _allocate(self) -> tuple[Tensors, Tensors]:
+        """Allocate what a launch writes: of the simulator, and of the agent."""
         T, B, device = self._T, self._env.n_envs(), self._env.device
 
         def numbers(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.empty((*shape, B), dtype=dtype, device=device)
 
-        changed = {"next_state": numbers(self._n_fields), "next_clock": numbers(3, dtype=torch.int64)}
-        shown = {"flags": numbers(T, 3, dtype=torch.bool)}
-        for end in ("reached", "current"):
-            shown[f"{end}_frame"], shown[f"{end}_reward"] = numbers(T, self._n_numbers), numbers(T)
-            shown[f"{end}_last"] = numbers(T, dtype=torch.int64)
-        said = {"logits": numbers(T, self._n_actions), "log_probability": numbers(T), "value": numbers(T)}
-        return changed, shown, said
+        shown = {"next_state": numbers(self._n_fields), "next_clock": numbers(3, dtype=torch.int64)}
+        shown["flags"] = numbers(T, 3, dtype=torch.bool)
+        for end, n in (("reached", T), ("current", T + 1)):
+            shown[f"{end}_frame"], shown[f"{end}_reward"] = numbers(n, self._n_numbers), numbers(n)
+            shown[f"{end}_last"] = numbers(n, dtype=torch.int64)
+        return shown, {"logits": numbers(T, self._n_actions), "log_probability": numbers(T), "value": numbers(T)}
 
     def _held(self) -> Tensors:
         """Stack the current state of the simulation."""
@@ -122,34 +125,20 @@ class FusedLaunch:
             "clock": torch.stack([carry["elapsed"], carry["episode"]]),
         }
 
-    def _go_on(self, changed: Tensors, shown: Tensors) -> None:
-        """Set the environments to the state after a launch."""
-        carry = self._env.state_tensors()
-        carry["elapsed"], carry["episode"], state_key = changed["next_clock"].unbind(0)
-        if self._env.stochastic:
-            carry["state_key"] = state_key
-        names = [name for name in carry if name.startswith("state/")]
-        self._env.set_state_tensors({**carry, **dict(zip(names, changed["next_state"].unbind(0), strict=True))}, shown)
 
-    def _record(self, first: Tensors, rng: Tensor, stream: Tensors, shown: Tensors, said: Tensors) -> Tensors:
-        """Name the results of a launch as FusedRollout does."""
-        flags = shown["flags"].unbind(1)  # of [T, B]
-        ends = dict(zip(("terminated", "truncated", "done"), flags, strict=True))
-        current = dict(zip(ends, ends["done"].new_zeros((3, self._T + 1, rng.shape[1])), strict=True))
-        current["initial_state"] = torch.cat([first["initial_state"].unsqueeze(0), ends["done"]])
-        reached = {name: shown[f"reached_{name}"] for name in stream}
-        seen = [
-            {"frame": end["frame"].transpose(1, 2), "reward": end["reward"], "last_action": end["last"]}
-            for end in (stream, reached)
-        ]
-        said = {**said, "action_logits": said["logits"].transpose(1, 2), "action": reached["last"].clone()}
-        del said["logits"]
-        parts = {
-            "stream": seen[0] | current | {"rng": rng},
-            "reached": seen[1] | ends | {"initial_state": torch.zeros_like(ends["done"])},
-            "action": said,
-        }
-        return {f"{part}/{key}": value for part, tensors in parts.items() for key, value in tensors.items()}
+def _record(initial_state: Tensor, rng: Tensor, shown: Tensors, said: Tensors) -> Tensors:
+    """Name the results of a launch as FusedRollout does."""
+    ends = dict(zip(("terminated", "truncated", "done"), shown["flags"].unbind(1), strict=True))  # of [T, B]
+    stream = dict(zip(ends, ends["done"].new_zeros((3, *rng.shape)), strict=True)) | {"rng": rng}
+    stream["initial_state"] = torch.cat([initial_state.unsqueeze(0), ends["done"]])
+    reached = ends | {"initial_state": torch.zeros_like(ends["done"])}
+    for end, seen in (("current", stream), ("reached", reached)):
+        seen["frame"] = shown[f"{end}_frame"].transpose(1, 2)
+        seen["reward"], seen["last_action"] = shown[f"{end}_reward"], shown[f"{end}_last"]
+    action = {"action_logits": said["logits"].transpose(1, 2), "action": shown["reached_last"].clone()}
+    action |= {name: said[name] for name in ("log_probability", "value")}
+    parts = {"stream": stream, "reached": reached, "action": action}
+    return {f"{part}/{key}": value for part, tensors in parts.items() for key, value in tensors.items()}
 
 
 def check_kernel(env: Any) -> None:
@@ -200,10 +189,3 @@ def _pack(layers: Layers) -> Tensor:
         rows = nn.functional.pad(rows, (0, missing_inputs, 0, -rows.shape[0] % 4))
         packed.append(rows.view(-1, 4, rows.shape[1]).transpose(1, 2).reshape(-1, 4))
     return torch.cat(packed)
-
-
-def _behind(first: Tensor, n_steps: int) -> Tensor:
-    """Return memory for a first value and K more, [K + 1, ...]."""
-    memory = first.new_empty((n_steps + 1, *first.shape))
-    memory[0].copy_(first)
-    return memory
