@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from rlstruct.algos.config import TrainingConfig
-from rlstruct.algos.optimising import laid_out_as, load_optimizer, norm_of, step_unless, takes_tensors
+from rlstruct.algos.optimising import laid_out_as, load_optimizer, norm_of, step_unless
 from rlstruct.algos.process_group import Group, Terms, learners
 from rlstruct.batchers.arguments import check_call, check_factory
 from rlstruct.core import DictTensor, TemporalDictTensor, Trajectories
@@ -228,7 +228,7 @@ class GradientLearner(ABC):
         for group in self.optimizer.param_groups:
             first = float(group.get("initial_lr", self.config.learning_rate))
             rate = linear_schedule(fraction_done, first, first * self.config.final_learning_rate_fraction)
-            if self.device.type != "cpu" and takes_tensors(group):
+            if self.device.type != "cpu" and (group.get("capturable") or group.get("fused")):
                 if first not in self._rates:
                     self._rates[first] = torch.zeros((), dtype=torch.float32, device=self.device)
                 group["lr"] = self._rates[first].fill_(rate)

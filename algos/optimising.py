@@ -51,11 +51,6 @@ def step_unless(optimizer: Optimizer, held: Tensor) -> None:
             optimizer.step()
 
 
-def takes_tensors(group: Mapping[str, Any]) -> bool:
-    """Tell whether the learning rate of a group of weights may be a tensor on their device."""
-    return bool(group.get("capturable") or group.get("fused"))
-
-
 def load_optimizer(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
     """Load a state that may have been saved on another device."""
     groups = [

@@ -133,43 +133,33 @@ class RunFolder:
             )
         folder._lease = lease(config, "RunFolder.resume")
         try:
-            folder._reopen(n_env_steps, progress, loggers)
+            folder._open(n_env_steps, progress, loggers, again=True)
         except BaseException:
             folder._lease.close()
             raise
         return folder
 
     def _open(
-        self,
-        n_env_steps: int | None,
-        progress: bool,
-        loggers: Sequence[str | CreateLogger],
-        again_from: int | None = None,
+        self, n_env_steps: int | None, progress: bool, loggers: Sequence[str | CreateLogger], *, again: bool = False
     ) -> None:
-        """Open the log and begin with nothing written."""
-        self._start = time.perf_counter()
+        """Begin the log, or go on where it was when the checkpoint was written."""
+        saved: dict[str, Any] = {"n_lines": 0, "seconds": 0.0, "n_env_steps": n_env_steps}
+        if (file := self.path / "checkpoint.pt").exists():
+            self.checkpoint = read_checkpoint(file)
+            saved = self.checkpoint["run"]
+        self._rows = read_lines(self.path / "metrics.csv", saved["n_lines"])
+        self._n_saved = len(self._rows)  # lines that no later checkpoint counts otherwise
+        last = int(max((line["env_steps"] for line in self._rows), default=-1))
         settings = flat_settings(json.loads((self.path / "config.json").read_bytes()))
-        self._loggers = [create(self.path, settings, again_from) for create in find_loggers(loggers)]
-        self._n_env_steps, self._progress = n_env_steps, progress
+        self._loggers = [create(self.path, settings, last + 1 if again else None) for create in find_loggers(loggers)]
+        self._n_env_steps, self._progress = n_env_steps or saved["n_env_steps"], progress
+        self._start = time.perf_counter() - saved["seconds"]
         self._last: tuple[int, float] | None = None  # environment steps and time of the line before
         self._shown: dict[str, str] = {}
-        self._rows: list[dict[str, float]] = []
-        self._n_saved = 0  # of them, which no later checkpoint counts otherwise
         self._columns: tuple[str, ...] = ()
+        if again:
+            self._rewrite()
         self._closed = False
-
-    def _reopen(self, n_env_steps: int | None, progress: bool, loggers: Sequence[str | CreateLogger]) -> None:
-        """Read the checkpoint, and go on with the log where it was written."""
-        file = self.path / "checkpoint.pt"
-        checkpoint = read_checkpoint(file) if file.exists() else None
-        saved: dict[str, Any] = {"n_lines": 0, "seconds": 0.0, "n_env_steps": n_env_steps}
-        saved = saved if checkpoint is None else checkpoint["run"]
-        lines = read_lines(self.path / "metrics.csv", saved["n_lines"])
-        last = int(max((line["env_steps"] for line in lines), default=-1))
-        self._open(n_env_steps or saved["n_env_steps"], progress, loggers, again_from=last + 1)
-        self.checkpoint, self._rows, self._n_saved = checkpoint, lines, len(lines)
-        self._start -= saved["seconds"]
-        self._rewrite()
 
     def log(self, env_steps: int, policy_version: int, values: Mapping[str, float], *, at: float) -> None:
         """Write one line of numbers, and move the progress bar. The first line of a process has no rate.
