@@ -120,8 +120,8 @@ def _replay(agent: RL_Agent, trajectories: Trajectories) -> tuple[TemporalDictTe
 def replay_with_next_values(agent: RL_Agent, trajectories: Trajectories) -> tuple[TemporalDictTensor, Tensor]:
     """Replay an agent with gradients, and judge the true next observation of every step without.
 
-    The next observations include the final ones that a restart hides. Each is judged with the state that the agent had
-    then, its new state of step t; all in one call, large batches in chunks of rows.
+    The next observations include the final ones that a restart hides; each is judged with the agent's new state of step
+    t, all in one call, large batches in chunks of rows.
 
     Args:
         agent: returns ``value`` [B].

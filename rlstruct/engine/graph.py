@@ -188,8 +188,8 @@ def _capture(work: Work) -> Work:
 def _abandon(graph: Any, pool: tuple[int, int]) -> None:  # noqa: ANN401 - torch gives graphs no types
     """End a recording that failed, and let torch's allocator know.
 
-    CUDA refuses to end a recording that an operation has spoilt, and then torch does not tell its allocator that it is
-    over: from then on no memory that two streams have used (every batch that was returned) would be reused.
+    CUDA refuses to end one that an operation has spoilt, and then torch does not tell its allocator: from then on no
+    memory that two streams have used (every batch that was returned) would be reused.
     """
     try:
         graph.capture_end()

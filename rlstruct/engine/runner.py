@@ -55,10 +55,9 @@ Make = Callable[[Callable[..., Any]], Executor]
 class Runner(Generic[R]):
     """A step and fast executors of it, with equal results.
 
-    The first calls run the step itself, `Executor.warm_up` of them. The next one makes the executor and, of compiled
-    code, compares both; later ones run the executor. If there cannot be one, or it gives something else, the step
-    itself runs from then on, and ``failed`` is called once with the reason. Weights that were replaced, not updated in
-    place, are followed, or the executor is made anew; each other form of arguments gets a separate executor.
+    The first `Executor.warm_up` calls run the step itself. The next one makes the executor and, of compiled code,
+    compares both; later ones run the executor. If there cannot be one, or it gives something else, the step itself runs
+    from then on. Replaced weights are followed, or the executor is made anew.
 
     Args:
         step: takes and returns pytrees, and depends on them and the weights of its owner alone.

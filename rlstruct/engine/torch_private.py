@@ -78,8 +78,7 @@ def check() -> None:
 def is_composite(func: Any) -> bool:
     """Return True if torch defines an operator by other operators, for every device.
 
-    Autograd takes such operators apart before any ``__torch_dispatch__`` sees them. In inference mode, and wherever
-    else one is below autograd, it has not been: whoever wants to see the parts must call ``func.decompose`` itself.
+    Autograd takes such operators apart. Below it, and in inference mode, ``func.decompose`` has to be called.
     """
     return bool(func.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd))
 

@@ -165,8 +165,8 @@ def mps(
         with mps() as daemon:
             subprocess.run(command, env=os.environ | daemon.environment(thread_percentage=25))
 
-    This process does not: its own work on the GPU still takes turns with the clients. A second block for the same GPU
-    in this process shares the daemon.
+    This process does not: its own work still takes turns with the clients. A second block for the same GPU shares the
+    daemon.
 
     Args:
         device: the GPU; a device of torch, or a UUID such as ``"GPU-8a6e…"``.

@@ -54,10 +54,10 @@ def test_a_day_of_collection_raises_nothing(rows: int) -> None:
         probe.judge("action", n, rows)
 
 
-@pytest.mark.parametrize("rows", [1, 2, 8, 19, 49, 399, 4096])
+@pytest.mark.parametrize("rows", [1, 2, 19, 399])
 def test_coarse_numbers_may_flip_one_draw_in_fifty(rows: int) -> None:
     probe = PurityProbe()
-    for n in np.random.default_rng(0).binomial(rows, 0.02, 165_000).tolist():
+    for n in np.random.default_rng(0).binomial(rows, 0.02, 50_000).tolist():
         probe.judge("action", n, rows, eps=2.0**-7)
 
 
