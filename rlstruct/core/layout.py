@@ -212,14 +212,15 @@ def nearest_key(key: str, known: list[str]) -> str | None:
 
 def validate(cls: type, leading: int, tensors: Mapping[str, Tensor]) -> None:
     """Raise unless tensors make a structure of class ``cls``, which share ``leading`` axes; see it for the errors."""
-    first, lead, device = "", torch.Size(), None
+    first, lead, device = "", (-1,), None
     for key, tensor in tensors.items():
         if not isinstance(key, str) or not isinstance(tensor, Tensor):
             raise _not_named(cls, key, tensor)
-        if device is None:
-            first, lead, device = key, tensor.shape[:leading], tensor.device
-        if tensor.shape[:leading] != lead or tensor.device != device or len(lead) < leading:
-            check_pair(cls, leading, key, tensor, first, tensors[first])
+        shape = tensor.shape
+        if device is None and len(shape) >= leading:
+            first, lead, device = key, tuple(shape[:leading]), tensor.device
+        elif not shape or shape[0] != lead[0] or tensor.device != device or (leading > 1 and shape[:leading] != lead):
+            check_pair(cls, leading, key, tensor, first or key, tensors[first or key])
 
 
 def _not_named(cls: type, key: object, tensor: object) -> TypeError:
