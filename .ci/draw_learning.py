@@ -26,7 +26,7 @@ def pictures(steps: int, runs: Path) -> list[film.Picture]:
     trained = load_trained(next((runs / str(steps)).iterdir()), auto_reset=True, render=True)
     env = trained.factory(n_envs=1, seed=SEED)
     agent = trained.choice.create_agent(trained.model, stochastic=False)
-    drawn = film._pictures(env, agent, film._painter_of(trained.factory), N_SHOWN, SEED, one_episode=True)
+    drawn = film._pictures(env, agent, film._look_of(trained.factory)[1], N_SHOWN, SEED, one_episode=True)
     title = film._captioned(next(drawn).crop((0, 0, 360, 1)), f"after {steps:,} steps of training")
     shown = [film._joined([title, picture], 0, down=True) for picture in drawn]
     env.close()

@@ -49,9 +49,10 @@ def film(
     Where an episode ends, both its end and the next start are drawn. The file is a gif, an mp4, or with .png some of
     the pictures on one sheet; its folder is made.
     """
+    seconds, paint = _look_of(factory)
     env = factory(n_envs=n_envs, seed=seed)
     try:
-        pictures = list(_pictures(env, agent, _painter_of(factory), n_steps, seed, one_episode))
+        pictures = list(_pictures(env, agent, paint, n_steps, seed, one_episode))
         legend = _legend_of(factory, env)
     finally:
         env.close()
@@ -62,7 +63,6 @@ def film(
         _joined([_grid(chosen, min(n, 4), _SHEET_GAP), *legend]).save(path)
         return len(pictures)
     shown = [_joined([picture, *legend]) for picture in pictures]
-    seconds = _seconds_of(factory)
     # The last picture stays for a second: the end is what one wants to see.
     if path.suffix.lower() == ".mp4":
         _write_mp4(shown + shown[-1:] * round(1 / seconds), path, seconds)
@@ -91,19 +91,6 @@ def check_path(path: Path) -> None:
         raise UserError(f"{path}: expected a name that ends with .gif or .mp4 (a film) or .png (a sheet of pictures).")
     if path.suffix.lower() == ".mp4":
         require("video", "imageio_ffmpeg", what=f"{path}: a film as .mp4")
-
-
-def _stem(factory: Factory) -> str:
-    return factory.name.rpartition("-v")[0]
-
-
-def _seconds_of(factory: Factory) -> float:
-    """Return the seconds to show a step for: as long as it takes if that is known, else long enough to follow."""
-    if _stem(factory) in _CLASSICS:
-        return _CLASSICS[_stem(factory)][0]
-    if factory.atari:
-        return 4 / 60
-    return 0.03 if factory.backend is None else 0.12
 
 
 def _pictures(
@@ -163,17 +150,18 @@ def _grid(pictures: Sequence[Picture], columns: int, gap: int) -> Picture:
     return _joined([_joined(row, gap) for row in rows], gap, down=True)
 
 
-def _painter_of(factory: Factory) -> Painter:
-    classic = _CLASSICS.get(_stem(factory))
+def _look_of(factory: Factory) -> tuple[float, Painter]:
+    """Return the seconds of a step, as long as it takes or long enough to follow, and the function that draws it."""
+    classic = _CLASSICS.get(factory.name.rpartition("-v")[0])
     if classic is not None:
-        return lambda env, observation, row: _scene(classic[1], observation, row)
+        return classic[0], lambda env, observation, row: _scene(classic[1], observation, row)
     if is_own(factory.name):
-        return _own
+        return 0.03, _own
     if factory.atari:
-        return _screen_and_frame
+        return 4 / 60, _screen_and_frame
     if factory.backend is None:
-        return _screen
-    return _minatar if factory.name.endswith("-MinAtar") else _board
+        return 0.03, _screen
+    return 0.12, _minatar if factory.name.endswith("-MinAtar") else _board
 
 
 def _array(observation: DictTensor, key: str, row: int) -> Any:  # noqa: ANN401 - a numpy array
