@@ -48,6 +48,8 @@ _CURRENT = {
     "": f"Where an auto-resetting environment restarted, in the step that ended the episode or (still_running False "
     f"until then) in the next one: {_FRESH} Everywhere else current equals reached.",
 }
+_EPISODIC = "An episodic environment does not restart: return reached itself."
+_EPISODIC_RUNS = "An episodic environment runs until it is done, and then not before the next reset."
 _ALWAYS = (
     "An auto-resetting environment always runs. Only one whose restarts_take_steps is True may leave out the step "
     "after an episode's end, and restarts in it."
@@ -223,28 +225,24 @@ class _Walk:
             f"{where}, reached", "running", ran, self.running, "It marks who was stepped: who ran after the last call."
         )
         self._check_reached(f"{where}, reached", reached, ran, sent)
-        self._check_current(f"{where}, current", current, running, reached, ran)
+        ended = ran & reached["done"]
+        if self.env.auto_reset:
+            waits = ended & ~running & self.env.restarts_take_steps  # and restarts in the next step
+            restarted, runs, fixes, fix = ~ran | (ended & ~waits), ~waits, _CURRENT, _ALWAYS
+        else:
+            restarted, runs, fixes, fix = torch.zeros_like(ran), ran & ~ended, _EPISODIC, _EPISODIC_RUNS
+        expected = masked_dicttensor(reached, self._fresh(current), restarted)
+        check_same(f"{where}, current", current, expected, fixes)
+        self._check_mask(f"{where}, current", "still_running", running, runs, fix)
         if not getattr(answer, "restarted", True):
             fix = "Say restarted=False only where no environment restarted: the final observation is not kept then."
             check_same(f"{where}, current", current, reached, fix)
-        self._count_ends(reached, current, ran, running)
-        self.current, self.running = current, running
-        self._check_memory(where)
-
-    def _count_ends(self, reached: DictTensor, current: DictTensor, ran: Tensor, running: Tensor) -> None:
-        """Count the restarts whose final frame is the first one of the next episode."""
-        ended = ran & reached["done"]
         changed = ran & ~ended & ~self._same_frames(reached, self.current)
         self._n_changes += int(changed.sum())  # sync: the kit looks at every step
-        if self.env.auto_reset:
-            restarted = self._restarted(reached, ran, running)
-            self._n_ends += int(restarted.sum())  # sync: as above
-            self._n_lost += int((restarted & self._same_frames(reached, current)).sum())  # sync: as above
-
-    def _restarted(self, reached: DictTensor, ran: Tensor, running: Tensor) -> Tensor:
-        """Return the environments that must show a new episode: those that ended and go on, and those left out."""
-        waits = ~running & self.env.restarts_take_steps
-        return ~ran | (reached["done"] & ~waits)
+        self._n_ends += int(restarted.sum())  # sync: as above
+        self._n_lost += int((restarted & self._same_frames(reached, current)).sum())  # sync: as above
+        self.current, self.running = current, running
+        self._check_memory(where)
 
     def _same_frames(self, one: DictTensor, other: DictTensor) -> Tensor:
         return torch.stack([same(one[key], other[key]) for key in self._frames]).all(dim=0)  # [B]
@@ -338,19 +336,6 @@ class _Walk:
         idle["reward"] = torch.zeros_like(idle["reward"])
         expected = masked_dicttensor(DictTensor(idle), DictTensor(stepped), ran)
         check_same(where, reached, expected, _REACHED)
-
-    def _check_current(
-        self, where: str, current: DictTensor, running: Tensor, reached: DictTensor, ran: Tensor
-    ) -> None:
-        if self.env.auto_reset:
-            expected = masked_dicttensor(reached, self._fresh(current), self._restarted(reached, ran, running))
-            check_same(where, current, expected, _CURRENT)
-            waits = ran & reached["done"] & ~running & self.env.restarts_take_steps
-            self._check_mask(where, "still_running", running, ~waits, _ALWAYS)
-        else:
-            check_same(where, current, reached, "An episodic environment does not restart: return reached itself.")
-            fix = "An episodic environment runs until it is done, and then not before the next reset."
-            self._check_mask(where, "still_running", running, ran & ~reached["done"], fix)
 
     def _check_mask(self, where: str, key: str, got: Tensor, expected: Tensor, fix: str) -> None:
         check_same(where, DictTensor({key: got}), DictTensor({key: expected}), fix)

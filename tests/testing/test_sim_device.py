@@ -661,6 +661,11 @@ def test_models_copy_and_pickle() -> None:
         with torch.no_grad():
             twin.weight_ih_l0.zero_()
     torch.testing.assert_close(model(x)[0].cpu(), expected)
+    whole = torch.ones(4, device=SIM1)
+    twins = copy.deepcopy({"whole": whole, "part": whole[:2]})
+    twins["whole"].zero_()
+    assert twins["part"].tolist() == [0.0, 0.0]  # it is a view of the copy, as on CUDA
+    assert whole.tolist() == [1.0] * 4
     file = io.BytesIO()
     torch.save({"x": x}, file)
     file.seek(0)
