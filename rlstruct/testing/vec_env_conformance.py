@@ -48,7 +48,7 @@ _CURRENT = {
     "": f"Where an auto-resetting environment restarted, in the step that ended the episode or (still_running False "
     f"until then) in the next one: {_FRESH} Everywhere else current equals reached.",
 }
-_EPISODIC = "An episodic environment does not restart: return reached itself."
+_EPISODIC = {"": "An episodic environment does not restart: return reached itself."}
 _EPISODIC_RUNS = "An episodic environment runs until it is done, and then not before the next reset."
 _ALWAYS = (
     "An auto-resetting environment always runs. Only one whose restarts_take_steps is True may leave out the step "
