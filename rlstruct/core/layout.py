@@ -212,7 +212,8 @@ def nearest_key(key: str, known: list[str]) -> str | None:
 
 def validate(cls: type, leading: int, tensors: Mapping[str, Tensor]) -> None:
     """Raise unless tensors make a structure of class ``cls``, which share ``leading`` axes; see it for the errors."""
-    first, lead, device = "", (-1,), None
+    first, device = "", None
+    lead: tuple[int, ...] = (-1,)
     for key, tensor in tensors.items():
         if not isinstance(key, str) or not isinstance(tensor, Tensor):
             raise _not_named(cls, key, tensor)
