@@ -112,8 +112,7 @@ def run(arguments: Sequence[str]) -> None:
     if "--factory" in arguments:
         _resume_own(arguments)
         return
-    algorithm, options, resumed, notes = _read(arguments)
-    train(algorithm, options.environment, options.training, options.output, resumed=resumed, notes=notes)
+    _train(*_read(arguments))
 
 
 def _read(arguments: Sequence[str]) -> tuple[str, Training[Any], Path | None, list[str]]:
@@ -136,17 +135,18 @@ def _read(arguments: Sequence[str]) -> tuple[str, Training[Any], Path | None, li
     return algorithm, options, folder if given["resume"] else None, notes
 
 
-def train(
-    algorithm: str,
-    task: Task,
-    config: TrainingConfig,
-    output: Output,
-    *,
-    resumed: Path | None = None,
-    notes: Sequence[str] = (),
-) -> None:
-    """Train, and say what came of it."""
-    config, choice, factory = _prepare(algorithm, task, config)
+def _train(algorithm: str, options: Training[Any], resumed: Path | None, notes: Sequence[str]) -> None:
+    """Find agent and environment, train, and say what came of it."""
+    task, config, output = options.environment, options.training, options.output
+    for name in ("learner_device", "batcher_device", "evaluation_device", "replay_device"):
+        if (device := getattr(config, name, None)) is not None:
+            check_device(f"--{name.replace('_', '-')}", device)
+    share_gpus(config)  # here, as making the environments may use CUDA
+    if config.cluster is not None:
+        require("ray", "ray", what="--cluster")
+    factory = find(task, auto_reset=not algorithm_of(algorithm).learner.whole_episodes)
+    choice = choose(algorithm, task, *spaces_of(factory), factory.stack)
+    config = with_stacks(config, factory.stack)
     record = RunRecord(algorithm=algorithm, task=task, agent=choice.kind, config=config, versions=versions())
     folder = _begun(record, output) if resumed is None else _resumed(resumed, record, output)
     _say(f"{algorithm} on {task.env}: {choice.kind}, learner on {config.learner_device}")
@@ -207,20 +207,6 @@ def _resume_own(arguments: Sequence[str]) -> None:
     except (ValueError, RuntimeError) as error:
         raise UserError(f"--resume {options.resume}: {error}") from None
     _learn(name, config, trained.choice, trained.factory, folder)
-
-
-def _prepare(algorithm: str, task: Task, config: TrainingConfig) -> tuple[TrainingConfig, AgentChoice, Factory]:
-    """Find agent and environment, and settings that follow from them."""
-    for name in ("learner_device", "batcher_device", "evaluation_device", "replay_device"):
-        if (device := getattr(config, name, None)) is not None:
-            check_device(f"--{name.replace('_', '-')}", device)
-    share_gpus(config)  # here, as making the environments may use CUDA
-    if config.cluster is not None:
-        require("ray", "ray", what="--cluster")
-    factory = find(task, auto_reset=not algorithm_of(algorithm).learner.whole_episodes)
-    choice = choose(algorithm, task, *spaces_of(factory), factory.stack)
-    config = with_stacks(config, factory.stack)
-    return config, choice, factory
 
 
 def _begun(record: RunRecord, output: Output) -> RunFolder:

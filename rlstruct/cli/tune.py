@@ -126,8 +126,15 @@ def run(arguments: Sequence[str]) -> None:
     if ":" in words[0]:
         if len(words) < 2 or ":" not in words[1]:
             raise UserError("name both factories: rlstruct tune my_module:create_agent my_module:create_env")
-        of_own = _parsed(TuneFactories, words[2:], f"rlstruct tune {words[0]} {words[1]}")
-        _tune_factories(imported(words[0]), imported(words[1]), of_own)
+        given: TuneFactories = _parsed(TuneFactories, words[2:], f"rlstruct tune {words[0]} {words[1]}")
+        arguments_of: dict[str, Any] = {
+            "agent_args": read_settings("--agent-args", given.agent_args, "hidden=64"),
+            "env_args": read_settings("--env-args", given.env_args, "difficulty=3"),
+        }
+        answer = _search(given.search, imported(words[0]), imported(words[1]), (8, 32, 128), **arguments_of)
+        if given.search.out is not None:
+            file = answer.save(given.search.out)
+            say(f"preset: RL_Batcher(create_agent=…, create_env=…, **json.loads(Path({str(file)!r}).read_text()))")
         return
     algorithm_of(words[0])  # refuses a wrong one
     _tune_training(words[0], _parsed(TuneTraining, words[1:], f"rlstruct tune {words[0]}"))
@@ -135,17 +142,6 @@ def run(arguments: Sequence[str]) -> None:
 
 def _parsed(kind: type[Any], words: Sequence[str], program: str) -> Any:  # noqa: ANN401 - of that kind
     return tyro.cli(kind, args=words, prog=program, config=(tyro.conf.OmitArgPrefixes,))
-
-
-def _tune_factories(create_agent: Callable[..., Any], create_env: Callable[..., Any], given: TuneFactories) -> None:
-    arguments: dict[str, Any] = {
-        "agent_args": read_settings("--agent-args", given.agent_args, "hidden=64"),
-        "env_args": read_settings("--env-args", given.env_args, "difficulty=3"),
-    }
-    answer = _search(given.search, create_agent, create_env, (8, 32, 128), **arguments)
-    if given.search.out is not None:
-        file = answer.save(given.search.out)
-        say(f"preset: RL_Batcher(create_agent=…, create_env=…, **json.loads(Path({str(file)!r}).read_text()))")
 
 
 def _tune_training(algorithm: str, given: TuneTraining) -> None:
