@@ -23,7 +23,7 @@ def pictures(steps: int, runs: Path) -> list[film.Picture]:
     words = f"train ppo --env CartPole-v1 --seed 0 --n-env-steps {steps} --evaluation-episodes 4 --runs {runs}/{steps}"
     if main(words.split()):
         raise SystemExit("the training failed")
-    trained = load_trained(next((runs / str(steps)).iterdir()), auto_reset=True, render=True)
+    trained = load_trained(next((runs / str(steps)).iterdir()), auto_reset=True)
     env = trained.factory(n_envs=1, seed=SEED)
     agent = trained.choice.create_agent(trained.model, stochastic=False)
     drawn = film._pictures(env, agent, film._look_of(trained.factory)[1], N_SHOWN, SEED, one_episode=True)

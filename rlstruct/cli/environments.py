@@ -172,10 +172,10 @@ class Factory:
         return env
 
 
-def find(task: Task, *, auto_reset: bool, render: bool = False) -> Factory:
+def find(task: Task, *, auto_reset: bool) -> Factory:
     """Find the factory of a task's environment."""
     name, settings, backend = task.env, task.settings(), task.simulator
-    made = Factory(name, settings, auto_reset, render)
+    made = Factory(name, settings, auto_reset)
     if is_own(name):
         imported(name)  # refuses a name that is not there
         return replace(made, settings=settings if backend is None else {"backend": backend, **settings})

@@ -77,9 +77,8 @@ def run(arguments: Sequence[str]) -> None:
     say(f"median {middle}, from {low} to {high}; {fmean(lengths):.0f} steps each")
     _write(options, trained, returns=returns, lengths=lengths, actions=actions)
     if options.video is not None:
-        drawn = load_trained(options.run, auto_reset=False, render=True, factories=options.factory)
         agent, seed = create_agent(device="cpu"), _SEED + options.seed
-        n = film(drawn.factory, agent, options.video, n_envs=1, n_steps=_FILM_STEPS, seed=seed, one_episode=True)
+        n = film(trained.factory, agent, options.video, n_envs=1, n_steps=_FILM_STEPS, seed=seed, one_episode=True)
         say(f"{options.video}: one episode, {n} pictures")
 
 

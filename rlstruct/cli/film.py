@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 
 from rlstruct.cli.complaint import UserError, require
-from rlstruct.cli.environments import Factory, is_own
+from rlstruct.cli.environments import Factory, is_own, spaces_of
 from rlstruct.core import DictTensor
 from rlstruct.envs import GymEnv
 from rlstruct.functional.random import step_keys
@@ -50,6 +51,8 @@ def film(
     the pictures on one sheet; its folder is made.
     """
     seconds, paint = _look_of(factory)
+    factory = replace(factory, render=True)
+    spaces_of(factory)  # refuses one that cannot be drawn
     env = factory(n_envs=n_envs, seed=seed)
     try:
         pictures = list(_pictures(env, agent, paint, n_steps, seed, one_episode))

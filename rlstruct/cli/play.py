@@ -70,14 +70,14 @@ def _actor(what: str, simulator: Backend | None, factories: Sequence[str]) -> tu
     if Path(what).is_dir():
         if simulator is not None:
             raise UserError(f"--simulator {simulator}: the run {what} has its own simulator. Omit --simulator.")
-        trained = load_trained(Path(what), auto_reset=True, render=True, factories=factories)
+        trained = load_trained(Path(what), auto_reset=True, factories=factories)
         stochastic = trained.record.config.evaluation_stochastic
         create_agent, algorithm = trained.choice.create_agent, ALGORITHMS.get(trained.record.algorithm)
         if algorithm is not None and algorithm.arrange is not None:
             _, create_agent, _ = algorithm.arrange(trained.record.config, create_agent, trained.factory)
         agent = create_agent(trained.model, stochastic=stochastic)
         return trained.factory, agent, f"{trained.record.algorithm} after {trained.env_steps:,} environment steps"
-    factory = find(Task(env=what, simulator=simulator), auto_reset=True, render=True)
+    factory = find(Task(env=what, simulator=simulator), auto_reset=True)
     return factory, RandomAgent(spaces_of(factory)[1]), "acting at random"
 
 

@@ -94,12 +94,12 @@ class Trained:
     env_steps: int  # environment steps that it has learned from
 
 
-def load_trained(run: Path, *, auto_reset: bool, render: bool = False, factories: Sequence[str] = ()) -> Trained:
+def load_trained(run: Path, *, auto_reset: bool, factories: Sequence[str] = ()) -> Trained:
     """Load the network of a run's last checkpoint; ``factories`` are those of a run that a program has made."""
     if factories:
-        return _load_own(run, factories, auto_reset=auto_reset, render=render)
+        return _load_own(run, factories, auto_reset)
     record = load(run)
-    factory = find(record.task, auto_reset=auto_reset, render=render)
+    factory = find(record.task, auto_reset=auto_reset)
     choice = choose(record.algorithm, record.task, *spaces_of(factory), factory.stack)
     file = run / "checkpoint.pt"
     if not file.exists():
@@ -117,7 +117,7 @@ def load_trained(run: Path, *, auto_reset: bool, render: bool = False, factories
     return Trained(record, factory, choice, model, int(checkpoint["env_steps"]))
 
 
-def _load_own(run: Path, names: Sequence[str], *, auto_reset: bool, render: bool) -> Trained:
+def _load_own(run: Path, names: Sequence[str], auto_reset: bool) -> Trained:
     """Load the network of a run that a program has made, with the factories that its training was given."""
     if len(names) > 3 or not all(map(is_own, names)):
         raise UserError(
@@ -125,7 +125,7 @@ def _load_own(run: Path, names: Sequence[str], *, auto_reset: bool, render: bool
             "module:create_model and module:create_agent."
         )
     create_env, *others = names
-    factory = find(Task(env=create_env), auto_reset=auto_reset, render=render)
+    factory = find(Task(env=create_env), auto_reset=auto_reset)
     makers: dict[str, Any] = dict(zip(("create_model", "create_agent"), map(imported, others), strict=False))
     try:
         policy = policies.load(run, **makers)
