@@ -62,10 +62,12 @@ class Simulation:
 
     def step(self, carry: Tensors, action: Tensors, starts: StartStates | None = None) -> Answer:
         """Take one step in every environment that runs; without ``starts`` draw start states in this step."""
-        action = self._limits.clamp(action)
+        clamped = self._limits.clamp(action)
         if not self._simulator.auto_reset:
-            return self._step(carry, action)
-        return self._step_and_restart(carry, action, starts)
+            return self._step(carry, clamped)
+        # Copied where clamping does not: the agent may overwrite its action.
+        own = {key: value.clone() if value is action[key] else value for key, value in clamped.items()}
+        return self._step_and_restart(carry, own, starts)
 
     @torch.no_grad()
     def check_transition(self, carry: Tensors, action: Tensors) -> None:
@@ -111,7 +113,7 @@ class Simulation:
         if self._simulator.stochastic:
             now["state_key"] = carry["state_key"]
         now |= {"episode": carry["episode"], "elapsed": carry["elapsed"] + 1, "reward": reward}
-        now |= {f"last_{key}": value.clone() for key, value in action.items()}  # the agent may overwrite its action
+        now |= {f"last_{key}": value for key, value in action.items()}
         truncated, done = self._ends(now["elapsed"], terminated)
         if starts is not None and starts.most == 1 and done.is_cpu and not done.numpy().any():  # sync: of CPU memory
             after = dict(now)
@@ -175,7 +177,7 @@ class StartStates:
         self._simulation = simulation
         self._left = 0
         self._drawn: Tensors  # of the next n episodes.  [n * B, ...]
-        self._origin: Tensor  # the row of the start of episode e is e * B - origin.  [B]
+        self._row: Tensor  # of the start of each environment's next episode.  [B]
         self._packs: list[tuple[list[str], Tensor]]  # names of numbers of one dtype, and their starts.  [F, n * B]
 
     def restart(self, carry: Tensors, done: Tensor, now: Tensors) -> Tensors:
@@ -184,31 +186,36 @@ class StartStates:
         if self._left == 0 or episode is not self.episode:
             self._draw(carry, now)
         self._left -= 1
-        row = episode * len(episode) - self._origin
-        wide = {name: value for name, value in now.items() if value.dim() > 1}
-        fresh = {name: self._drawn[name].index_select(0, row) for name in wide if name in self._drawn}
-        after = _restarted(done, wide, fresh)
+        row, now = self._row, {**now, "row": self._row}
+        packed = {name for names, _ in self._packs for name in names}
+        alone = {name: value for name, value in now.items() if name not in packed}
+        fresh = {name: self._drawn[name].index_select(0, row) for name in alone if name in self._drawn}
+        after = _restarted(done, alone, fresh)
         for names, starts in self._packs:
             ended = torch.stack([now[name] for name in names])
             after.update(zip(names, torch.where(done, starts.index_select(1, row), ended).unbind(), strict=True))
+        self._row = after.pop("row")
         return after
 
     def _draw(self, carry: Tensors, now: Tensors) -> None:
         episode = carry["episode"]
         B, device = len(episode), episode.device
-        self._left = n = max(1, min(self.most, _MOST_ROWS // B))
+        more = 1 if episode.is_cpu else 2  # launches cost most elsewhere
+        self._left = n = max(1, min(more * self.most, more * _MOST_ROWS // B)) if self.most > 1 else 1
         ahead = torch.arange(1, n + 1, device=device).unsqueeze(1) + episode  # [n, B]
         keys = carry["env_key"].expand(n, B).flatten()
+        rows = torch.arange((n + 1) * B, device=device)
         self._drawn = self._simulation.begin({**carry, "env_key": keys}, ahead.flatten())
-        self._origin = episode * B - torch.arange(B, device=device)
+        self._row, self._drawn["row"] = rows[:B], rows[B:]  # the next episode's start is B behind the last one's
         numbers: dict[torch.dtype, list[str]] = {}
-        for name, value in now.items():
+        for name, value in {**now, "row": self._row}.items():
             if value.dim() == 1:
                 numbers.setdefault(value.dtype, []).append(name)
         self._packs = []
         for dtype, names in numbers.items():
-            zero = torch.zeros(n * B, dtype=dtype, device=device)
-            self._packs.append((names, torch.stack([self._drawn.get(name, zero) for name in names])))
+            if any(name in self._drawn for name in names):
+                zero = torch.zeros(n * B, dtype=dtype, device=device)
+                self._packs.append((names, torch.stack([self._drawn.get(name, zero) for name in names])))
 
 
 def _restarted(done: Tensor, now: Tensors, fresh: Tensors) -> Tensors:
