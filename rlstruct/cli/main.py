@@ -75,6 +75,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         trace = "" if remote in str(error) else f"\n{remote}"
         sys.stderr.write(f"{name}: {error}\n{trace}{hint}")
         return 2
+    except BrokenPipeError:
+        say()  # ends the command if the reader of its help has gone, as ``| head``
+        raise
     except OSError as error:
         if not (said := refused(error)):
             raise

@@ -45,10 +45,11 @@ def test_an_unknown_name_gets_the_nearest_one(capsys: pytest.CaptureFixture[str]
     assert "expected the name of one error" in capsys.readouterr().err
 
 
-def test_a_reader_that_stops_ends_it_in_silence() -> None:
+@pytest.mark.parametrize("words", [["explain", "WorkerError"], ["train", "ppo", "--help"]])
+def test_a_reader_that_stops_ends_a_command_in_silence(words: list[str]) -> None:
     reading, writing = os.pipe()
     os.close(reading)
-    command = [sys.executable, "-m", "rlstruct", "explain", "WorkerError"]
+    command = [sys.executable, "-m", "rlstruct", *words]
     run = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, timeout=120, check=False)
     os.close(writing)
     assert (run.returncode, run.stderr) == (1, "")
