@@ -284,17 +284,28 @@ def join(
 
     Shapes must agree from axis ``drop`` on. The keys come in the order of the first part.
     """
-    device = parts[0].device
-    first: dict[str, tuple[torch.Size, torch.dtype]] = {}
+    first = parts[0]._tensors
+    names, dtypes = list(first), [tensor.dtype for tensor in first.values()]
+
+    def check(i: int) -> None:
+        tensors = parts[i]._tensors
+        lead = next((v.shape[:drop] for v in tensors.values()), ())
+        fix = "All parts have the keys, dtypes and trailing shapes of part 0; nothing is converted or moved for you."
+        layout = Layout.of(first, drop).behind(*lead)
+        expect(f"{where}: part {i}: tensor", tensors, layout, device=parts[0].device, fix=fix)
+
     rows: list[Iterable[Tensor]] = []
     for i, part in enumerate(parts):
-        form = {key: (v.shape[drop:], v.dtype) for key, v in part._tensors.items()}
-        first = form if i == 0 else first
-        if form != first or part.device != device:
-            lead = next((v.shape[:drop] for v in part._tensors.values()), ())
-            fix = (
-                "All parts have the keys, dtypes and trailing shapes of part 0; nothing is converted or moved for you."
-            )
-            expect(f"{where}: part {i}: tensor", part, Layout(first).behind(*lead), device=device, fix=fix)
-        rows.append([part._tensors[key] for key in first])
-    return {key: fn(column, axis) for key, column in zip(first, zip(*rows, strict=True), strict=True)}
+        tensors = part._tensors
+        # torch.cat would convert dtypes, and silently skips a tensor of shape [0].
+        may_skip = drop == 1 and 0 in (parts[0].n_elems(), part.n_elems())
+        same = list(tensors) == names and part.device == parts[0].device
+        if may_skip or not same or [tensor.dtype for tensor in tensors.values()] != dtypes:
+            check(i)
+        rows.append(tensors.values() if same else [tensors[name] for name in names])
+    try:
+        return {key: fn(column, axis) for key, column in zip(names, zip(*rows, strict=True), strict=True)}
+    except RuntimeError:  # torch names sizes; say which key and part they belong to
+        for i in range(len(parts)):
+            check(i)
+        raise
