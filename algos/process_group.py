@@ -224,19 +224,21 @@ class Group(Learners):
 
     def _wait(self, work: dist.Work | None) -> None:
         """Wait until all have done their part; look after them once a second."""
-        begin = time.monotonic()
+        begin, broken = time.monotonic(), False
         while work is not None:
             try:
                 work.wait(timedelta(seconds=1))
                 return
             except RuntimeError as error:
-                if work.is_completed():  # what broke it may take a moment to show
+                if broken:  # what broke it may take a moment to show
                     end = time.monotonic() + 3.0
                     while time.monotonic() < end:
                         self.others.look_after(0.0)
                         time.sleep(0.05)
                     raise LearnerError(f"run_training: learner {self.rank} lost another one: {error}") from error
-                self.others.look_after(time.monotonic() - begin)
+                broken = work.is_completed()  # or it was completed just when the second was over: wait once more
+                if not broken:
+                    self.others.look_after(time.monotonic() - begin)
 
 
 @contextlib.contextmanager

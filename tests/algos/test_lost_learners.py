@@ -41,6 +41,23 @@ def test_a_thread_frees_a_learner_that_waits_for_a_killed_one_and_names_it(caplo
     other.wait()
 
 
+def test_a_sum_that_is_complete_just_when_a_second_is_over_means_no_lost_learner() -> None:
+    class Sum:
+        waits = 0
+
+        def wait(self, limit: object) -> None:
+            self.waits += 1
+            if self.waits == 1:
+                raise RuntimeError("Operation timed out!")
+
+        def is_completed(self) -> bool:
+            return True
+
+    group, work = Group.__new__(Group), Sum()
+    group._wait(work)  # type: ignore[arg-type]
+    assert work.waits == 2
+
+
 def test_a_learner_that_has_finished_may_end_and_one_that_waits_too_long_says_so(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
