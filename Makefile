@@ -26,7 +26,7 @@ help: ## print this list
 demo: $(TRAIN) ## train REINFORCE on CartPole-v1 until it is solved, ten seconds on two cores
 	$(RUN) tutorials/train_cartpole.py $(ARGS)
 
-test: $(INSTALLED) ## run the tests that a change needs, about six minutes on two cores
+test: $(INSTALLED) ## run the tests that a change needs, about five minutes on two cores
 	$(PYTEST) $(ARGS)
 
 test-all: $(INSTALLED) ## run these, tutorials, site, benchmarks, compilers, groups of learners; then half a minute of soak
