@@ -75,23 +75,35 @@ class TrainingContext:
         """Return the policy that the last evaluation judged, with its own weights, on the CPU; see `rlstruct.load`.
 
         Raises:
-            RuntimeError: nothing was evaluated or collected yet.
+            RuntimeError: nothing was evaluated or collected yet, or nothing since the training was resumed.
         """
-        specs = self._loop.shown
-        if specs is None or not self._judged:
-            raise UsageError("TrainingContext.policy: call it after an evaluation, and after the first batch.")
+        specs, weights = self._loop.shown, self._weights("policy")
+        if specs is None:
+            raise UsageError("TrainingContext.policy: call it after the first batch.")
         model = cpu_copy(self._loop.learner.model)
-        model.load_state_dict(self._judged)
+        model.load_state_dict(weights)
         stochastic = self._loop.draws if stochastic is None else stochastic
         return Policy(model, self._create_agent, specs, stochastic=stochastic)
 
     def save_policy(self, file: str | Path) -> None:
-        """Write the weights that the last evaluation judged, for `rlstruct.load`; a training cannot go on from them."""
-        loop, result = self._loop, self.evaluations[-1]
+        """Write the weights that the last evaluation judged, for `rlstruct.load`; a training cannot go on from them.
+
+        Raises:
+            RuntimeError: nothing was evaluated yet, or nothing since the training was resumed.
+        """
+        weights, loop, result = self._weights("save_policy"), self._loop, self.evaluations[-1]
         policy = description(loop.learner.agent, loop.learner.model, loop.shown, stochastic=loop.draws)
         numbers = {"env_steps": result.env_steps, "policy_version": result.policy_version}
         known = {"format": FORMAT, "config": asdict(loop.config), "policy": policy, **numbers}
-        write_checkpoint(Path(file), {**known, "model": dict(self._judged), "evaluation": asdict(result)})
+        write_checkpoint(Path(file), {**known, "model": weights, "evaluation": asdict(result)})
+
+    def _weights(self, method: str) -> dict[str, Tensor]:
+        if not self._judged:
+            raise UsageError(
+                f"TrainingContext.{method}: no evaluation has ended since the training began or was resumed, expected "
+                "one, whose weights these are. Call it in on_evaluation, or later."
+            )
+        return dict(self._judged)
 
 
 class Callback:
@@ -143,11 +155,17 @@ class Callbacks:
         self._any = bool(callbacks)  # in every learner alike
         self._own = [one for one in callbacks if loop.learner.learners.rank == 0 or one.every_rank]
         self.context = TrainingContext(loop, create_agent)
+        self._begun: Mapping[str, Tensor] = {}  # weights of the evaluation that runs
 
     def judge(self, weights: Mapping[str, Tensor]) -> None:
         """Keep the weights that an evaluation begins with: the learner goes on with its own."""
         if self._own:
-            self.context._judged = {name: tensor.detach().clone() for name, tensor in weights.items()}
+            self._begun = {name: tensor.detach().clone() for name, tensor in weights.items()}
+
+    def evaluated(self) -> None:
+        """Call ``on_evaluation``."""
+        self.context._judged = self._begun
+        self.call("on_evaluation")
 
     def update(self, batch: Trajectories, terms: Mapping[str, Tensor]) -> None:
         """Call ``on_update``."""
@@ -177,7 +195,8 @@ class Callbacks:
             found = next((state for state in left if state["class"] == type(one).__qualname__), None)
             if found is not None:
                 left.remove(found)
-                one.load_state_dict(found["state"])
+                if found["state"] is not None:  # as 0.3 wrote of callbacks without a state
+                    one.load_state_dict(found["state"])
 
     def call(self, hook: str) -> None:
         """Call a hook, such as ``on_evaluation``; say which callback raised."""

@@ -11,6 +11,7 @@ import functools
 import io
 import itertools
 import json
+import os
 import shutil
 import time
 from collections.abc import Mapping, Sequence
@@ -38,7 +39,7 @@ class RunFolder:
     file                   content
     ====================== =============================================================================
     config.json            the settings
-    metrics.csv            one line for each look at the losses and for each evaluation; in order up to the checkpoint
+    metrics.csv            one line for each look at the losses and for each evaluation; sorted by `close`
     events.out.tfevents.*  the same for TensorBoard: ``tensorboard --logdir <root>``
     checkpoint.pt          everything that `resume` needs; ``torch.load(path, weights_only=True)``
     learning_curve.png     return against environment steps
@@ -148,7 +149,6 @@ class RunFolder:
             self.checkpoint = read_checkpoint(file)
             saved = self.checkpoint["run"]
         self._rows = read_lines(self.path / "metrics.csv", saved["n_lines"])
-        self._n_saved = len(self._rows)  # lines that no later checkpoint counts otherwise
         last = int(max((line["env_steps"] for line in self._rows), default=-1))
         settings = flat_settings(json.loads((self.path / "config.json").read_bytes()))
         self._loggers = [create(self.path, settings, last + 1 if again else None) for create in find_loggers(loggers)]
@@ -224,10 +224,8 @@ class RunFolder:
         Args:
             state: tensors and plain values, nested in dicts and lists. How far the log had come is added as ``run``.
         """
-        # An evaluation is written when it is over, at the steps of the weights that it judged; none is under way now.
-        self._rows[self._n_saved :] = in_order(self._rows[self._n_saved :])
-        self._n_saved = len(self._rows)
-        self._rewrite()  # a checkpoint that counts lines must find them, even after a power failure
+        with (self.path / "metrics.csv").open("ab") as file:
+            os.fsync(file.fileno())  # a checkpoint that counts lines must find them, even after a power failure
         seconds = time.perf_counter() - self._start
         log = {"n_lines": len(self._rows), "seconds": seconds, "n_env_steps": self._n_env_steps}
         write_checkpoint(self.path / "checkpoint.pt", {**state, "run": log})
@@ -246,6 +244,11 @@ class RunFolder:
                 self._bar.close()
             for logger in self._loggers:
                 logger.close()
+            # An evaluation is written when it is over, at the steps of the weights that it judged. The lines that the
+            # checkpoint counts stay the first ones: no evaluation was under way when it was written.
+            if (ordered := in_order(self._rows)) != self._rows:
+                self._rows = ordered
+                self._rewrite()
             if draw:
                 draw_learning_curve(self._rows, self.path / "learning_curve.png", title=self.path.name)
 
@@ -320,9 +323,10 @@ def _number(cell: str) -> float:
 def _new_folder(root: Path, name: str) -> Path:
     """Make a new folder, also if two trainings begin in the same second."""
     stem = path = root / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
+    path.parent.mkdir(parents=True, exist_ok=True)  # raises if it is a file, or a link to what is gone
     for attempt in itertools.count(1):
         with contextlib.suppress(FileExistsError):
-            path.mkdir(parents=True)
+            path.mkdir()
             break
         path = stem.with_name(f"{stem.name}-{attempt}")
     return path

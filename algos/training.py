@@ -359,7 +359,7 @@ class TrainingLoop:
         if result is not None:
             self._evaluating = False
             self.history.add_evaluation(result)
-            self.callbacks.call("on_evaluation")
+            self.callbacks.evaluated()
 
     def _start_evaluation(self) -> None:
         weights, version = self.learner.model.state_dict(), self.learner.policy_version

@@ -156,6 +156,7 @@ def test_states_of_callbacks_that_are_gone_or_new_are_left_alone() -> None:
     counts.n, loop.learner.learners.rank = 3, 0
     saved = Callbacks([counts, Journal()], loop, Mock()).state_dict()
     assert saved == [{"class": "Counts", "state": {"n": 3}}, {"class": "Journal", "state": {}}]
+    Callbacks([Journal()], loop, Mock()).load_state_dict([{"class": "Journal", "state": None}])  # of rlstruct 0.3.0
     one, other = Counts(), Counts()
     Callbacks([Stops(1), one, other], loop, Mock()).load_state_dict(saved)
     assert (one.n, other.n) == (3, 0)
@@ -296,5 +297,42 @@ def test_a_policy_needs_an_evaluation_and_a_batch() -> None:
         def on_start(self, context: TrainingContext) -> None:
             context.policy()
 
-    with pytest.raises(RuntimeError, match="call it after an evaluation, and after the first batch"):
+    with pytest.raises(
+        RuntimeError, match=r"TrainingContext\.policy: no evaluation has ended since the training began"
+    ):
         train([Asks()])
+
+
+class Saves(Callback):
+    """Keeps what `save_policy` writes after each update: the evaluation that it names, and weights or an error."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self.found: list[tuple[int, Any]] = []
+
+    def on_update(self, context: TrainingContext) -> None:
+        try:
+            context.save_policy(self.file)
+        except RuntimeError as error:
+            self.found.append((0, str(error)))
+            return
+        saved = torch.load(self.file, weights_only=True)
+        self.found.append((saved["env_steps"], saved["model"]))
+
+
+def test_a_policy_is_saved_with_the_weights_of_the_evaluation_that_it_names(tmp_path: Path) -> None:
+    """Also while worker processes judge newer weights, and not before an evaluation of a resumed training."""
+    saves, remembers = Saves(tmp_path / "saved.pt"), Remembers()
+    train([remembers, Saves(tmp_path / "other.pt")])
+    train([saves], evaluation_processes=1)
+    assert {env_steps for env_steps, _ in saves.found} >= {0, 512}
+    for env_steps, weights in saves.found:
+        for name, tensor in remembers.weights[env_steps].items():
+            assert torch.equal(tensor, weights[name])
+    with new_folder(tmp_path) as run:
+        train([Stops(6)], run)
+    again = Saves(tmp_path / "again.pt")
+    with RunFolder.resume(run.path, progress=False, loggers=()) as run:
+        train([again], run, n_env_steps=1536)
+    assert "save_policy: no evaluation has ended since" in again.found[0][1]
+    assert again.found[-1][0] == 1280

@@ -140,6 +140,31 @@ def test_tensorboard_reads_the_log(tmp_path: Path) -> None:
     assert [(event.step, event.value) for event in events] == [(50, 0.25)]
 
 
+def test_checkpoints_leave_the_log_alone_and_closing_sorts_it(tmp_path: Path) -> None:
+    def log(env_steps: int) -> None:
+        folder.log(env_steps, env_steps, {"loss": 0.5}, at=time.perf_counter())
+
+    with make_folder(tmp_path) as folder:
+        log(10)
+        node = (folder.path / "metrics.csv").stat().st_ino
+        for env_steps in (20, 40):
+            log(env_steps)
+            folder._write({"env_steps": env_steps - 5, "policy_version": 1})  # as of an evaluation that is late
+            folder.save_checkpoint({key: {} for key in ("model", "optimizer", "config", "training")} | COUNTERS)
+        log(50)
+        assert (folder.path / "metrics.csv").stat().st_ino == node  # a long log is not written again
+        assert [row["env_steps"] for row in read(folder)] == ["10", "20", "15", "40", "35", "50"]
+    assert [row["env_steps"] for row in read(folder)] == ["10", "15", "20", "35", "40", "50"]
+    with RunFolder.resume(folder.path, progress=False) as folder:
+        assert [row["env_steps"] for row in read(folder)] == ["10", "15", "20", "35", "40"]
+
+
+def test_a_root_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "runs").symlink_to(tmp_path / "unmounted")
+    with pytest.raises(FileExistsError, match="runs"):
+        make_folder(tmp_path / "runs")
+
+
 def test_a_checkpoint_is_replaced_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with make_folder(tmp_path) as folder:
         folder.save_checkpoint({"env_steps": 1})
