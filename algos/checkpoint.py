@@ -80,11 +80,12 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         raise MissingFileError(
             f"{path} does not exist. The first checkpoint is written after the first evaluation."
         ) from None
+    except PermissionError:
+        raise
     except Exception as error:  # torch.load fails in many ways on a damaged file
-        reason = str(error).strip().partition("\n")[0]
         raise BadValueError(
-            f"{path} cannot be read as a checkpoint: {reason} It is damaged, or was not written by a RunFolder. Take a "
-            "copy of it from elsewhere, or train again."
+            f"{path} is damaged, or was not written by a RunFolder: torch cannot read it as plain data. Take a copy of "
+            "it from elsewhere, or train again."
         ) from error
     found = sorted(map(str, state)) if isinstance(state, dict) else type(state).__name__
     if not isinstance(state, dict) or (missing := [name for name in _NEEDED if name not in state]):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from rlstruct.errors import BadValueError, MissingFileError
-from rlstruct.options import Options, declared, option
+from rlstruct.options import Options, declared, nearest, option
 
 AnyConfig = TypeVar("AnyConfig", bound="TrainingConfig")
 
@@ -147,9 +146,8 @@ def load_config(path: str | Path, kind: type[AnyConfig]) -> AnyConfig:
     known = [field.name for field in fields(kind)]
     for name in stored if isinstance(stored, dict) else [type(stored).__name__]:
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
-            raise BadValueError(f"load_config: {file} has {name!r}, which {kind.__name__} does not know.{hint}")
+            near = nearest(name, known)
+            raise BadValueError(f"load_config: {file} has {name!r}, which {kind.__name__} does not know.{near}")
     return kind(**stored)
 
 

@@ -6,15 +6,20 @@ same: all of them read the field.
 
 from __future__ import annotations
 
+import difflib
 import functools
 import inspect
 import re
 import types
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from numbers import Real
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from rlstruct.errors import BadTypeError, BadValueError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 T = TypeVar("T")
 # An entry of the section "Attributes" of a docstring, without its indentation: name and text.
@@ -133,6 +138,14 @@ class Options:
         if cls.__doc__ is not None:
             cls.__doc__ = _ENTRY.sub(with_range, inspect.cleandoc(cls.__doc__))
 
+    def __new__(cls, *values: object, **named: object) -> Self:
+        """Refuse a name that is no field, before `__init__` does."""
+        known: dict[str, object] = getattr(cls, "__dataclass_fields__", {})
+        for name in named.keys() - known:
+            hint = nearest(name, known) or f" help({cls.__name__}) lists them."
+            raise BadTypeError(f"{cls.__name__}: there is no setting {name!r}.{hint}")
+        return super().__new__(cls)
+
     def __post_init__(self) -> None:
         """Check every field."""
         kind: type = type(self)
@@ -143,6 +156,23 @@ class Options:
         """Raise ValueError unless a setting fits the others; ``expected`` are values that would, in words."""
         if not fits:
             raise BadValueError(f"{type(self).__name__}: {name} is {getattr(self, name)!r}, expected {expected}.")
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """Return `` Did you mean …?``, or nothing if nothing is near.
+
+    >>> nearest("CartPol-v1", ["CartPole-v1", "Pendulum-v1"])
+    " Did you mean 'CartPole-v1'?"
+    """
+    word, by_lower = word.lower(), {name.lower(): name for name in known}
+
+    def likeness(name: str) -> float:  # of two equally like names the one that begins alike
+        return difflib.SequenceMatcher(None, word, name).ratio() + 0.001 * name.startswith(word[:1])
+
+    near = max(sorted(by_lower, reverse=True), key=likeness, default="")  # the newest of several versions
+    if near and likeness(near) < 0.6:  # a name without its version, or a part of one
+        near = min((name for name in by_lower if word in name), key=len, default="") if len(word) > 2 else ""
+    return f" Did you mean {by_lower[near]!r}?" if near else ""
 
 
 @functools.cache

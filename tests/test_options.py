@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import math
+import pickle
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -64,6 +66,17 @@ def test_a_wrong_value_is_refused(
     with pytest.raises(error) as caught:
         kind(**changes)
     assert str(caught.value) == f"{kind.__name__}: {message}"
+
+
+def test_an_unknown_setting_is_refused_and_the_nearest_named() -> None:
+    with pytest.raises(TypeError, match=r"^SmallOven: there is no setting 'degree'\. Did you mean 'degrees'\?"):
+        SmallOven(degree=200.0)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"^PPOConfig: there is no setting 'n_epoch'\. Did you mean 'n_epochs'\?"):
+        PPOConfig(n_epoch=1)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"^Oven: there is no setting 'zzz'\. help\(Oven\) lists them\."):
+        Oven(zzz=1)  # type: ignore[call-arg]
+    assert [*inspect.signature(SmallOven).parameters] == ["degrees", "minutes", "shelf", "mode", "label"]
+    assert pickle.loads(pickle.dumps(SmallOven(label="x"))) == dataclasses.replace(SmallOven(), label="x")
 
 
 def test_values_at_the_bounds_are_accepted_and_kept() -> None:

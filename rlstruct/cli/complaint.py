@@ -2,39 +2,21 @@
 
 from __future__ import annotations
 
-import difflib
 import errno
 import importlib
 import importlib.util
 import os
 import sys
-from collections.abc import Iterable
 from typing import Any
 
 from rlstruct.errors import how_to_install
+from rlstruct.options import nearest as nearest  # for the commands
 
 resource: Any = importlib.import_module("resource") if importlib.util.find_spec("resource") else None  # not on Windows
 
 
 class UserError(Exception):
     """A mistake of the user: shown as one line, without a traceback; the exit status is 2."""
-
-
-def nearest(word: str, known: Iterable[str]) -> str:
-    """Return `` Did you mean …?``, or nothing if nothing is near.
-
-    >>> nearest("CartPol-v1", ["CartPole-v1", "Pendulum-v1"])
-    " Did you mean 'CartPole-v1'?"
-    """
-    word, by_lower = word.lower(), {name.lower(): name for name in known}
-
-    def likeness(name: str) -> float:  # of two equally like names the one that begins alike
-        return difflib.SequenceMatcher(None, word, name).ratio() + 0.001 * name.startswith(word[:1])
-
-    near = max(sorted(by_lower, reverse=True), key=likeness, default="")  # the newest of several versions
-    if near and likeness(near) < 0.6:  # a name without its version, or a part of one
-        near = min((name for name in by_lower if word in name), key=len, default="") if len(word) > 2 else ""
-    return f" Did you mean {by_lower[near]!r}?" if near else ""
 
 
 def require(extra: str, *modules: str, what: str) -> None:

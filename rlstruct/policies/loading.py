@@ -102,10 +102,12 @@ def _read(file: Path) -> Mapping[str, Any]:
     try:
         # Mapped into memory: of a large replay buffer nothing is read.
         state = torch.load(file, weights_only=True, map_location="cpu", mmap=True)
+    except PermissionError:
+        raise
     except Exception as error:  # torch.load fails in many ways on a damaged file
-        reason = str(error).strip().partition("\n")[0]
         raise BadValueError(
-            f"rlstruct.load: {file} cannot be read: {reason} It is damaged, or no checkpoint of a training."
+            f"rlstruct.load: {file} is no checkpoint of a training, or it is damaged: torch cannot read it as plain "
+            "data. Pass a run folder, or a checkpoint that a training wrote."
         ) from error
     if not isinstance(state, Mapping) or "model" not in state:
         found = sorted(map(str, state)) if isinstance(state, Mapping) else type(state).__name__

@@ -1,11 +1,11 @@
 """Simulators whose whole state is tensors, on any torch device, and the base to write your own."""
 
-import difflib
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from rlstruct.errors import BadValueError
+from rlstruct.options import nearest
 from rlstruct.sims._state import columns
 from rlstruct.sims.acrobot import Acrobot, AcrobotState
 from rlstruct.sims.asterix import Asterix, AsterixState
@@ -101,7 +101,6 @@ def make(name: str, n_envs: int, seed: int = 0, **settings: Any) -> TensorEnv[An
 
         return Atari(name, n_envs, seed, **settings)
     if name not in SIMULATORS:
-        near = difflib.get_close_matches(name, SIMULATORS, 1, 0.4)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise BadValueError(f"rlstruct.sims.make: no simulator {name!r}. There are {', '.join(SIMULATORS)}.{hint}")
+        known = f"There are {', '.join(SIMULATORS)}.{nearest(name, SIMULATORS)}"
+        raise BadValueError(f"rlstruct.sims.make: no simulator {name!r}. {known}")
     return SIMULATORS[name](n_envs, seed, **settings)
