@@ -1,4 +1,4 @@
-"""The collection loop: one agent acts in one VecEnv for T steps and writes into one slab.
+"""The collection loop: one agent acts in one VecEnv for T steps and writes every step into a slab.
 
 The same loop runs in the user's process (``n_processes=0``) and in every worker.
 """
@@ -27,39 +27,39 @@ from rlstruct.in_place import steps_into
 from rlstruct.rl_agent import RL_Agent, check_answer
 from rlstruct.vec_env import Capturable, VecEnv
 
-# Off the CPU, asking whether every episode has ended stalls the device: ask once every this many steps.
+# On an accelerator, checking whether every episode has ended stalls the device, so check once per this many steps.
 _STEPS_BETWEEN_LOOKS = 16
-# An agent that is compiled or recorded repeats one step eagerly every this many, to check that it keeps its promise.
+# Once per this many steps, a compiled or captured agent repeats one step eagerly, to check its promise of purity.
 _STEPS_BETWEEN_PROBES = 500
 _AGENT, _ENVIRONMENT = int(Phase.AGENT), int(Phase.ENVIRONMENT)
-_WORTH_GIVING = 1 << 20  # bytes: a smaller slab is copied in less time than the views of another one take
+_WORTH_GIVING = 1 << 20  # bytes; copying a smaller slab is faster than building the views of a new one
 Answer = tuple[DictTensor, DictTensor]
 LoopState = tuple[dict[str, Tensor], DictTensor, DictTensor, DictTensor, Tensor, Tensor, Tensor]
-"""State of the environment; observation, state, agent_info; rows that run, number of the episode, steps to come."""
+"""Environment state; observation, agent state, agent_info; `running` mask, episode number, next step numbers."""
 
 
 @dataclass(frozen=True)
 class Collected:
-    """Report of a collector about a finished batch; the batch itself is in its slab."""
+    """Summary of a finished batch, whose steps are in the slab."""
 
-    n_steps: int  # how many of the T steps were taken; fewer when every episode ended before
-    first_step: int  # steps since the last reset, before this batch
-    version: int  # the version of the weights that acted
-    executor: str = "eager"  # what took the steps: "kernel", "graph", "compiled" or "eager"
-    uncompiled: str = ""  # why the agent is not compiled though it should be, or ""
+    n_steps: int  # steps taken: T, or fewer if every episode ended early
+    first_step: int  # number of steps between the last reset and this batch
+    version: int  # version of the weights that the agent used
+    executor: str = "eager"  # "kernel", "graph", "compiled" or "eager"
+    uncompiled: str = ""  # why compile_agent=True had no effect, or ""
 
 
 class Collector:
-    """One agent in one VecEnv, which takes T steps at a time from where the last batch stopped.
+    """One agent in one VecEnv. Each batch continues for T steps from where the last one stopped.
 
-    Environment b draws from ``seed + b``. ``allocate`` brings the memory of a slab as soon as its layout is known:
-    after the agent has acted once. With ``gives`` a large batch becomes the caller's, and the next has new memory.
+    The random stream of environment b has the seed ``seed + b``. ``allocate`` is called once the layout of a slab is
+    known, which is after the agent's first action. With ``gives``, the memory of a large batch passes to the caller,
+    and the next batch gets new memory.
 
     Attributes:
-        steps: those of the last batch, until they are passed on. The next one writes to the same memory unless it is
-            ``owned``.
-        owned: whether the memory of a batch becomes the caller's, so that nothing is copied.
-        running: which environments go on.  [B] bool
+        steps: the steps of the last batch. The next batch overwrites them unless they are ``owned``.
+        owned: True if the memory of the last batch passes to the caller, without a copy.
+        running: True for environments whose episode continues.  [B] bool
         layout: layout of a slab; empty before the first batch.
 
     Raises:
@@ -88,9 +88,9 @@ class Collector:
         self.env = env
         self.agent, self.agent_info = agent, DictTensor()
         self._runner, self._eager = agent_runner(agent, device, compiled=compile_agent), not compile_agent
-        self._runners: list[Runner[Any]] = [self._runner]  # of what depends on the agent's weights
+        self._runners: list[Runner[Any]] = [self._runner]  # all runners that depend on the agent's weights
         self._act: Callable[..., Answer] = agent if self._eager else self._runner
-        self._slab: Slab | None = None  # of the last batch and the next; made when it is needed
+        self._slab: Slab | None = None  # holds the last batch, then the next; allocated on first use
         self.steps: Steps
         self.layout, self._gives, self.owned = Layout(), gives, False
         self.version = 0
@@ -101,15 +101,15 @@ class Collector:
         self._allocate = allocate
         self._progress = progress
         self.seed = seed
-        self._unprobed = 0  # steps since the last look at the agent's promise
-        self._infers = False  # in torch's inference mode, from the second batch on
-        self._watched = False  # whether the agent was seen to leave its observations alone
+        self._unprobed = 0  # steps since the agent's purity was last checked
+        self._infers = False  # call the agent in torch's inference mode; decided after the first batch
+        self._watched = False  # True once a batch has shown that the agent does not modify its observations
         self._seeds = seed + torch.arange(env.n_envs(), device=device, dtype=torch.int64)
         self._history, self._gaps = agent.require_history(), env.auto_reset and env.restarts_take_steps
         self._episode, self._step = -1, 0
-        # The same two as tensors: a recorded batch reads and advances these.
+        # The same two numbers as tensors, which a captured batch reads and advances.
         self._episode_now = torch.full((), -1, dtype=torch.int64, device=device)
-        self._steps = torch.arange(n_timesteps + 1, dtype=torch.int64, device=device)  # of the next batch
+        self._steps = torch.arange(n_timesteps + 1, dtype=torch.int64, device=device)  # step numbers of the next batch
         self._observation = DictTensor()
         self.running = torch.zeros(0, dtype=torch.bool, device=device)
         self._state = DictTensor()
@@ -128,7 +128,7 @@ class Collector:
         self._count_from(self._episode + 1, 0)
 
     def update(self, weights: Mapping[str, Tensor], version: int) -> None:
-        """Give new weights to the agent."""
+        """Pass new weights to the agent."""
         self._progress.enter(Phase.UPDATE)
         self.agent.update(weights)
         for runner in self._runners:
@@ -136,18 +136,18 @@ class Collector:
         self.version = version
 
     def _set_agent_info(self, agent_info: DictTensor) -> None:
-        """Give a new agent_info to the agent, [B] or empty, on the CPU."""
+        """Set the agent_info for the next steps: [B] or empty, on the CPU."""
         if agent_info.specs() != self.agent_info.specs():
             self._runner.forget()
         wants_device = self.agent.agent_info_on_device and not agent_info.empty()
         self.agent_info = agent_info.map(lambda tensor: move(tensor, self._device)) if wants_device else agent_info
 
     def collect(self, agent_info: DictTensor | None) -> Collected:
-        """Take T steps, or fewer if every episode ends before; they are in ``steps``.
+        """Take T steps into ``steps``, or fewer if every episode ends early.
 
         Raises:
             ValueError: an action does not exist, or a frame or reward is NaN.
-            PurityError: the agent promises to be pure, and is not.
+            PurityError: the agent declares ``pure = True`` and is not.
             Interrupted: the batcher was closed.
         """
         if agent_info is not None:
@@ -162,7 +162,7 @@ class Collector:
         return collected
 
     def finish(self, n_steps: int, executor: str, found: Tensor | None = None) -> Collected:
-        """Count and check ``steps``, which ``executor`` has taken; see `collect`."""
+        """Check ``steps``, which ``executor`` has written, and count them; see `collect` for the errors raised."""
         self._progress.enter(Phase.COPY)
         steps = self.steps
         self._checks.check(steps, n_steps, found)
@@ -177,14 +177,16 @@ class Collector:
 
     @torch.no_grad()
     def take_steps(self, look: bool, watch: bool = False) -> tuple[Slab, int]:
-        """Take the steps of a batch; see `collect`. Nothing here depends on what the host counts: it may be recorded.
+        """Take the steps of a batch; see `collect`.
+
+        This method can be captured in a graph, because it reads no number that the host counts.
 
         Args:
-            look: whether to stop when every episode has ended.
-            watch: whether to make sure that the agent writes to no observation, which takes time.
+            look: stop as soon as every episode has ended.
+            watch: check in every step that the agent does not modify its observation. This is slow.
 
         Returns:
-            The steps, and how many were taken.
+            The slab, and the number of steps taken.
         """
         keys, first = step_keys(self._seeds, self._episode_now, self._steps), None
         if self._slab is None:
@@ -195,7 +197,7 @@ class Collector:
         act, shown, agent_info = self._act, slab.shown, self.agent_info
         step_into, enter, infers = self._step_into, self._progress.at, torch.inference_mode()
         while t < self._T:
-            if first is None:  # else it has acted
+            if first is None:  # otherwise the agent has already acted
                 enter(_AGENT, t)
             history = history_until(slab, slab.slots[0], t, self._gaps) if self._history else None
             if self._infers:
@@ -229,20 +231,20 @@ class Collector:
         return int(self.running.sum())  # sync: once per batch of episodes
 
     def renew(self, slab: Slab | None = None) -> Slab | None:
-        """Write the next batch into another slab of the same layout, or into new memory; return the one before."""
-        left, self._slab = self._slab, slab
-        if left is not None:  # it will be another's, or be written again
-            self._observation, self._state = left.apart(self._observation), left.apart(self._state)
-        return left
+        """Write the next batch into another slab of the same layout, or into new memory; return the previous slab."""
+        previous, self._slab = self._slab, slab
+        if previous is not None:  # its memory passes to someone else, or is written again
+            self._observation, self._state = previous.apart(self._observation), previous.apart(self._state)
+        return previous
 
     def loop_state(self) -> LoopState:
-        """Return all tensors on the device that one batch hands to the next; the environment is `Capturable`."""
+        """Return every tensor on the device that one batch passes to the next. The environment must be `Capturable`."""
         env = dict(self.env.state_tensors()) if isinstance(self.env, Capturable) else {}
         info = self.agent_info if self.agent_info.device == self._device else DictTensor()
         return env, self._observation, self._state, info, self.running, self._episode_now, self._steps
 
     def set_loop_state(self, state: LoopState) -> None:
-        """Go on from what `loop_state` returned, or from copies of it."""
+        """Continue from a result of `loop_state`, or from a copy of one."""
         env, self._observation, self._state, info, self.running, self._episode_now, self._steps = state
         if isinstance(self.env, Capturable):
             self.env.set_state_tensors(env)
@@ -250,7 +252,7 @@ class Collector:
             self.agent_info = info
 
     def state_dict(self) -> CollectorState:
-        """Return what decides the next batch, but for weights and agent_info."""
+        """Return everything that determines the next batch except weights and agent_info."""
         self._progress.enter(Phase.SAVE)
         environment = self.env.state_dict()
         return {
@@ -265,7 +267,7 @@ class Collector:
         }
 
     def load_state_dict(self, state: CollectorState, agent_info: DictTensor, env_info: DictTensor) -> bool:
-        """Go on where `state_dict` was called; return False for new episodes, if environments could not be saved."""
+        """Continue from a `state_dict`. Return False if the environments were not saved, so new episodes start."""
         self._progress.enter(Phase.LOAD)
         check_rows(state, self.env.n_envs())
         self._count_from(state["episode"], state["step"])
@@ -278,7 +280,7 @@ class Collector:
         self._observation = DictTensor(state["observation"]).clone().to(self._device)
         self._state = DictTensor(state["agent_state"]).clone().to(self._device)
         self.running = state["running"].to(self._device, copy=True)
-        self._seeds += state["seed"] - self.seed  # in place: a recorded batch reads it
+        self._seeds += state["seed"] - self.seed  # in place, because a captured batch reads this tensor
         self.seed = state["seed"]
         for runner in self._runners:
             runner.weights_changed()
@@ -290,18 +292,18 @@ class Collector:
         self._steps = torch.arange(step, step + self._T + 1, dtype=torch.int64, device=self._device)
 
     def describe_inputs(self) -> str:
-        """Say in words what the agent is called with."""
+        """Describe the agent's arguments in words, for an error message."""
         return spell_input(self._observation, self._state, self.agent_info)
 
     def close(self) -> None:
-        """Close agent and environment; ValueError if the last batches had an impossible action or NaN."""
+        """Close agent and environment. Raise ValueError if the last batches had an invalid action or NaN."""
         with contextlib.ExitStack() as closing:
             closing.callback(self.env.close)
             closing.callback(self.agent.close)
             self._checks.close()
 
-    def _first_answer(self, keys: Tensor) -> Any:  # noqa: ANN401 - of the user's agent
-        """Let the agent act once, from which the layout of the slab is known, and allocate it."""
+    def _first_answer(self, keys: Tensor) -> Any:  # noqa: ANN401 - returned by the user's agent
+        """Call the agent once and derive the layout of the slab from its action."""
         self._progress.at(_AGENT, 0)
         history = history_until(None, self._observation, 0, self._gaps) if self._history else None
         seen = DictTensor.unchecked({**self._observation._tensors, "rng": keys[0]})
@@ -315,11 +317,11 @@ class Collector:
         return answer
 
     def _infers_the_same(self, slab: Slab) -> bool:
-        """Return whether the agent gives the same in torch's inference mode, which saves it a tenth of its time.
+        """Return True if the agent gives equal results in torch's inference mode, which makes it about 10 % faster.
 
-        Tensors that are made in that mode cannot be changed in place or differentiated elsewhere. So this is for agents
-        that promise to be pure, which leave nothing behind, with environments that read actions as arrays, and after
-        the first batch, when whatever a module makes in its first call is there.
+        A tensor created in inference mode can be neither modified in place nor differentiated elsewhere. The mode is
+        therefore used only for pure agents, which keep no tensors, with environments that read actions as arrays. The
+        first batch runs without it, so that modules can create lazy weights and caches.
         """
         if not self.agent.pure or self._step_into is None or not self._eager or self._history:
             return False
@@ -335,7 +337,7 @@ class Collector:
         first: Answer | None,
         watch: bool,
     ) -> Answer:
-        """Let the agent act in step t, unless it has, and store its action before an environment can change it."""
+        """Call the agent in step t unless ``first`` is its answer; store the action before the environment sees it."""
         seen = slab.seen(t) if watch else None
         answer = first or self._act(state, slab.shown[t], self.agent_info, history)
         action, state = answer if t else check_answer(f"{type(self.agent).__name__}.__call__", answer)
@@ -351,7 +353,7 @@ class Collector:
         device = str(self._device)
         fix = f"Create it with device={device!r}; RL_Agent_CheckDevice(agent, {device!r}) finds every such place."
         expect(where, tensors, device=self._device, fix=fix)
-        expect(where, tensors, rows=self.env.n_envs(), fix="Return one row for each environment, always.")
+        expect(where, tensors, rows=self.env.n_envs(), fix="Return one row per environment in every step.")
 
     def _all_ended(self, t: int) -> bool:
         due = self._device.type == "cpu" or t % _STEPS_BETWEEN_LOOKS == 0

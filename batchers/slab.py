@@ -1,9 +1,9 @@
 """Memory of a batch: one slab of steps per collector, time first.
 
-An observation is stored once. Slot t of the stream holds what the agent saw at step t, so slots 0 to T give both
-``observation/`` (0 to T-1) and ``_observation/`` (1 to T). They differ only where an auto-resetting environment
-restarted: the true next observations of these are in ``reached``. On the CPU its other rows are never written and never
-become real memory; on another device, which would have to be waited for to find them, it holds those of all rows.
+Every observation is stored once. Slot t of the stream holds the observation of step t, so slots 0 to T-1 are
+``observation/`` and slots 1 to T are ``_observation/``. The two differ only where an environment reset itself: there,
+``reached`` holds the true next observation. On the CPU only those rows of ``reached`` are written, so the others never
+occupy real memory. On an accelerator the host would have to wait to learn which rows those are, so all are written.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ Allocate = Callable[[Layout], dict[str, Tensor]]
 
 
 class Steps:
-    """T steps of B environments by name, time first.
+    """T steps of B environments: tensors by name, with time as the first axis.
 
     Attributes:
         stream: T + 1 observations.  [T + 1, B, ...]
         action: T outputs of the agent.  [T, B, ...]
-        running: which environments took part in a step.  [T, B] bool
+        running: True where an environment took part in the step.  [T, B] bool
         state: the agent's state before the first step.  [B, ...]
-        reached: true next observations, only for auto-resetting environments.  [T, B, ...]
-        restarted: which rows of ``reached`` are written; None off the CPU, where all are.  [T, B] bool
+        reached: true next observations; empty unless the environment resets itself.  [T, B, ...]
+        restarted: True for rows of ``reached`` that are valid; None on an accelerator, where all are.  [T, B] bool
     """
 
     def __init__(self, tensors: dict[str, Tensor]) -> None:
@@ -50,24 +50,25 @@ class Steps:
         self.restarted = tensors.get("restarted")
 
     def finals(self, n_steps: int) -> Tensor:
-        """Return which rows of ``reached`` were written in the first n_steps, as t * B + b.  [K] int64 on the CPU."""
+        """Return the indices t * B + b of the valid rows of ``reached`` in the first n_steps.  [K] int64 on the CPU."""
         if self.restarted is None:
             return torch.zeros(0, dtype=torch.int64, device="cpu")
         return self.restarted[:n_steps].flatten().nonzero().squeeze(1)  # sync: of CPU memory
 
 
 class Slab(Steps):
-    """Steps that can be written, in memory that ``tensors`` brings.
+    """Writable `Steps`.
 
     Args:
-        tensors: see `slab_layout`.
-        in_place: whether the environment writes its observations here itself, by `StepsInto.step_into`.
+        tensors: the memory, with the layout of `slab_layout`.
+        in_place: True if the environment writes its observations into the slab itself, with `StepsInto.step_into`.
 
     Attributes:
-        slots: the observations of each step without ``rng``.       T + 1 of [B, ...]
-        shown: the same with it, as the agent sees them.            T + 1 of [B, ...]
-        buffers: the same for such an environment; else empty.      T + 1 of [B, ...]
-        finals_of: where its true final observations go; None if it never restarts by itself.  T of [B, ...]
+        slots: observation of each step, without ``rng``.                   T + 1 of [B, ...]
+        shown: observation of each step as the agent sees it, with ``rng``. T + 1 of [B, ...]
+        buffers: ``slots`` as numpy arrays for ``step_into``; empty unless ``in_place``.  T + 1 of [B, ...]
+        finals_of: buffers for the true final observations; each None if the environment does not reset itself.
+            T of [B, ...]
     """
 
     def __init__(self, tensors: dict[str, Tensor], in_place: bool = False) -> None:
@@ -87,7 +88,7 @@ class Slab(Steps):
         self._places = {tensor.untyped_storage().data_ptr() for tensor in tensors.values()}
         self._copy: Callable[..., object] = torch._foreach_copy_ if self.running.is_cpu else copy_grouped
         self._action_rows = _rows([*self.action.values()])
-        # As lists, which are compared with those of each step.
+        # Lists, because each step compares them with its own.
         self._action_names, self._action_specs = [*self.action], [*self._layouts["agent: action"].values()]
         self._observation_specs = [*self._layouts["environment: observation"].values()]
         self._running_rows = self.running.unbind(0)
@@ -100,10 +101,10 @@ class Slab(Steps):
         self.finals_of: list[ObservationBuffer | None] = [*reached]
 
     def begin(self, observation: DictTensor, state: DictTensor, keys: Tensor) -> DictTensor:
-        """Write what is known before the first step; ``keys`` are those of all slots, [T + 1, B] int64.
+        """Write the first observation, the agent's state and the random keys of all slots, [T + 1, B] int64.
 
         Returns:
-            The state to go on from: one that shows observations of the last batch must not change with the slots.
+            The agent's state to start from, copied where it shares memory with this slab, which is overwritten now.
         """
         self.check("environment: observation", observation)
         self.check("agent: state", state)
@@ -122,10 +123,10 @@ class Slab(Steps):
         return state
 
     def write_action(self, t: int, action: DictTensor) -> None:
-        """Write what the agent returned in step t, [B], before an environment that gets it can change it.
+        """Store the agent's output of step t, [B]. Call this before the environment gets the action and may modify it.
 
         Raises:
-            ShapeMismatchError: keys, shapes or dtypes are other ones than before; a copy would repeat rows or round.
+            ShapeMismatchError: keys, shapes or dtypes differ from the first step; a copy would broadcast or round.
         """
         tensors = action._tensors
         values = [*tensors.values()]
@@ -133,23 +134,23 @@ class Slab(Steps):
         for value, spec in zip(values, self._action_specs, strict=False):
             fits = fits and (value.shape, value.dtype) == spec
         if not fits:
-            self.check("agent: action", action)  # the order of the keys may differ
+            self.check("agent: action", action)  # passes if only the order of the keys differs
             values = [tensors[name] for name in self._action_names]
         self._copy(self._action_rows[t], values)
 
     def write_ended(self, t: int, ended: Ended) -> None:
-        """Note which rows an environment that writes in place left out of step t, or restarted."""
+        """Store which rows took part in step t and which restarted, for an environment that writes in place."""
         if ended.ran is not None:
             self._running_rows[t].copy_(ended.ran)
         if self._restarted is not None:
-            for row in ended.restarted:  # few: a list as an index would cost more
+            for row in ended.restarted:  # one by one: there are few, and indexing by a list is slower
                 self._restarted[t, row] = True
 
     def write_step(self, t: int, step: tuple[Observed, Observed]) -> None:
-        """Copy where step t led: who took part, what they reached, and what the agent sees next.
+        """Copy the result of step t: the running mask, the observations reached, and those the agent sees next.
 
         Raises:
-            ShapeMismatchError: keys, shapes or dtypes are other ones than before; a copy would repeat rows or round.
+            ShapeMismatchError: keys, shapes or dtypes differ from the first step; a copy would broadcast or round.
         """
         (reached, ran), (current, _) = step
         if ran.shape != self._running_rows[t].shape or ran.dtype is not torch.bool:
@@ -162,13 +163,13 @@ class Slab(Steps):
         if self._restarted is None or not getattr(step, "restarted", True):
             return
         arrays = [_array(tensor) for tensor in self._checked(reached)]
-        ended = _array(reached["done"]).nonzero()[0]  # sync: of CPU memory, in steps with a restart only
+        ended = _array(reached["done"]).nonzero()[0]  # sync: of CPU memory, only in steps with a restart
         for plane, array in zip(self._reached_arrays, arrays, strict=True):
             plane[t, ended] = array[ended]
         self._restarted[t, ended] = True
 
     def _checked(self, observation: DictTensor) -> list[Tensor]:
-        """Return the tensors of an observation, each of which fits into a slot without being repeated or rounded."""
+        """Return the tensors of an observation, checked: a copy of each neither broadcasts nor rounds."""
         tensors = [*map(observation._tensors.get, self.slots[0]._tensors)]
         if (
             len(observation._tensors) != len(tensors)
@@ -178,35 +179,36 @@ class Slab(Steps):
         return [v for v in tensors if v is not None]
 
     def apart(self, part: DictTensor) -> DictTensor:
-        """Copy the tensors that are memory of this slab, which the next batch writes again."""
+        """Copy the tensors that share memory with this slab, which the next batch overwrites."""
         return part.map(
             lambda tensor: tensor.clone() if tensor.untyped_storage().data_ptr() in self._places else tensor
         )
 
     def seen(self, t: int) -> dict[str, Tensor]:
-        """Copy what the agent is shown at step t, for `refuse_changes`."""
+        """Copy the observation of step t, for `refuse_changes`."""
         return {key: value[t].clone() for key, value in self.stream.items()}
 
     def refuse_changes(self, t: int, before: Mapping[str, Tensor]) -> None:
-        """Raise RuntimeError if the agent has changed what it was shown, which `seen` copied ``before``."""
+        """Raise RuntimeError if the agent modified its observation since `seen` copied it to ``before``."""
         for key, was in before.items():
             now = self.stream[key][t]
             if not bool(((now == was) | (now != now)).all()):  # sync: in the first batch only
                 raise UsageError(
-                    f"agent: it changed observation {key!r} in place, and with it the trajectories, which show the "
-                    f"same memory. Change a copy: observation[{key!r}].clone()."
+                    f"agent: it modified observation {key!r} in place, which also changes the trajectories: they share "
+                    f"its memory. Modify a copy instead: observation[{key!r}].clone()."
                 )
 
     def check(self, role: str, tensors: DictTensor) -> None:
-        """Raise unless tensors [B, ...] are like the first ones in their role."""
-        fix = "Return the same keys, shapes and dtypes in every step, those of the first one."
+        """Raise unless tensors [B, ...] have the keys, shapes and dtypes that this role had in the first step."""
+        fix = "Return the same keys, shapes and dtypes in every step."
         expect(f"RL_Batcher: {role}", tensors, self._layouts[role], fix=fix)
 
 
 def slab_layout(observation: DictTensor, action: DictTensor, state: DictTensor, T: int, restarts: bool) -> Layout:
-    """Describe the tensors of a Slab of T steps, by the names that it reads.
+    """Return the layout of a Slab of T steps.
 
-    Observation (with its ``rng``), action and state are [B]; ``restarts`` says whether environments restart.
+    ``observation`` (including ``rng``), ``action`` and ``state`` are [B]. ``restarts`` is True if the environments
+    reset themselves.
     """
     seen, flags = Layout.of(observation), {"running": ((T, observation.n_elems()), torch.bool)}
     frames = Layout({key: spec for key, spec in seen.items() if key != "rng"})
@@ -223,9 +225,9 @@ def slab_layout(observation: DictTensor, action: DictTensor, state: DictTensor, 
 
 
 def history_until(slab: Slab | None, observation: DictTensor, t: int, gaps: bool) -> TemporalDictTensor:
-    """Return the t steps of a batch so far [B, t], with keys of Trajectories: views where no environment restarted.
+    """Return the first t steps of a batch [B, t] with the keys of Trajectories, as views where possible.
 
-    With ``gaps`` environments may spend steps on their restarts, which are left out here as in Trajectories.
+    With ``gaps``, environments may spend steps on their restarts. These are left out, as in Trajectories.
     """
     if slab is None:
         return _no_history(observation)
@@ -242,7 +244,7 @@ def without_gaps(steps: dict[str, Tensor], running: Tensor) -> TemporalDictTenso
     order = torch.sort(running.to(torch.int8), dim=1, descending=True, stable=True).indices  # [B, T]
     rows = torch.arange(order.shape[0], device=order.device, dtype=torch.int64).unsqueeze(1)
     moved = {key: zero_after(value[rows, order], lengths) for key, value in steps.items()}
-    return TemporalDictTensor.unchecked(moved, lengths)  # a look at the lengths would wait for the device
+    return TemporalDictTensor.unchecked(moved, lengths)  # checking the lengths would wait for the device
 
 
 def zero_after(tensor: Tensor, lengths: Tensor) -> Tensor:
@@ -254,7 +256,7 @@ def zero_after(tensor: Tensor, lengths: Tensor) -> Tensor:
 
 
 def _no_history(observation: DictTensor) -> TemporalDictTensor:
-    """Return a history of no step. What the agent returns besides the action is not known yet."""
+    """Return a history of zero steps. It lacks the agent's other outputs, which are not known before its first call."""
     empty = {k: v.new_empty((v.shape[0], 0, *v.shape[1:])) for k, v in observation.items()}
     actions = {k.removeprefix("last_"): v for k, v in empty.items() if k.startswith("last_action")}
     empty["rng"] = observation["done"].new_empty((observation.n_elems(), 0), dtype=torch.int64)
@@ -266,16 +268,16 @@ def _no_history(observation: DictTensor) -> TemporalDictTensor:
 
 
 def next_observations(slab: Slab, t: int) -> dict[str, Tensor]:
-    """Return what the environments answered in the first t steps, before any restart, [B, t, ...].
+    """Return the true next observations of the first t steps, before any restart, [B, t, ...].
 
-    Views of the stream, except where an environment restarted.
+    They are views of the stream unless an environment restarted.
     """
     following = {k: v[1 : t + 1].transpose(0, 1) for k, v in slab.stream.items()}
     if slab.restarted is None:
         following |= {k: v[:t].transpose(0, 1) for k, v in slab.reached.items()}
     elif len(at := slab.finals(t)):
         for key, plane in slab.reached.items():
-            # In the order of the slab, time first, as `at` counts.
+            # Time first, the order in which `at` counts rows.
             whole = following[key].transpose(0, 1).clone(memory_format=torch.contiguous_format)
             as_signed(whole).flatten(0, 1).index_copy_(0, at, as_signed(plane).flatten(0, 1).index_select(0, at))
             following[key] = whole.transpose(0, 1)
@@ -283,19 +285,19 @@ def next_observations(slab: Slab, t: int) -> dict[str, Tensor]:
 
 
 def as_signed(tensor: Tensor) -> Tensor:
-    """View a tensor in a dtype that torch can write by index or by mask: it has no such kernels for wide unsigned."""
+    """View wide unsigned integers as signed ones, because torch cannot index or mask the unsigned dtypes."""
     signed = _SIGNED.get(tensor.dtype)
     return tensor if signed is None else tensor.view(signed)
 
 
 def _array(tensor: Tensor) -> np.ndarray[Any, Any]:
-    """View a tensor as a numpy array; a dtype that numpy lacks shows its bits."""
+    """View a tensor as a numpy array; dtypes that numpy lacks become their bit patterns."""
     bits = _BITS.get(tensor.dtype)
     return (tensor if bits is None else tensor.view(bits)).numpy()  # sync: a view of CPU memory
 
 
 def _buffers(planes: dict[str, Tensor]) -> list[ObservationBuffer]:
-    """Look at each step of planes [T, B, ...] as arrays."""
+    """View each step of planes [T, B, ...] as numpy arrays."""
     arrays = {key: _array(plane) for key, plane in planes.items()}
     return [ObservationBuffer({key: array[t] for key, array in arrays.items()}) for t in range(len(planes["done"]))]
 

@@ -109,5 +109,5 @@ def test_an_agent_that_changes_an_observation_in_place_is_told_to_copy_it() -> N
     with RL_Batcher(4, Writing, create_env, seed=0) as batcher:
         batcher.reset()
         batcher.execute()
-        with pytest.raises(WorkerError, match=r"changed observation 'frame' in place.*observation\['frame'\]\.clone"):
+        with pytest.raises(WorkerError, match=r"modified observation 'frame' in place.*observation\['frame'\]\.clone"):
             batcher.get()
