@@ -39,7 +39,7 @@ PRESETS: dict[tuple[str, str], Preset] = {
     ("a2c", "CartPole-v1"): _preset(A2CConfig, **_CARTPOLE),
     ("a2c", "CartPole-v1-1024"): _preset(A2CConfig,  # simulators
         n_env_steps=2_000_000, n_envs=1024, n_timesteps=16, n_minibatches=16, vtrace=True, rho_clip=10.0,
-        learning_rate=0.001, final_learning_rate_fraction=0.0, trace_decay=0.95, entropy_coefficient=0.02,
+        learning_rate=0.001, final_learning_rate_fraction=0.0, trace_decay=0.95, entropy_coefficient=0.05,
         evaluation_interval=100_000, **_CARTPOLE,
     ),
     ("ppo", "CartPole-v1-recurrent"): _preset(PPOConfig,

@@ -224,7 +224,7 @@ TASKS: dict[str, Task] = {
         _tuned("a2c", "CartPole-v1-1024"),
         partial(ActorCritic, 4, 2), ActorCriticAgent,
         partial(simulator, "CartPole-v1"), 475.0, "A2C on 1,024 simulators of CartPole-v1", n_seeds=10,
-        tuned_on=(100, 101, 102, 103, 104, 105, 106, 107),
+        tuned_on=tuple(range(100, 116)),
     ),
     "dqn_cartpole": _DQN(
         _tuned("dqn", "CartPole-v1"), partial(QNetwork, 4, 2, duelling=True), QAgent,
