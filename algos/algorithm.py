@@ -1,4 +1,4 @@
-"""Algorithm: the type of every ``train``, with everything that the command line knows of it."""
+"""Algorithm: the type of every ``train``, with the facts that the command line needs."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ Config = TypeVar("Config", bound=TrainingConfig)
 Arrange = Callable[
     [Config, CreateAgent, CreateEnv], tuple[Config, CreateAgent, Callable[[nn.Module], Evaluates] | None]
 ]
-"""Called with settings and the factories of agents and environments; returns settings, a factory of agents, and what
-evaluates (None lets the agent play episodes): see `run_training`."""
+"""Called with the settings and the factories of agents and environments. Returns settings, a factory of agents, and a
+factory of evaluators (None lets the agent play episodes); see `run_training`."""
 
 
 @dataclass(frozen=True, eq=False)
 class Algorithm(Generic[Config]):
-    """An algorithm: call it to train. In `rlstruct.algos.ALGORITHMS` it has a name on the command line.
+    """An algorithm, called to train. `rlstruct.algos.ALGORITHMS` gives it a name on the command line.
 
     Attributes:
-        learner: class of its learner, whose ``settings`` are the class of its configuration.
+        learner: class of the learner; its ``settings`` is the class of the configuration.
         about: one line of ``rlstruct train --help``.
-        agents: bundled agents that the command line chooses from: "policy", as `rlstruct.agents.ActorCriticAgent`;
-            "values", as `rlstruct.agents.QAgent`; "soft", `rlstruct.agents.SquashedGaussianAgent`; or "search",
+        agents: kind of bundled agent for the command line: "policy", such as `rlstruct.agents.ActorCriticAgent`;
+            "values", such as `rlstruct.agents.QAgent`; "soft", `rlstruct.agents.SquashedGaussianAgent`; or "search",
             `rlstruct.search.SearchAgent`.
-        arrange: completes settings and factories before a training, see `Arrange`; None leaves them.
+        arrange: adjusts settings and factories before a training, see `Arrange`; None leaves them unchanged.
     """
 
     learner: type[GradientLearner]

@@ -37,42 +37,42 @@ CreateAgent = Callable[..., RL_Agent]
 
 
 def agent_around(model: nn.Module, create_agent: CreateAgent, device: str, *, stochastic: bool) -> RL_Agent:
-    """Make an agent that shares ``model``; TypeError if the factory does not take what a training passes."""
+    """Create an agent that shares ``model``; TypeError if the factory does not accept the arguments of a training."""
     arguments = {"device": device, "stochastic": stochastic, "copy_model": False}
-    mend = "every training passes these. Take a factory of rlstruct.agents, or accept and heed them"
+    fix = "every training passes these. Use a factory from rlstruct.agents, or accept and use them"
     check_factory("run_training", "create_agent", create_agent, "such as a class of rlstruct.agents")
-    check_call("run_training", "create_agent", create_agent, {"model": model, **arguments}, mend)
+    check_call("run_training", "create_agent", create_agent, {"model": model, **arguments}, fix)
     return create_agent(model, **arguments)
 
 
 class GradientLearner(ABC):
     """One network and one optimiser.
 
-    An update runs eagerly, with its gradients compiled, or as one recorded graph, with equal results.
-    As soon as a loss or a gradient is not finite, the optimiser stops changing the weights, so that the weights that
-    led there can still be saved later. An ``optimizer`` of your own is guarded likewise, whichever it is; nothing waits
-    for the device, and updates can be recorded, if it is made with ``capturable=True`` or is a fused Adam.
+    An update runs eagerly, with compiled gradients, or as one captured graph. The results are equal.
+    Once a loss or gradient is not finite, the optimiser no longer changes the weights, so the weights that caused it
+    can still be saved. Any ``optimizer`` that you set is guarded in the same way. If it is a fused Adam or was created
+    with ``capturable=True``, the guard never waits for the device, and updates can be captured.
 
     Args:
         model: on the learner's device.
-        agent: acts with this very model, so that gradients reach it.
-        config: its learning rate, gradient norm, device, and how updates run.
+        agent: uses this same model object, so that gradients reach it.
+        config: learning rate, gradient norm, device, and how updates run.
 
     Attributes:
-        settings: the class of its configuration.
-        whole_episodes: every batch starts new episodes; otherwise each continues where the last one stopped, in
-            environments that restart by themselves.
-        overlap: begin to collect the next batch before learning from this one. Worker processes then collect while the
-            learner learns, with weights that are one update older than they could be.
-        model: as given; its weights are published to the batchers.
-        agent: as given.
-        config: likewise.
-        device: where the losses are computed.
-        optimizer: Adam (Kingma and Ba, ICLR 2015), or what your ``__init__`` puts in its place.
-        policy_version: the number of gradient steps so far.
-        learners: all that train this network, each in its own process.
-        version_now: the same when the update began, for what a graph computes.  [] int64 on the device
-        statistics: the network, if it keeps some of what it learns from, as `rlstruct.agents.Normalised`; else None.
+        settings: the class of the algorithm's configuration.
+        whole_episodes: True if every batch starts new episodes. Otherwise each batch continues where the last one
+            stopped, in environments that reset themselves.
+        overlap: start collecting the next batch before learning from this one. Worker processes then collect during
+            the update, with weights that are one update older.
+        model: the argument; its weights are published to the batchers.
+        agent: the argument.
+        config: the argument.
+        device: device on which losses are computed.
+        optimizer: Adam (Kingma and Ba, ICLR 2015), unless your ``__init__`` replaces it.
+        policy_version: number of gradient steps so far.
+        learners: the group of processes that train this network together.
+        version_now: ``policy_version`` at the start of the update, readable inside a graph.  [] int64 on the device
+        statistics: the network, if it keeps statistics of its inputs like `rlstruct.agents.Normalised`; else None.
     """
 
     settings: ClassVar[type[TrainingConfig]] = TrainingConfig
@@ -83,7 +83,7 @@ class GradientLearner(ABC):
         self.model, self.agent, self.config = model, agent, config
         self.device = resolve_device(config.learner_device)
         self.learners = learners()
-        # One kernel for all weights, where torch has one: the calls are what an update of a small network costs.
+        # Use one kernel for all weights where torch has one: a small network's update mostly costs kernel calls.
         fused, on_cpu = self.device.type in ("cpu", "cuda"), self.device.type == "cpu"
         self.optimizer = torch.optim.Adam(
             model.parameters(), lr=config.learning_rate, eps=config.adam_epsilon, fused=fused, capturable=not on_cpu
@@ -92,11 +92,11 @@ class GradientLearner(ABC):
         self.version_now = torch.zeros((), dtype=torch.int64, device=self.device)
         self._finite = torch.ones((), dtype=torch.bool, device=self.device)
         self._weights = [weight for weight in model.parameters() if weight.requires_grad]
-        self._rates: dict[float, Tensor] = {}  # by their initial values: a graph would freeze a number
+        self._rates: dict[float, Tensor] = {}  # by initial value; tensors, because a graph would freeze numbers
         self._first = self._n_steps = 0  # policy_version before the update, and its gradient steps
-        fixed = not self.whole_episodes  # else every batch has another shape
+        fixed = not self.whole_episodes  # whole episodes give every batch a different shape
         self._owner, pure = self._depends_on()
-        compiled = fixed and config.compile_update and (agent.pure or not pure)  # only the agent can promise that much
+        compiled = fixed and config.compile_update and (agent.pure or not pure)  # only the agent can promise purity
         record = EXECUTORS["graph"](self.device) if fixed and config.graph and self.learners.records else None
         if not pure and (compiled or record is not None):
             _logger.info(
@@ -104,19 +104,19 @@ class GradientLearner(ABC):
             )
         self._compile = EXECUTORS["compiled"](self.device) if compiled and pure else None
         record = record if pure else None
-        stream = None if record is None else stream_on(self.device)  # CUDA records on no stream but one's own
+        stream = None if record is None else stream_on(self.device)  # CUDA cannot capture on the default stream
         self._whole: Runner[Terms] = Runner(
             self._step, self._owner, self.device, record, failed=_warn_unrecorded, stream=stream, operation="graph"
         )
         self._runners: list[Runner[Any]] = [self._whole]
-        self._uncompiled = False  # and a warning has said so
+        self._uncompiled = False  # True once a warning has reported it
         self._gradients = self._part("loss and backward", self._gradient)
         self.statistics: Any = model if hasattr(model, "see_rewards") else None
-        self._open_return: Tensor | None = None  # [B], where the statistics want it
+        self._open_return: Tensor | None = None  # return of each unfinished episode, for the statistics  [B]
 
     @classmethod
     def create(cls, model: nn.Module, create_agent: CreateAgent, config: Any) -> Self:  # noqa: ANN401 - its own config
-        """Make a learner whose agent shares ``model``, which is on the learner's device."""
+        """Create a learner whose agent shares ``model``, which must be on the learner's device."""
         return cls(model, agent_around(model, create_agent, config.learner_device, stochastic=True), config)
 
     @abstractmethod
@@ -124,13 +124,13 @@ class GradientLearner(ABC):
         """Compute the ``loss`` of a gradient step and its terms: a pure function of a batch and the weights.
 
         Args:
-            batch: what `gradient` was called with: Trajectories [B, T], unless the algorithm says otherwise.
+            batch: the argument of `gradient`: Trajectories [B, T], unless the algorithm says otherwise.
         """
 
     def gradient_steps(self, batch: Any) -> dict[str, Tensor]:  # noqa: ANN401 - as of `terms`
-        """Take the gradient steps of an update, by default a single one on the whole batch.
+        """Take the gradient steps of an update; by default a single step on the whole batch.
 
-        It may be recorded: nothing may depend on what the host counts, `policy_version` included.
+        This may be captured in a graph, so nothing may depend on a number that the host counts, like `policy_version`.
 
         Args:
             batch: on the learner's device.  [B, T]
@@ -145,10 +145,10 @@ class GradientLearner(ABC):
 
         Args:
             trajectories: on any device.  [B, T]
-            fraction_done: how much of the training was over before this batch, in [0, 1].
+            fraction_done: share of the training that was done before this batch, in [0, 1].
 
         Returns:
-            Detached numbers on one device, always the same names; empty if nothing was learned.  [] each
+            Detached numbers on one device, with the same names in every update; empty if nothing was learned.  [] each
         """
         batch = self.learn_from(trajectories)
         self.anneal(fraction_done)
@@ -157,7 +157,7 @@ class GradientLearner(ABC):
         return terms
 
     def run(self, batch: Any) -> dict[str, Tensor]:  # noqa: ANN401 - as of `terms`
-        """Take the gradient steps on a batch, from the second time on as one recorded graph if that is asked for."""
+        """Take the gradient steps on a batch; later calls may replay them as one captured graph."""
         self._first = self.policy_version
         self.version_now.fill_(self._first)
         for runner in self._runners:
@@ -167,14 +167,14 @@ class GradientLearner(ABC):
         return terms
 
     def close(self) -> None:
-        """Forget what was recorded and compiled: a graph with sums over learners in it must go before they part."""
+        """Drop captured and compiled code: a graph with an all-reduce must go before its process group does."""
         for runner in self._runners:
             runner.forget()
 
     def _part(self, name: str, step: Callable[..., Any]) -> Runner[Any]:
-        """Return what calls a pure part of the update, as compiled code if that is asked for.
+        """Return a runner of a pure part of the update, compiled if the settings ask for it.
 
-        ``name`` is that of the operation that compiled code is; eagerly, the step enters its own operations.
+        ``name`` names compiled code in a profile. An eager step enters its own operations instead.
         """
         runner = Runner(step, self._owner, self.device, self._compile, failed=self._warn_uncompiled, operation=name)
         self._runners.append(runner)
@@ -186,44 +186,44 @@ class GradientLearner(ABC):
             warn_uncompiled("run_training: an update", why_not, "compile_update")
 
     def _depends_on(self) -> tuple[object, bool]:
-        """Return what has the weights that `terms` depends on, and whether it depends on nothing else."""
+        """Return the owner of the weights that `terms` depends on, and True if `terms` depends on nothing else."""
         return self.agent, self.agent.pure
 
     def _step(self, batch: Any) -> dict[str, Tensor]:  # noqa: ANN401
-        """Take the gradient steps of `run`; what Python counts here, a replay leaves alone."""
+        """Take the gradient steps of `run`. A replayed graph does not repeat the counting that Python does here."""
         self.policy_version = self._first
         terms = self.gradient_steps(batch)
         self._n_steps = self.policy_version - self._first
         return terms
 
     def agent_info(self, fraction_done: float, n_envs: int) -> DictTensor:
-        """Return the ``agent_info`` with which to collect the next batch, [B] on the CPU, or empty as here."""
+        """Return the ``agent_info`` for collecting the next batch, [B] on the CPU; by default it is empty."""
         return DictTensor()
 
     @operation("copy")
     def learn_from(self, trajectories: Trajectories) -> Trajectories:
-        """Move a batch to the learner's device, with the rewards as the learner should see them."""
+        """Move a batch to the learner's device, and scale its rewards if the network keeps statistics."""
         trajectories = trajectories.to(self.device)
         if self.statistics is None:
             return trajectories
         steps = trajectories.trajectories
         reward, done, mask = steps["_observation/reward"], steps["_observation/done"], steps.mask()
         before = None if self.whole_episodes else self._open_return
-        if before is not None:  # an episode may have been lost with a worker, or when a checkpoint was loaded
+        if before is not None:  # a restarted worker or a loaded checkpoint may have cut an episode
             before = before.masked_fill(steps["observation/initial_state"][:, 0], 0.0)
         self._open_return = self.statistics.see_rewards(reward, done, mask, before)
         scaled = {**dict(steps.items()), "_observation/reward": self.statistics.scale_rewards(reward)}
         return Trajectories(trajectories.info, TemporalDictTensor.unchecked(scaled, steps.lengths))
 
     def see_frames(self, trajectories: Trajectories) -> None:
-        """Update the statistics of the frames, if the network keeps any, once a batch has been learned from."""
+        """Update the network's statistics of frames, if it keeps any, after learning from a batch."""
         if self.statistics is not None:
             self.statistics.see_frames(trajectories.trajectories["observation/frame"], trajectories.mask())
 
     def anneal(self, fraction_done: float) -> None:
-        """Set the learning rates for what is done in [0, 1] of the training.
+        """Set the learning rates when this fraction of the training is done, in [0, 1].
 
-        That of a group of weights falls from its ``initial_lr``, torch's word, or from the ``learning_rate``.
+        The rate of a parameter group starts at the group's ``initial_lr`` (torch's name), or else at ``learning_rate``.
         """
         for group in self.optimizer.param_groups:
             first = float(group.get("initial_lr", self.config.learning_rate))
@@ -236,11 +236,11 @@ class GradientLearner(ABC):
                 group["lr"] = rate
 
     def gradient(self, batch: Any) -> tuple[Terms, Terms]:  # noqa: ANN401 - as of `terms`
-        """Differentiate the ``loss`` among `terms`, compiled where that is asked for, over the shares of all learners.
+        """Differentiate the ``loss`` of `terms`, averaged over all learners; compiled if the settings ask for it.
 
         Returns:
-            The terms, detached, with ``gradient_norm`` [] if there is a bound; and the gradient of each weight by its
-            number, scaled down to the bound. Weights that the loss does not depend on have none.
+            The terms, detached, with ``gradient_norm`` [] if the norm is bounded; and the gradient of each weight by
+            its number, clipped to the bound. Weights that the loss does not depend on have no entry.
         """
         terms, gradient = self._gradients(batch)
         if isinstance(self.learners, Group):
@@ -248,7 +248,7 @@ class GradientLearner(ABC):
         return terms, gradient
 
     def weight(self, batch: Any) -> Tensor | None:  # noqa: ANN401 - as of `terms`
-        """Return how many steps `terms` averages over, by which learners are weighed; None for all alike.  []."""
+        """Return the number of steps that `terms` averages over, [], as a weight; None weights all learners equally."""
         return batch.lengths.sum() if isinstance(batch, Trajectories) else None
 
     def _gradient(self, batch: Any) -> tuple[Terms, Terms]:  # noqa: ANN401
@@ -266,12 +266,12 @@ class GradientLearner(ABC):
                 )
             with operation("backward"):
                 found = torch.autograd.grad(terms["loss"], self._weights, allow_unused=True)
-        gradient = {str(i): one for i, one in enumerate(found) if one is not None}
+        gradient = {str(i): grad for i, grad in enumerate(found) if grad is not None}
         terms = {name: term.detach() if term.requires_grad else term for name, term in terms.items()}
         return (terms, gradient) if self.learners.size > 1 else self._bounded(terms, gradient)
 
     def _bounded(self, terms: Terms, gradient: Terms) -> tuple[Terms, Terms]:
-        """Scale the gradient down to the bound of its norm, if there is one."""
+        """Clip the norm of the gradient if the settings bound it."""
         if (bound := self.config.max_gradient_norm) is not None:
             found = list(gradient.values())
             norm = terms["gradient_norm"] = norm_of(found)
@@ -284,9 +284,9 @@ class GradientLearner(ABC):
         """Take a gradient step.
 
         Args:
-            terms: what `gradient` returned, as is ``gradient``.
-            gradient: by number of the weight.
-            unless: leave the weights alone if this is true.  [] bool
+            terms: the first result of `gradient`.
+            gradient: its second result, by number of the weight.
+            unless: leave the weights unchanged if this is True.  [] bool
 
         Returns:
             The terms.
@@ -300,7 +300,7 @@ class GradientLearner(ABC):
         return terms
 
     def state_dict(self) -> dict[str, object]:
-        """Return what a checkpoint needs: model, optimiser, configuration, number of gradient steps."""
+        """Return the state for a checkpoint: model, optimiser, configuration, number of gradient steps."""
         return {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -310,10 +310,10 @@ class GradientLearner(ABC):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on, bit by bit, where `state_dict` was called, with the present settings; tensors may be on any device.
+        """Continue from a `state_dict`, bit for bit, with the present settings. Its tensors may be on any device.
 
         Raises:
-            RuntimeError: the model is another one.
+            RuntimeError: the state belongs to a different model.
         """
         self.model.load_state_dict(state["model"])
         load_optimizer(self.optimizer, state["optimizer"])
@@ -324,18 +324,18 @@ class GradientLearner(ABC):
 
 def _warn_unrecorded(why_not: str) -> None:
     warn_user(
-        "run_training: an update cannot be recorded as one graph and runs step by step, slower and with equal results: "
-        f"{why_not}. graph=False in the configuration does not warn."
+        "run_training: an update cannot be captured as one graph and runs eagerly, slower and with equal results: "
+        f"{why_not}. Set graph=False in the configuration to silence this warning."
     )
 
 
 def check_numbers(where: str, terms: Mapping[str, Any], *, single: Collection[str]) -> None:
-    """Refuse terms that are no tensors, and those named ``single`` that are no single number."""
+    """Raise unless every term is a tensor, and each of ``single`` a single number."""
     for name, term in terms.items():
         if not isinstance(term, Tensor):
             raise BadTypeError(
                 f"{where}: {name!r} is {term!r}, a {type(term).__name__}, expected a tensor on the learner's device. "
-                f"Leave out item(), or make one of a number: loss.new_tensor({name})."
+                f"Remove item(), or convert a Python number: loss.new_tensor({name})."
             )
         if name in single and term.dim():
             raise ShapeMismatchError(
@@ -345,23 +345,23 @@ def check_numbers(where: str, terms: Mapping[str, Any], *, single: Collection[st
 
 
 def mean_terms(steps: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """Average the terms of several gradient steps: at least one, with the same names in all.  [] each."""
+    """Average the terms of one or more gradient steps, all with the same names.  [] each."""
     return {name: torch.stack([terms[name] for terms in steps]).mean() for name in steps[0]}
 
 
 def judge_actions(replayed: TemporalDictTensor, steps: TemporalDictTensor) -> tuple[Tensor, Tensor]:
-    """Judge the stored actions: an agent of the user's own may draw others in a replay with newer weights.
+    """Compute the log-probability of the stored actions, since a replay with newer weights may sample different ones.
 
     Args:
-        replayed: what `rlstruct.replay_agent` returned: ``action_logits`` [B, T, A], or [B, T, K, A] for K actions at
+        replayed: the result of `rlstruct.replay_agent`: ``action_logits`` [B, T, A], or [B, T, K, A] for K actions at
             once, or ``action_mean`` and ``action_log_std`` [B, T, D].
-        steps: what was collected: ``action/action`` [B, T], [B, T, K] or [B, T, D], same device.
+        steps: the collected steps: ``action/action`` [B, T], [B, T, K] or [B, T, D], same device.
 
     Returns:
         ``(log_probability, entropy)`` of the policy at every step, with gradients.  [B, T] each
 
     Raises:
-        KeyError: the agent returns neither.
+        KeyError: the agent returns neither logits nor mean and log_std.
     """
     action = steps["action/action"]
     if "action_logits" in replayed.keys():

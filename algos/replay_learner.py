@@ -25,10 +25,10 @@ class ReplayConfig(TrainingConfig):
     """Settings of a training with a replay buffer, and those of `TrainingConfig`.
 
     Attributes:
-        batch_size: steps of one gradient step.
-        n_updates: gradient steps for each batch that is collected.
-        replay_capacity: observations that the buffer keeps, see ReplayBuffer.
-        replay_device: where it keeps them; None for the learner's device.
+        batch_size: number of steps sampled for one gradient step.
+        n_updates: number of gradient steps per collected batch.
+        replay_capacity: number of observations that the buffer holds, see ReplayBuffer.
+        replay_device: device of the buffer; None for the learner's device.
         learning_starts: environment steps before the first gradient step.
         overlap: collect the next batch while learning. It pays with worker processes.
     """
@@ -54,8 +54,8 @@ class Follower:
     """Slow copy of a network, such as a target network: moves its weights in place, and copies the buffers.
 
     Args:
-        copied: has the parameters and buffers of ``model``, on the same device.
-        model: learns.
+        copied: the copy, with the parameters and buffers of ``model``, on the same device.
+        model: the network that learns.
 
     >>> slow, fast = torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)
     >>> Follower(slow, fast).follow(1.0)
@@ -64,14 +64,14 @@ class Follower:
     """
 
     def __init__(self, copied: nn.Module, model: nn.Module) -> None:
-        # A walk through the modules costs more than the move.
+        # Listed once, because walking through the modules costs more than the update itself.
         self._weights = list(copied.parameters()), list(model.parameters())
         self._buffers = list(zip(copied.buffers(), model.buffers(), strict=True))
 
     @operation("weights")
     @torch.no_grad()
     def follow(self, rate: float) -> None:
-        """Take ``rate`` of the model and keep the rest; 1 copies."""
+        """Set the copy to ``rate`` * model + (1 - ``rate``) * copy."""
         get_ema_multi_avg_fn(1.0 - rate)(*self._weights, 0)  # type: ignore[no-untyped-call]
         for mine, theirs in self._buffers:
             mine.copy_(theirs)
@@ -82,11 +82,11 @@ class ReplayLearner(GradientLearner):
 
     Args:
         model: see `GradientLearner`.
-        agent: acts with it.
+        agent: see `GradientLearner`.
         config: see `ReplayConfig`.
-        create_buffer: makes the buffer.
-        networks: those besides the model that a checkpoint keeps, by their names in it.
-        settings: of the buffer.
+        create_buffer: class of the buffer, or a function that returns one.
+        networks: further networks to save in checkpoints, by name.
+        settings: further arguments of ``create_buffer``.
 
     Attributes:
         buffer: the collected steps.
@@ -119,7 +119,7 @@ class ReplayLearner(GradientLearner):
             fraction_done: see `GradientLearner.update`.
 
         Returns:
-            Detached means over the gradient steps of what `learn` returns, on the learner's device; nothing while the
+            Means of the results of `learn` over the gradient steps, detached, on the learner's device; empty while the
             buffer fills.  [] each
         """
         self.buffer.extend(trajectories.to(self.buffer.device))
@@ -133,20 +133,20 @@ class ReplayLearner(GradientLearner):
         """Take one gradient step on a sample from the buffer, and return its terms, detached.  [] each."""
 
     def sample(self) -> DictTensor:
-        """Draw the steps of a gradient step from the buffer, on the learner's device.  [batch_size]."""
+        """Sample the steps of one gradient step from the buffer, on the learner's device.  [batch_size]."""
         return self.buffer.sample(self.config.batch_size).to(self.device, non_blocking=True)
 
     def fills(self, fraction_done: float) -> bool:
-        """Return True while the buffer fills and nothing is learned."""
+        """Return True while the buffer fills, before the first gradient step."""
         return fraction_done * self.config.n_env_steps < self.config.learning_starts
 
     def state_dict(self) -> dict[str, object]:
-        """Return what a checkpoint needs, the replay buffer included."""
+        """Return the state for a checkpoint, including the replay buffer."""
         networks = {name: network.state_dict() for name, network in self._networks.items()}
         return {**super().state_dict(), **networks, "replay_buffer": self.buffer.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was called; see `GradientLearner.load_state_dict`."""
+        """Continue from a `state_dict`; see `GradientLearner.load_state_dict`."""
         super().load_state_dict(state)
         for name, network in self._networks.items():
             network.load_state_dict(state[name])

@@ -1,4 +1,4 @@
-"""The loop of all algorithms: collect, learn, publish, evaluate meanwhile, log."""
+"""The training loop of all algorithms: collect, learn, publish weights, evaluate, log."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ from rlstruct.profiling import operation, phase
 
 CreateModel = Callable[[], nn.Module]
 
-_NONE = -1  # the version of weights that were never published
+_NONE = -1  # version before any weights were published
 
 
 Fetched = tuple[Trajectories, int, int]
-"""A batch, how many of its environments go on, and the version of the weights that collected it."""
+"""A batch, the number of its environments whose episode continues, and the version of the weights that collected it."""
 
 
 @phase("training")
@@ -58,43 +58,43 @@ def run_training(
     create_evaluator: Callable[[nn.Module], Evaluates] | None = None,
     callbacks: Sequence[Callback] = (),
 ) -> TrainingResult:
-    """Build learner, batcher and evaluation, each on its device, and train. The factories travel to worker processes.
+    """Build learner, batcher and evaluation, each on its device, and train. The factories are sent to worker processes.
 
     Args:
-        kind: the algorithm's learner, made by ``kind.create(model, create_agent, config)``.
-        config: all numbers.
-        create_model: makes the network, on the CPU; torch's generator is seeded around the call.
+        kind: class of the algorithm's learner, called as ``kind.create(model, create_agent, config)``.
+        config: all settings.
+        create_model: returns the network, on the CPU. torch's generator is seeded around the call.
         create_agent: called as ``create_agent(model, device=…, stochastic=…, copy_model=…)``; `rlstruct.agents` has
-            such factories. Each algorithm says what its agents return.
-        create_env: called as ``create_env(n_envs=…, seed=…, **env_args)``. The environments may compute on any device,
-            a `DeviceEnv` moves what they show to the batcher's. They restart by themselves, unless the algorithm
+            such factories. Each algorithm documents the outputs that it expects of an agent.
+        create_env: called as ``create_env(n_envs=…, seed=…, **env_args)``. The environments may compute on any device;
+            a `DeviceEnv` moves their observations to the batcher's. They must reset themselves, unless the algorithm
             learns from whole episodes.
         env_args: further arguments of ``create_env``.
-        run: where to log; None logs nothing. A folder from `RunFolder.resume` continues from its checkpoint: bit by
-            bit as if nothing had happened, if the environments can be saved, as those of `rlstruct.sims`. Others, such
-            as gymnasium's, begin new episodes, with other seeds; everything else goes on.
-        create_evaluator: called with the network, returns what judges weights; None lets the agent play episodes in
-            separate environments.
-        callbacks: called at the start and the end, after each update and after each evaluation, in this order; see
-            `rlstruct.algos.Callback`. An exception of theirs ends the training, and has a note that names it.
+        run: where to log; None logs nothing. A folder from `RunFolder.resume` continues from its checkpoint. If the
+            environments can be saved, like those of `rlstruct.sims`, the training continues bit for bit. Others, such
+            as gymnasium's, start new episodes with new seeds; everything else continues.
+        create_evaluator: called with the network, returns an evaluator of weights. None lets the agent play episodes
+            in separate environments.
+        callbacks: called in this order at the start and the end, after each update and after each evaluation; see
+            `rlstruct.algos.Callback`. An exception raised by a callback ends the training, with a note that names it.
 
     Returns:
         The trained network and its history.
 
     Raises:
         WorkerError: a worker process raised or died.
-        LearnerError: another of several learners is missing, does not fit, failed, or was killed or stopped; or they do
-            not divide the environments.
-        TypeError: create_model is a network and not a function, create_agent or create_env is no factory or does not
-            take its arguments, or config is that of another algorithm.
-        ValueError: a device of the configuration does not exist, or the environments do not restart by themselves and
-            should, or the checkpoint is that of other settings.
+        LearnerError: one of several learners is missing, has different settings, failed, or was killed or stopped; or
+            the environments cannot be divided among them.
+        TypeError: create_model is a network instead of a function, create_agent or create_env is not a factory or does
+            not accept its arguments, or config belongs to another algorithm.
+        ValueError: a device of the configuration does not exist, the environments should reset themselves and do not,
+            or the checkpoint was written with other settings.
         TrainingDiverged: a loss is NaN or infinite.
     """
     if not isinstance(config, kind.settings):
         raise BadTypeError(
             f"run_training: config is a {type(config).__name__}, expected the {kind.settings.__name__} of this "
-            "algorithm. Take the configuration and train() from the same module of rlstruct.algos."
+            "algorithm. Import the configuration and train() from the same module of rlstruct.algos."
         )
     check_create_env(create_env, env_args or {})
     factories = create_model, create_agent, create_env
@@ -153,12 +153,12 @@ def _train(
 
 
 class TrainingLoop:
-    """The loop, with what it has to remember.
+    """The loop and its state.
 
     Attributes:
         history: losses, returns and evaluations.
-        callbacks: what is called meanwhile.
-        draws: whether evaluations draw their actions, as a policy that is loaded then does.
+        callbacks: the user's callbacks.
+        draws: True if evaluations sample their actions; a policy loaded from this training then does so as well.
     """
 
     callbacks: Callbacks
@@ -174,9 +174,9 @@ class TrainingLoop:
         self.config, self.learner, self.batcher, self.evaluator = config, learner, batcher, evaluator
         if not (learner.whole_episodes or batcher.auto_reset):
             raise BadValueError(
-                f"run_training: create_env made environments that stand still when their episode has ended; "
-                f"{type(config).__name__} trains with environments that restart by themselves. Let create_env return "
-                "GymEnvInf in place of GymEnv, or a VecEnv with auto_reset = True."
+                f"run_training: create_env returned environments that stop at the end of their episode, but "
+                f"{type(config).__name__} needs environments that reset themselves. Return GymEnvInf instead of "
+                "GymEnv, or a VecEnv with auto_reset = True."
             )
         self.env_steps = 0  # environment steps collected, by all learners
         self.history = TrainingHistory(learner, EpisodeStatistics(batcher.n_envs(), batcher.device), run)
@@ -190,7 +190,7 @@ class TrainingLoop:
         self._saved_at = 0  # environment steps
         self._start = 0.0
         self.draws = True
-        self.shown: Mapping[str, TensorSpec] | None = None  # by one environment; known from the first batch on
+        self.shown: Mapping[str, TensorSpec] | None = None  # observation of one environment, after the first batch
 
     def run(self) -> TrainingResult:
         """Train until the steps are used up or the target is reached."""
@@ -217,9 +217,9 @@ class TrainingLoop:
 
     @operation("iteration")
     def iterate(self) -> None:
-        """Collect a batch, learn from it, and look after what runs meanwhile."""
+        """Collect a batch, learn from it, and handle evaluations, logging and checkpoints that are due."""
         self._learners.refuse_lost()
-        done = self._fraction_done()  # before the batch, so that a rate that falls to 0 is not 0 for the last one
+        done = self._fraction_done()  # before the batch, so that a rate annealed to 0 is not 0 in the last update
         trajectories, version = self._collect()
         lag = self.learner.policy_version - version
         terms, n_unread = self.learner.update(trajectories, done), 0
@@ -235,9 +235,9 @@ class TrainingLoop:
             self._save()
 
     def state_dict(self) -> dict[str, object]:
-        """Return everything that a checkpoint needs, while no evaluation is under way and no loss is unread.
+        """Return the state for a checkpoint. Call it when no evaluation is running and every loss has been read.
 
-        It waits for the batch under way, which is kept for the next update: learning would wait for it next.
+        It waits for the batch that is being collected, and keeps it for the next update.
         """
         if self._collecting:
             self._fetched = self._fetch()
@@ -259,7 +259,7 @@ class TrainingLoop:
         return {**self.learner.state_dict(), **numbers, "policy": policy, "training": training}
 
     def load_state_dict(self, state: Mapping[str, Any], *, resumptions: int) -> None:
-        """Go on where `state_dict` was called."""
+        """Continue from a `state_dict`."""
         self.learner.load_state_dict(state)
         self.env_steps = self._saved_at = state["env_steps"]
         training = state["training"]
@@ -297,7 +297,7 @@ class TrainingLoop:
             self.env_steps += int(n_steps)  # sync: once per batch of whole episodes
             self._warn_of_cuts(trajectories, n_running)
         else:
-            # from shapes, without a wait for the device
+            # computed from shapes, which does not wait for the device
             self.env_steps += steps.n_elems() * steps.n_steps() * self._learners.size
             self.history.statistics.track(trajectories)
         if self.learner.overlap and self.env_steps < self.config.n_env_steps:
@@ -312,7 +312,7 @@ class TrainingLoop:
         return trajectories, n_running, self._published
 
     def _order(self) -> None:
-        """Begin to collect a batch with the present weights."""
+        """Start collecting a batch with the current weights."""
         version, first = self.learner.policy_version, self._published == _NONE
         if self._published != version:
             self.batcher.update(self.learner.model.state_dict())
@@ -324,7 +324,7 @@ class TrainingLoop:
         self.batcher.execute(agent_info)
 
     def _warn_of_cuts(self, trajectories: Trajectories, n_running: int) -> None:
-        """Say once that no episode of a batch ended."""
+        """Warn once if no episode of a batch ended."""
         if self._warned or n_running < trajectories.n_elems():
             return
         steps = trajectories.trajectories
@@ -332,18 +332,18 @@ class TrainingLoop:
             return
         self._warned = True
         warn_user(
-            f"run_training: none of {trajectories.n_elems()} episodes had ended after n_timesteps = "
+            f"run_training: none of {trajectories.n_elems()} episodes ended within n_timesteps = "
             f"{self.config.n_timesteps} steps. They are cut there and count as truncated. Raise n_timesteps, "
-            "or give an environment that may never end a time limit, such as "
+            "or set a time limit if episodes may never end, for example "
             "gymnasium.make(..., max_episode_steps=...)."
         )
 
     def _goes_on(self) -> bool:
-        """Begin an evaluation if it is time, here where a resumed training begins too, and say whether to learn on."""
+        """Start an evaluation if one is due, also in a resumed training; return True if the training continues."""
         due = self.history.evaluations[-1].env_steps + self.config.evaluation_interval
         if not (self._finished or self._evaluating or self.env_steps < due or self._target_reached()):
             if self.config.evaluation_processes == 0:
-                self._evaluate()  # learning waits, and a target ends the training with the weights that reached it
+                self._evaluate()  # learning waits, so the weights that reach a target are the final ones
             else:
                 self._start_evaluation()
         return self.env_steps < self.config.n_env_steps and not self._target_reached()
@@ -353,7 +353,7 @@ class TrainingLoop:
         self._judge(wait=True)
 
     def _judge(self, *, wait: bool) -> None:
-        """Fetch the result of the evaluation, which runs in the first learner, in all of them at the same update."""
+        """Fetch the evaluation's result from rank 0, in all learners at the same update."""
         own = self.evaluator
         result = self._learners.from_first(None if own is None else own.wait() if wait else own.poll())
         if result is not None:

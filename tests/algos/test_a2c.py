@@ -396,7 +396,7 @@ def test_environments_that_do_not_restart_are_refused() -> None:
     def create_episodic(n_envs: int, seed: int) -> GymEnv:
         return GymEnv([NeverStepped(gymnasium.make("CartPole-v1")) for _ in range(n_envs)], seed=seed)
 
-    with pytest.raises(ValueError, match=r"environments that stand still when .* has ended; A2CConfig .*GymEnvInf"):
+    with pytest.raises(ValueError, match=r"environments that stop at the end .*, but A2CConfig .*GymEnvInf"):
         train(SMALL, create_model, ActorCriticAgent, create_episodic)
 
 

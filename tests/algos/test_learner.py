@@ -120,7 +120,7 @@ def wrong(learner: a2c.A2CLearner, kind: str) -> Any:
             ValueError,
             r"Wrong\.terms: 'loss' has shape \[3\], expected a single number.*masked_mean",
         ),
-        ("a number", TypeError, r"Wrong\.terms: 'entropy' is \d+.*, a float, expected a tensor.*Leave out item\(\)"),
+        ("a number", TypeError, r"Wrong\.terms: 'entropy' is \d+.*, a float, expected a tensor.*Remove item\(\)"),
     ],
 )
 def test_terms_that_cannot_be_learnt_from_are_named(kind: str, error: type[Exception], match: str) -> None:

@@ -264,7 +264,7 @@ class Reading(ActorCriticAgent):
 @pytest.mark.parametrize(
     ("kind", "device", "changes", "said"),
     [
-        ("ppo", SIM, {}, "an update cannot be recorded as one graph and runs step by step"),
+        ("ppo", SIM, {}, "an update cannot be captured as one graph and runs eagerly"),
         ("a2c", "cpu", {"compile_update": True}, "an update cannot be compiled and runs eagerly"),
     ],
 )
