@@ -1,4 +1,4 @@
-"""Checks of what users pass to RL_Batcher, and of the order of their calls."""
+"""Checks of the arguments of RL_Batcher, and of the order in which its methods are called."""
 
 from __future__ import annotations
 
@@ -33,23 +33,23 @@ _CALLS = ("n_envs", "reset", "execute", "get", "update", "state_dict", "load_sta
 _NO_BATCH = {"get": "no batch is being collected. Call execute() first."}
 _BUSY = dict.fromkeys(("reset", "state_dict", "load_state_dict"), "a batch is being collected. Call get() first.")
 _GET = "get() has not been called. Call get() first: "
-_ALONE = "only worker processes whose environments restart by themselves can have a second batch queued."
+_ALONE = "a second batch can be queued only with worker processes and auto-resetting environments."
 
 REFUSED: dict[State, dict[str, str]] = {
     "new": _NO_BATCH | {"execute": "reset() has not been called. Call reset() first."},
     "ready": _NO_BATCH,
     "ended": _NO_BATCH | {"execute": "every episode has ended. Call reset() to start new ones."},
     "executing": _BUSY,
-    "alone": _BUSY | {"execute": _GET + _ALONE},  # a batch that no other can wait behind
-    "full": _BUSY | {"execute": _GET + "one batch is being collected and another waits behind it."},
+    "alone": _BUSY | {"execute": _GET + _ALONE},
+    "full": _BUSY | {"execute": _GET + "one batch is being collected, and another one is queued."},
     "failed": dict.fromkeys(_CALLS, "collection has failed; close() this batcher. Create a new one."),
     "closed": dict.fromkeys(_CALLS, "the batcher is closed. Create a new one."),
 }
-"""Reasons by state and call; calls that are missing are allowed."""
+"""Reasons why a state refuses a call. Other calls are allowed."""
 
 
 def refuse_call(call: str, state: State) -> None:
-    """Raise BatcherStateError if this state refuses the call."""
+    """Raise BatcherStateError if the call is not allowed in this state."""
     if call in REFUSED[state]:
         raise BatcherStateError(f"RL_Batcher.{call}: {REFUSED[state][call]}")
 
@@ -67,7 +67,7 @@ def whole(name: str, value: object, at_least: int | None = None) -> int:
 
 
 def named(name: str, arguments: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the arguments of a factory as a dict; TypeError if they have no names."""
+    """Return the arguments of a factory as a dict. Raise TypeError if they have no names."""
     expect_type(f": {name} is", arguments, Mapping | None, "a dict", "Name each argument: {'model': …}.")
     return dict(arguments or {})
 
@@ -75,9 +75,9 @@ def named(name: str, arguments: Mapping[str, Any] | None) -> dict[str, Any]:
 def check_choices(
     timeout: object, on_worker_error: str, n_processes: int, cluster: object, sharing: str, device: DeviceLike
 ) -> None:
-    """Raise TypeError or ValueError if the timeout is not a number, or a choice is unknown or contradicts another.
+    """Raise TypeError or ValueError for a wrong timeout, and for choices that are unknown or contradict each other.
 
-    Workers that take turns on an accelerator get a warning, as they are the slow way to use it.
+    Warn about workers that take turns on an accelerator, which is slow.
     """
     expect_type(": timeout is", timeout, int | float, "seconds", "Pass a number.")
     Range(choices=("raise", "restart")).check("RL_Batcher", "on_worker_error", on_worker_error)
@@ -98,11 +98,11 @@ def check_choices(
 
 @functools.cache  # once in a process
 def warn_of_copies(device: torch.device) -> None:
-    """Warn that worker processes are the slow way to use an accelerator."""
+    """Warn that worker processes are a slow way to use an accelerator."""
     warn_user(
         f"RL_Batcher: worker processes on {device} copy every batch to the CPU and back, act without CUDA graph or "
-        "kernel, and open a context each; all environments in one process, n_processes=0, are the fast path. Workers "
-        "for environments that compute on the CPU are faster with device='cpu', too. This warning appears once."
+        "kernel, and open a context each. Use one process for all environments, n_processes=0, or, if the environments "
+        "compute on the CPU, device='cpu'; both are faster. This warning appears once."
     )
 
 
@@ -131,10 +131,10 @@ def check_factory(where: str, name: str, factory: object, how: str) -> None:
 def check_call(
     where: str, name: str, factory: Callable[..., object], arguments: Mapping[str, object], fix: str
 ) -> None:
-    """Raise TypeError unless a factory can be called with its arguments; every process would fail otherwise."""
+    """Raise TypeError unless a factory can be called with its arguments."""
     try:
         signature = inspect.signature(factory)
-    except ValueError:  # some callables written in C have none: calling them will show
+    except ValueError:  # some callables written in C have none
         return
     try:
         signature.bind(**arguments)
@@ -146,7 +146,7 @@ def check_call(
 
 
 def choose_seeds(seed: int | None, seeds: Sequence[int] | None, n: int) -> tuple[int, ...]:
-    """Return one seed per process, or that of process 0 alone if the others follow from the number of environments."""
+    """Return one seed per process; or only the first, from which the number of environments gives the others."""
     if seed is not None and seeds is not None:
         raise BadValueError("RL_Batcher: both seed and seeds are passed. Pass only one.")
     if seeds is not None:
@@ -155,21 +155,21 @@ def choose_seeds(seed: int | None, seeds: Sequence[int] | None, n: int) -> tuple
 
 
 def one_each(name: str, values: Sequence[int], n: int) -> tuple[int, ...]:
-    """Return whole numbers, one for each of n processes; ValueError if there are more or fewer."""
+    """Return whole numbers, one for each of n processes. Raise ValueError if there are more or fewer."""
     if len(values) != n:
         raise BadValueError(f"RL_Batcher: {name} has {len(values)} entries, expected {n}, one per process.")
     return tuple(whole(f"{name}[{index}]", value) for index, value in enumerate(values))
 
 
 def check_info(name: str, info: DictTensor | None) -> DictTensor:
-    """Return an agent_info or env_info, empty for None; TypeError if it is something else than a DictTensor."""
+    """Return an agent_info or env_info, empty for None. Raise TypeError unless it is a DictTensor."""
     fix = "Pass DictTensor({...}) with tensors of one row per environment, or of 1 row for all alike."
     expect_type(f": {name} is", info, DictTensor | None, "a DictTensor", fix)
     return DictTensor() if info is None else info
 
 
 def spread(name: str, info: DictTensor, B: int) -> DictTensor:
-    """Check an agent_info or env_info, and repeat a single row for all B environments; the result is a copy."""
+    """Check an agent_info or env_info, and copy it; a single row is repeated for all B environments."""
     if check_info(name, info).empty():
         return info
     if info.device != torch.device("cpu"):
@@ -185,6 +185,6 @@ def spread(name: str, info: DictTensor, B: int) -> DictTensor:
 
 
 def split(info: DictTensor, n_envs: Sequence[int]) -> list[DictTensor]:
-    """Cut an agent_info or env_info [B] into the rows of each collector; an empty one stays empty for all."""
+    """Split an agent_info or env_info [B] by collector. If it is empty, all parts are empty."""
     stops = [sum(n_envs[: i + 1]) for i in range(len(n_envs))]
     return [info if info.empty() else info.slice(stop - n, stop).clone() for n, stop in zip(n_envs, stops, strict=True)]

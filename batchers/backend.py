@@ -1,4 +1,4 @@
-"""Contract between RL_Batcher and a backend, which collects for it, and the choice of one."""
+"""Contract between RL_Batcher and its backend, which collects for it, and the registry of backends."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ BACKENDS = {
     "workers": "rlstruct.batchers.workers.local:create_pool",
     "ray": "rlstruct.batchers.workers.cluster:create_pool",
 }
-"""The function or class that makes a backend from `Settings`, as ``module:name``; imported when it is chosen."""
+"""Function or class that creates a backend from `Settings`, as ``module:name``; imported when chosen."""
 
 
 class Backend(Protocol):
-    """Collectors of one batcher, wherever they run. Lists have one entry per collector, in the order of environments.
+    """The collectors of one batcher. Lists have one entry per collector, in the order of their environments.
 
-    RL_Batcher checks arguments and the order of calls. After an error other than WorkerTimeout it calls `close` only.
+    RL_Batcher checks arguments and the order of calls. After an error other than WorkerTimeout it only calls `close`.
 
     Attributes:
         auto_reset: see `VecEnv.auto_reset`. This and ``has_gaps`` are known once `n_envs` has returned.
         has_gaps: see `VecEnv.restarts_take_steps`.
-        queues: whether a second batch may be ordered before the first is returned, if environments restart.
-        interrupted: consequence of Ctrl-C at this moment: None if nothing is lost, ``"new"`` if `reset` must come next,
-            ``"failed"`` if only `close` helps.
+        queues: whether auto-resetting environments accept an order for a second batch before the first is returned.
+        interrupted: state of the batcher if Ctrl-C arrives now: None if nothing is lost, ``"new"`` if `reset` must be
+            called next, ``"failed"`` if only `close` can be called.
     """
 
     auto_reset: bool
@@ -44,63 +44,63 @@ class Backend(Protocol):
     interrupted: Literal["new", "failed"] | None
 
     def n_envs(self) -> list[int]:
-        """Return the number of environments of each collector; wait until they exist."""
+        """Return the number of environments of each collector. Wait until they exist."""
 
     def reset(self, agent_infos: Sequence[DictTensor], env_infos: Sequence[DictTensor]) -> None:
-        """Start new episodes, with CPU tensors of one row per environment; the agents start from their first state."""
+        """Start new episodes; agents start from their initial state. Infos have one row per environment, on the CPU."""
 
     def execute(self, agent_infos: Sequence[DictTensor] | None) -> None:
-        """Order a batch of collectors whose environments go on; None keeps the agent_infos of the batch before."""
+        """Order a batch from collectors that have running episodes. None keeps the last agent_infos."""
 
     def collect(self, blocking: bool, timeout: float) -> list[Part] | None:
-        """Return the oldest batch. If it is not ready: None unless blocking, else WorkerTimeout after these seconds."""
+        """Return the oldest batch, or None if it is not ready; if blocking, wait for it, then raise WorkerTimeout."""
 
     def update(self, weights: Mapping[str, Tensor], version: int) -> None:
-        """Give weights to the agents. Read them before this returns; batches that were ordered keep the old ones."""
+        """Give weights to the agents, and read them before returning. Outstanding batches keep the old weights."""
 
     def state_dicts(self) -> list[CollectorState]:
-        """Return everything that decides the next batch, except weights and infos, between two batches."""
+        """Return everything that determines the next batch, except weights and infos. Called between batches."""
 
     def load_state_dicts(
         self, states: Sequence[CollectorState], agent_infos: Sequence[DictTensor], env_infos: Sequence[DictTensor]
     ) -> bool:
-        """Go on from saved states; return False if environments could not, and began new episodes."""
+        """Continue from saved states. Return False if environments cannot, and have started new episodes instead."""
 
     def stats(self) -> BackendStats:
-        """Return times and sizes as of the last batch, and losses. This waits for nothing."""
+        """Return statistics as of the last batch, without waiting."""
 
     def close(self) -> None:
-        """Release everything within two seconds; calling it again does nothing."""
+        """Release everything within two seconds. Calling it again does nothing."""
 
 
 @dataclass(frozen=True)
 class BackendStats:
-    """Times, sizes and losses of a backend."""
+    """Statistics of a backend."""
 
-    seconds: tuple[dict[str, float], ...]  # of each `Phase`, for each collector
-    layouts: tuple[Layout, ...]  # of a slab of each collector; empty before the first batch
-    weight_bytes: int = 0  # size of the buffers through which weights travel
+    seconds: tuple[dict[str, float], ...]  # spent in each `Phase`, for each collector
+    layouts: tuple[Layout, ...]  # layout of a slab, for each collector; empty before the first batch
+    weight_bytes: int = 0  # size of the buffers for weights
     pids: tuple[int, ...] = ()  # process ids of workers on this machine
-    lost: tuple[LostEpisodes, ...] = ()  # with workers that failed and were started again, oldest first
+    lost: tuple[LostEpisodes, ...] = ()  # oldest first
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Arguments of RL_Batcher that backends are made from, checked."""
+    """Checked arguments of RL_Batcher, from which a backend is created."""
 
-    recipe: Recipe  # how a collector is made
+    recipe: Recipe  # creates a collector
     n_processes: int  # number of worker processes; 0 to collect in this process
-    seeds: Sequence[int]  # one per collector, or that of the first alone if the number of environments gives the others
-    agent_seeds: Sequence[int] | None  # one per collector; None for that of its environments
+    seeds: Sequence[int]  # one per collector; or only the first, from which the number of environments gives the rest
+    agent_seeds: Sequence[int] | None  # one per collector; None to use the seed of its environments
     timeout: float  # seconds that a worker may take for one answer
-    max_restarts: int  # number of failed workers that are replaced before one raises
-    graph: bool  # whether a whole batch may be taken at once
+    max_restarts: int  # number of failed workers that are restarted
+    graph: bool  # whether a whole batch may be captured as one CUDA graph
     placement: GpuSharing  # how workers share a GPU; the backend closes it
     cluster: str | Mapping[str, Any] | None  # see `RL_Batcher`
 
 
 def create_backend(settings: Settings) -> Backend:
-    """Create the backend that fits: in this process, with workers here, or on the cluster that an address names."""
+    """Create a backend: in this process, with workers on this machine, or on the cluster given by its address."""
     cluster = settings.cluster
     if cluster is None:
         name = "workers" if settings.n_processes else "process"

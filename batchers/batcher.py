@@ -1,4 +1,4 @@
-"""RL_Batcher: the one class that users of batchers see."""
+"""RL_Batcher, the interface of batchers for users."""
 
 from __future__ import annotations
 
@@ -26,59 +26,60 @@ from rlstruct.profiling import Clock, operation
 from rlstruct.sharing import GpuSharing, Mode
 
 
-class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
-    """An agent in many environments, whose steps are collected T at a time.
+class RL_Batcher:  # noqa: N801 - the name in rlstructures
+    """Collector of batches of T steps, which an agent takes in many environments.
 
     Call ``reset``, then ``execute`` and ``get`` in turn. With ``n_processes=0`` this process collects; with k >= 1, k
-    worker processes do, each with its own agent and environments. Episodic environments give whole episodes: rows are
-    padded, ``lengths`` and ``mask()`` say how far they go, and a later ``execute`` goes on with those that have not
-    ended. Auto-resetting environments always give B rows of T steps.
+    worker processes do, each with its own agent and environments. Episodic environments give padded rows; ``lengths``
+    and ``mask()`` tell real steps from padding, and the next ``execute`` continues the episodes that have not ended.
+    Auto-resetting environments always give B rows of T steps.
 
     Args:
-        n_timesteps: T, the most steps that one ``execute`` collects.
+        n_timesteps: T, the maximum number of steps per ``execute``.
         create_agent: called as ``create_agent(**agent_args)`` in every process; returns an RL_Agent.
         create_env: called as ``create_env(**env_args, seed=…)`` in every process; returns a VecEnv on ``device``.
-        agent_args: arguments of ``create_agent``, by value: each process, also this one, gets copies of their tensors
-            and models, so `update` is the only way to new weights. What ``create_agent`` reaches otherwise, as a global
-            variable or from an enclosing function, is copied for worker processes only.
+        agent_args: arguments of ``create_agent``. Each process, including this one, gets copies of their tensors and
+            models, so new weights arrive only through `update`. Other objects that ``create_agent`` uses, such as
+            global variables or variables of an enclosing function, are copied for worker processes only.
         env_args: arguments of ``create_env``. The batch has (environments of one VecEnv) x (processes) rows.
         n_processes: 0 to collect in this process, or the number of worker processes.
-        seed: process p seeds with ``seed`` plus the index of its first environment, so that the same environments
-            draw the same numbers however they are split. Drawn at random if neither it nor ``seeds`` is passed.
-        seeds: instead of ``seed``, one per process.
-        agent_info, env_info: values for the agent, and options, of each environment, if ``reset`` gets none.
-            [B], or [1] for all alike; on the CPU.
-        agent_seeds: one per process for ``agent.seed``; by default the seed of its environments.
-        device: where agent and environments live and trajectories appear.
+        seed: each process seeds with ``seed`` plus the index of its first environment, so results do not depend on the
+            number of processes. Drawn at random if neither ``seed`` nor ``seeds`` is passed.
+        seeds: one seed per process, instead of ``seed``.
+        agent_info, env_info: default of ``reset``: values for the agent, and options of each environment.
+            [B], or [1] if equal for all; on the CPU.
+        agent_seeds: one argument of ``agent.seed`` per process; by default the seed of its environments.
+        device: device of agent, environments and trajectories.
         timeout: seconds that a worker may take for one answer before `WorkerTimeout` is raised.
         graph: on CUDA with ``n_processes=0``, run a whole batch (agent, environments, random numbers) as one CUDA
-            graph, if the environments are `Capturable`, as `rlstruct.sims` are, and the agent is `RL_Agent.pure`. The
-            results are equal. An agent that cannot be captured runs step by step, with one warning that says why.
-        compile_agent: let TorchInductor compile a step of the agent, if it is `RL_Agent.pure`; on the CPU, small
-            networks then act many times faster. Results are equal up to rounding. An agent that cannot be compiled runs
-            eagerly, with one warning that says why. The first batch takes seconds longer.
-        on_worker_error: ``"restart"`` starts a worker that raised or died again, with new episodes in its environments,
-            and lists the lost ones in `lost_episodes`; batches stay full. A worker that fails before its environments
-            exist raises all the same: it would fail again. ``"raise"`` raises `WorkerError`.
-        max_restarts: how often, over the batcher's life, before the next failure raises after all.
-        sharing: how worker processes share a GPU: ``"none"``, in turns; ``"mps"``, at the same time, under a private
-            MPS daemon; ``"mig"``, in existing MIG instances; ``"auto"``, MIG, else MPS, else in turns. Under MPS and
-            MIG each sees one GPU, as ``cuda:0``. See `rlstruct.sharing`.
-        thread_percentage: of the GPU's threads, the most that one worker gets under MPS.
-        cluster: where Ray starts the workers instead: the address of a cluster, ``"auto"`` for the one that this
-            machine is in, ``"local"`` for a new one on it; or ``"address"`` with options of Ray's actors, such as
-            ``{"address": "auto", "num_gpus": 0.25}``. Results are those of as many processes here. ``"name://…"``
+            graph, if the environments are `Capturable`, such as those of `rlstruct.sims`, and the agent is
+            `RL_Agent.pure`. Results are equal. An agent that cannot be captured runs step by step, after one warning
+            that says why.
+        compile_agent: compile the agent's step with TorchInductor, if the agent is `RL_Agent.pure`. Small networks
+            then act many times faster on the CPU. Results are equal up to rounding. An agent that cannot be compiled
+            runs eagerly, after one warning that says why. The first batch takes seconds longer.
+        on_worker_error: ``"raise"`` raises `WorkerError` if a worker raises or dies. ``"restart"`` restarts it with new
+            episodes and lists the lost ones in `lost_episodes`; batches stay full. A worker that fails before its
+            environments exist raises in both cases, because it would fail again.
+        max_restarts: number of restarts in the batcher's lifetime, after which a failure raises.
+        sharing: how worker processes share a GPU: ``"none"`` (taking turns), ``"mps"`` (concurrently, under a private
+            MPS daemon), ``"mig"`` (in existing MIG instances) or ``"auto"`` (MIG, else MPS, else taking turns). Under
+            MPS and MIG each process sees one GPU, as ``cuda:0``. See `rlstruct.sharing`.
+        thread_percentage: maximum share of the GPU's threads for one worker under MPS.
+        cluster: let Ray start the workers: the address of a cluster, ``"auto"`` for the cluster of this machine,
+            ``"local"`` for a new one on this machine; or a dict of ``"address"`` and options of Ray's actors, such as
+            ``{"address": "auto", "num_gpus": 0.25}``. Results equal those of as many processes here. ``"name://…"``
             chooses another backend, see `rlstruct.batchers.backend.BACKENDS`.
 
     Raises:
         ValueError: a number is out of range, the device does not exist, or both ``seed`` and ``seeds`` are passed.
-        TypeError: an argument has a wrong type, such as an agent or a model where ``create_agent`` belongs.
-        WorkerError: agent or environments cannot be created; with worker processes the first call says so.
+        TypeError: an argument has a wrong type, such as an agent or a model instead of ``create_agent``.
+        WorkerError: agent or environments cannot be created. With worker processes, the first call raises it.
         SharingError: this machine lacks what ``sharing`` needs.
         ClusterError: there is no such cluster.
     """
 
-    _state: State = "closed"  # until it has everything: ``__del__`` and close() find nothing to do
+    _state: State = "closed"  # until the constructor succeeds, so that ``__del__`` has nothing to close
 
     def __init__(
         self,
@@ -117,10 +118,11 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
         placement = GpuSharing(self.device, n_processes, sharing, thread_percentage)
         self._default_infos = arguments.check_info("agent_info", agent_info), arguments.check_info("env_info", env_info)
         self._infos = DictTensor()  # ``agent_info/…`` and ``env_info/…`` of the next batch.  [B] on the device
-        self._outstanding: deque[DictTensor] = deque()  # those of each batch that was ordered, the oldest first
-        self._n_running = self._n_updates = self._n_batches = self._deepest = 0  # the most that were ever outstanding
+        self._outstanding: deque[DictTensor] = deque()  # infos of each batch that was ordered, oldest first
+        self._n_running = self._n_updates = self._n_batches = 0
+        self._deepest = 0  # largest number of batches that were outstanding at a time
         self._executors: tuple[str, ...] = ()
-        self._warned = False  # that the agent is not compiled
+        self._warned = False  # that the agent cannot be compiled
         self._clock = Clock({"elsewhere": None, "wait": "wait", "hand_over": "hand-over"})
         max_restarts = max_restarts if on_worker_error == "restart" else 0
         self._backend = create_backend(
@@ -129,29 +131,29 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
         self._state = "new"
 
     def n_envs(self) -> int:
-        """Return B, the environments of all processes together. Waits until they are created."""
+        """Return B, the number of environments of all processes. Waits until they have been created."""
         arguments.refuse_call("n_envs", self._state)
         with self._failing():
             return sum(self._backend.n_envs())
 
     @property
     def auto_reset(self) -> bool:
-        """True if environments restart by themselves, see `VecEnv.auto_reset`. Waits until they are created."""
+        """True if environments reset automatically, see `VecEnv.auto_reset`. Waits until they have been created."""
         return bool(self.n_envs()) and self._backend.auto_reset
 
     def reset(self, agent_info: DictTensor | None = None, env_info: DictTensor | None = None) -> None:
-        """Start a new episode in every environment; the agent starts from its initial state.
+        """Start a new episode in every environment. The agent starts from its initial state.
 
         Args:
             agent_info: values for the agent in each environment.  [B] or [1] on the CPU; default: the constructor's
-            env_info: options of each environment, for ``reset(options=…)`` of gymnasium's.  Likewise.
+            env_info: options of each environment, such as gymnasium's ``reset(options=…)``.  Likewise.
 
         Raises:
             BatcherStateError: a batch is being collected, or the batcher is closed.
             TypeError: agent_info or env_info is not a DictTensor.
-            ShapeMismatchError: one of them has another number of rows than B or 1.
-            DeviceMismatchError: one of them is not on the CPU.
-            WorkerError: creating or resetting failed; with worker processes the next `get` may say so instead.
+            ShapeMismatchError: the number of rows is neither B nor 1.
+            DeviceMismatchError: agent_info or env_info is not on the CPU.
+            WorkerError: creating or resetting failed. With worker processes, the next `get` may raise it instead.
         """
         arguments.refuse_call("reset", self._state)
         B, n_envs = self.n_envs(), self._backend.n_envs()
@@ -163,28 +165,28 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
         self._n_running, self._state = B, "ready"
 
     def execute(self, agent_info: DictTensor | None = None) -> None:
-        """Begin to collect the next batch, with the weights of the last `update`.
+        """Start collecting the next batch, with the weights of the last `update`.
 
-        Workers whose environments restart by themselves take a second order before `get` has returned the first batch::
+        Workers with auto-resetting environments accept a second order before `get` has returned the first batch::
 
             batcher.execute()
             for _ in range(n):
                 batcher.execute()
                 trajectories, n_running = batcher.get()  # the oldest batch
 
-        The batches are those of execute and get in turn. Each acts with the weights and the agent_info of the
-        ``execute`` that ordered it, so with weights that are one batch old, as ``policy_version`` shows.
+        Each batch uses the weights and the agent_info at the time of its ``execute``. In this loop the weights are
+        therefore one batch old, as ``policy_version`` shows.
 
         With worker processes this returns at once. With ``n_processes=0`` it collects; on CUDA it queues the work on
-        another stream, behind what is queued now: call it before you compute on the last batch.
+        another stream, after the work queued so far, so call it before you compute on the last batch.
 
         Args:
-            agent_info: new values for the agent; default: those of the batch before.  [B] or [1] on the CPU
+            agent_info: new values for the agent; default: those of the last batch.  [B] or [1] on the CPU
 
         Raises:
-            BatcherStateError: `reset` or `get` is missing, every episode has ended, or the batcher is closed.
+            BatcherStateError: `reset` or `get` must be called first, every episode has ended, or the batcher is closed.
             TypeError: agent_info is not a DictTensor.
-            ShapeMismatchError: agent_info has another number of rows than B or 1.
+            ShapeMismatchError: the number of rows is neither B nor 1.
             DeviceMismatchError: agent_info is not on the CPU.
         """
         arguments.refuse_call("execute", self._state)
@@ -199,8 +201,10 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
             backend.execute(agent_infos)
         self._outstanding.append(self._infos)
         self._deepest = max(self._deepest, len(self._outstanding))
-        one: State = "executing" if backend.queues and backend.auto_reset else "alone"
-        self._state = one if len(self._outstanding) == 1 else "full"
+        if len(self._outstanding) > 1:
+            self._state = "full"
+        else:
+            self._state = "executing" if backend.queues and backend.auto_reset else "alone"
 
     @overload
     def get(self, blocking: Literal[True] = True, timeout: float | None = None) -> tuple[Trajectories, int]: ...
@@ -209,24 +213,25 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
     def get(self, blocking: bool, timeout: float | None = None) -> tuple[Trajectories, int] | tuple[None, None]: ...
 
     def get(self, blocking: bool = True, timeout: float | None = None) -> tuple[Trajectories, int] | tuple[None, None]:
-        """Return the batch that `execute` began; the oldest, if two are outstanding.
+        """Return the batch that `execute` started, or the older one if there are two.
 
-        Its tensors carry no gradients; for a loss, `replay_agent` computes the agent's outputs again, with gradients. A
-        batch is read-only, since keys share memory (see `Trajectories`): write to its `clone`.
+        Its tensors carry no gradients; for a loss, `replay_agent` recomputes the agent's outputs with gradients. Do not
+        write to a batch, because keys share memory (see `Trajectories`); write to its `clone`.
 
         Args:
-            blocking: whether to wait for it.
+            blocking: whether to wait for the batch.
             timeout: seconds to wait; default: the constructor's.
 
         Returns:
-            ``(trajectories, n_still_running)``: the steps, in memory that no later call changes, and how many
-            environments go on. ``(None, None)`` if not blocking and the batch is not ready. With ``n_processes=0`` on
-            CUDA the tensors may not be finished yet, but anything queued on the current stream runs after them.
+            ``(trajectories, n_still_running)``: the steps, in memory that no later call changes, and the number of
+            environments whose episodes have not ended. ``(None, None)`` if not blocking and the batch is not ready.
+            With ``n_processes=0`` on CUDA the tensors may still be being computed, but the current stream waits for
+            them.
 
         Raises:
-            BatcherStateError: `execute` is missing, or the batcher is closed.
-            WorkerError: a worker raised or died; the batcher can only be closed after that.
-            WorkerTimeout: the batch was not ready in time; `get` can be called again.
+            BatcherStateError: `execute` must be called first, or the batcher is closed.
+            WorkerError: a worker raised or died. The batcher can then only be closed.
+            WorkerTimeout: the batch was not ready in time. `get` can be called again.
         """
         arguments.refuse_call("get", self._state)
         self._clock.enter(1)
@@ -253,14 +258,14 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
 
     @operation("weights")
     def update(self, weights: Mapping[str, Tensor]) -> None:
-        """Give new weights to every agent; the next `reset` and `execute` act with them.
+        """Send new weights to every agent, for the next `reset` and `execute`.
 
         Args:
             weights: name to tensor, usually ``model.state_dict()``, on any device. Read before this call returns.
 
         Raises:
             BatcherStateError: the batcher is closed.
-            TypeError: this is not a mapping, or one of its values is not a tensor.
+            TypeError: weights is not a mapping, or one of its values is not a tensor.
         """
         arguments.refuse_call("update", self._state)
         fix = "Pass model.state_dict()"
@@ -272,10 +277,10 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
             self._backend.update(weights, self._n_updates)
 
     def state_dict(self) -> BatcherState:
-        """Return everything that decides the next batch, for a checkpoint: environments, agent states, counters.
+        """Return everything that determines the next batch, for a checkpoint: environments, agent states, counters.
 
-        Left out are the weights, with ``n_processes=0`` the state of torch's generator, and gymnasium's environments,
-        which cannot be saved. `torch.load` reads it with ``weights_only=True``.
+        Not included are the weights, gymnasium's environments, which cannot be saved, and with ``n_processes=0`` the
+        state of torch's generator. `torch.load` can read it with ``weights_only=True``.
 
         Raises:
             BatcherStateError: a batch is being collected, or the batcher is closed.
@@ -290,20 +295,20 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
         )
 
     def load_state_dict(self, state: Mapping[str, Any], weights: Mapping[str, Tensor] | None = None) -> bool:
-        """Go on where `state_dict` was called, in a batcher with the same arguments: the next batches are bit-equal.
+        """Continue from a saved state, in a batcher with the same arguments. The next batches are bit-equal.
 
         Args:
             state: result of `state_dict`.
-            weights: those of the last `update` before it; None leaves the agents alone.
+            weights: weights of the last `update` before it; None keeps the agents' weights.
 
         Returns:
             True if everything was restored. False if environments could not be saved (`VecEnv.state_dict` is None, as
-            for gymnasium's): they have begun new episodes; another seed avoids playing the first ones again.
+            in gymnasium) and have started new episodes; pass another seed to avoid repeating the first ones.
 
         Raises:
             BatcherStateError: a batch is being collected, or the batcher is closed.
-            KeyError, ValueError: the state is not that of such a batcher.
-            WorkerError: an environment refused it.
+            KeyError, ValueError: the state does not come from such a batcher.
+            WorkerError: an environment refused the state.
         """
         arguments.refuse_call("load_state_dict", self._state)
         B, n_envs = self.n_envs(), self._backend.n_envs()
@@ -311,7 +316,7 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
         infos = DictTensor(state["infos"])
         info_parts = [arguments.split(infos.truncate_key(prefix), n_envs) for prefix in ("agent_info/", "env_info/")]
         with self._failing():
-            if weights is not None:  # first: where new episodes begin, the agent's first state may come from them
+            if weights is not None:  # first, because the agent's initial state may depend on them
                 self._backend.update(weights, state["policy_version"])
             exact = self._backend.load_state_dicts(state["collectors"], *info_parts)
         self._n_updates, self._infos = state["policy_version"], self._moved(infos)
@@ -321,24 +326,24 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
 
     @property
     def policy_version(self) -> int:
-        """Number of calls of `update`; trajectories carry the version that acted."""
+        """Number of calls of `update`. Trajectories carry the version that they were collected with."""
         return self._n_updates
 
     @property
     def lost_episodes(self) -> tuple[LostEpisodes, ...]:
-        """Episodes that were lost when workers failed and were started again, oldest first; see ``on_worker_error``."""
+        """Episodes lost when workers were restarted, oldest first; see ``on_worker_error``."""
         return self._backend.stats().lost
 
     def stats(self) -> BatcherStats:
-        """Return seconds by activity, the workers' process ids, and their executors."""
+        """Return the seconds spent in each activity, and the workers' process ids and executors."""
         own, stats = self._clock.seconds(), self._backend.stats()
         return BatcherStats(stats.seconds, own["wait"], own["hand_over"], self._n_batches, stats.pids, self._executors)
 
     def memory_report(self, queued: bool = False) -> MemoryReport:
-        """Return how many bytes collecting takes. All but the weights grow with the number of steps and environments.
+        """Return the bytes used for collecting. All but the weights grow with the number of steps and environments.
 
         Args:
-            queued: whether to count the second slab of each worker, which queueing a batch takes (see `execute`).
+            queued: whether to count the second slab of each worker, which a queued batch needs (see `execute`).
 
         Raises:
             BatcherStateError: no batch has been returned yet, or the batcher is closed.
@@ -351,7 +356,7 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
         return report_memory(stats.layouts, self._infos, backend.auto_reset, stats.weight_bytes, n_slabs, stats.pids)
 
     def close(self) -> None:
-        """End the workers and close agents and environments, within two seconds. Calling it again does nothing."""
+        """Stop the workers and close agents and environments, within two seconds. Calling it again does nothing."""
         if self._state != "closed":
             self._state = "closed"
             self._backend.close()
@@ -366,7 +371,7 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
         self.close()
 
     def __del__(self) -> None:
-        """Close a batcher that was dropped."""
+        """Close the batcher if it was not closed."""
         self.close()
 
     def _moved(self, infos: DictTensor) -> DictTensor:
@@ -374,7 +379,7 @@ class RL_Batcher:  # noqa: N801 - the name that users of rlstructures know
 
     @contextlib.contextmanager
     def _failing(self) -> Iterator[None]:
-        """Run a call of the backend. After an error only close() is left; a late worker may still answer."""
+        """Run a call of the backend. After an error other than a timeout, only close() may be called."""
         try:
             yield
         except WorkerTimeout:

@@ -1,7 +1,7 @@
-"""Checks of a batch for impossible actions and NaN, once per batch, on the batch's device.
+"""Checks of each batch for invalid actions and NaN, on the batch's device.
 
-Environments that compute with tensors raise nothing: to them an action beyond the last one is a number like any other,
-and NaN goes through every network unnoticed.
+Environments that compute with tensors raise no error: they accept an action beyond the last one as just another number,
+and NaN passes through networks unnoticed.
 """
 
 from __future__ import annotations
@@ -23,46 +23,46 @@ _FINE = -1
 
 
 class BatchChecks:
-    """Checks of a batch: of actions against the action space, of frames and rewards for NaN.
+    """Checks of actions against the action space, and of frames and rewards for NaN.
 
-    On the CPU a batch is checked at once. Elsewhere the first one is too; later ones leave their result on the device,
-    and it is read when the device is through with it, so that nothing waits: the error comes a batch or two later.
+    On the CPU a batch is checked at once. On other devices only the first one is. The results for later ones are read
+    when the device has finished, without waiting, so an error is raised a batch or two late.
 
     Args:
-        space: the action space of one environment. Of its Boxes only NaN is refused, since environments clip the rest.
+        space: action space of one environment. In a Box only NaN is an error, because environments clip actions.
     """
 
     def __init__(self, space: spaces.Space[Any]) -> None:
-        # Those whose dtype has values outside of the space.
+        # Only those whose dtype has values outside the space.
         self._actions = {
             key: leaf
             for key, leaf in leaves(space, "action").items()
             if not isinstance(leaf.space, spaces.Box) or leaf.torch_dtype.is_floating_point
         }
-        self._bounds: dict[str, list[Tensor]] = {}  # least and greatest value of each action
-        self._names: list[str] = []  # of what `look` looked at
-        self._read = False  # whether a batch was checked at once
-        self._later: list[tuple[int, AsyncRead]] = []  # number of environments, and what `look` has found
+        self._bounds: dict[str, list[Tensor]] = {}  # lowest and highest value of each action
+        self._names: list[str] = []  # of the tensors that `look` checked
+        self._read = False  # whether a batch has been checked at once
+        self._later: list[tuple[int, AsyncRead]] = []  # number of environments, and result of `look`, for each batch
 
     @torch.no_grad()
     def look(self, steps: Steps, n_steps: int) -> Tensor:
-        """Return the first place t * B + b that is wrong, or -1, of each tensor, [K] int64. This may be recorded.
+        """Return the first wrong position t * B + b in each tensor, or -1, [K] int64. A CUDA graph can capture this.
 
-        Of frames and rewards t = 0 is before the first step, of actions it is the first step.
+        For actions, t = 0 is the first step. For frames and rewards it is the time before the first step.
         """
         names, places = zip(*((name, _first(wrong)) for name, wrong in self._wrong(steps, n_steps)), strict=True)
-        self._names = list(names)  # a frame stands there twice where `reached` has it too
+        self._names = list(names)  # a frame may occur twice, in the stream and in `reached`
         return torch.stack(places)
 
     def check(self, steps: Steps, n_steps: int, found: Tensor | None = None) -> None:
-        """Check a batch, by what `look` has found in it or by looking now; the ValueError knows its environment."""
+        """Check a batch, or the result ``found`` of `look`. The ValueError carries the index of the environment."""
         B = steps.running.shape[1]
         if n_steps and (steps.running.is_cpu or not self._read):
             self._read = True
             wrong = []
             for name, where in self._wrong(steps, n_steps):
-                if bool(where.any()):  # sync: elsewhere in the first batch only
-                    wrong.append((name, int(_first(where))))  # sync: of what is wrong
+                if bool(where.any()):  # sync: off the CPU, in the first batch only
+                    wrong.append((name, int(_first(where))))  # sync: only for errors
             if wrong:
                 self._raise_first(wrong, B, steps)
         elif n_steps:
@@ -72,24 +72,24 @@ class BatchChecks:
                 self._raise_first(zip(self._names, places, strict=True), B)
 
     def close(self) -> None:
-        """Wait for what was found in the last batches, which no later batch has read; raises as `check` does."""
+        """Wait for the results of the last batches. Raise the same errors as `check`."""
         while self._later:
             B, later = self._later.pop(0)
             self._raise_first(zip(self._names, later.wait(), strict=True), B)
 
     def _raise_first(self, places: Iterable[tuple[str, int]], B: int, steps: Steps | None = None) -> None:
-        """Raise for what went wrong first: NaN in a frame leads to wrong actions, and these lead to NaN in frames."""
+        """Raise an error for the earliest position, since one NaN or wrong action leads to others."""
         found = [(2 * (place // B) + (name in self._actions), name, place) for name, place in places]
         for _, name, place in sorted(entry for entry in found if entry[2] != _FINE)[:1]:
             t, j = divmod(place, B)
             shown = "out of range"
             if steps is not None and name in self._actions:
-                shown = str(steps.action[name][t, j].tolist())  # sync: only when something is wrong
-            self._later.clear()  # later batches follow from this one
+                shown = str(steps.action[name][t, j].tolist())  # sync: only for errors
+            self._later.clear()  # errors in later batches may follow from this one
             raise self._error(name, t, j, shown)
 
     def _wrong(self, steps: Steps, n: int) -> Iterator[tuple[str, Tensor]]:
-        """Give the name of what is looked at, and the wrong entries: [n, B] bool of an action, else [n + 1, B]."""
+        """Yield names of tensors and a mask of wrong entries, [n, B] bool for an action, else [n + 1, B]."""
         running = steps.running[:n]
         for name, leaf in self._actions.items():
             if (values := steps.action.get(name)) is None:
@@ -103,19 +103,19 @@ class BatchChecks:
                 yield name, _any(wrong, running)
         at = steps.finals(n)
         for part in (steps.stream, steps.reached):
-            few = part is steps.reached and steps.restarted is not None  # only the rows `at` are written
+            few = part is steps.reached and steps.restarted is not None  # only the rows `at` have been written
             for key, values in part.items():
                 if not values.is_floating_point() or key.split("/")[0] not in ("frame", "reward"):
                     continue
                 seen = values.flatten(0, 1).index_select(0, at) if few else values[: n + 1]
-                # A sum takes no memory, and is NaN where a number is.
+                # A sum needs no memory, and is NaN if any number is.
                 if values.is_cpu and not bool(seen.sum().isnan()):  # sync: of CPU memory
                     continue
                 nan = seen.isnan()
                 if few:
                     nan = torch.zeros_like(values, dtype=torch.bool)
                     nan.flatten(0, 1)[at] = seen.isnan()
-                if part is steps.reached:  # its slot t is what step t reached
+                if part is steps.reached:  # its slot t comes after step t
                     nan = torch.cat([torch.zeros_like(nan[:1]), nan])
                 yield f"observation/{key}", _any(nan[: n + 1], torch.cat([running[:1], running]))
 
@@ -138,22 +138,22 @@ class BatchChecks:
 
 
 def _any(wrong: Tensor, running: Tensor) -> Tensor:
-    """Return True for running entries with a wrong feature, [n, B]."""
+    """Return True for running environments with a wrong feature, [n, B]."""
     return wrong.reshape(*running.shape, -1).any(dim=2) & running
 
 
 def _first(wrong: Tensor) -> Tensor:
-    """Return the first place that is wrong, or -1: a tensor without dimensions."""
+    """Return the first wrong position, or -1, as a tensor without dimensions."""
     flat = wrong.flatten()
     return torch.where(flat.any(), flat.to(torch.uint8).argmax(), _FINE)
 
 
 def _fix(space: spaces.Space[Any]) -> str:
     if isinstance(space, spaces.Box):
-        return "Look for NaN in the agent's weights, from a learning rate that is too large for example."
+        return "Look for NaN in the agent's weights, for example from too large a learning rate."
     if isinstance(space, spaces.Discrete) and space.start != 0:
         return f"Its actions begin with {space.start}: add that to the index of the network's output."
     return (
-        "Give the agent's network one output per action. One beyond the last action may come from logits that are NaN: "
-        "rlstruct.functional.random.categorical answers them so."
+        "Give the agent's network one output per action. One beyond the last action may come from logits that are NaN, "
+        "for which rlstruct.functional.random.categorical returns it."
     )

@@ -1,8 +1,9 @@
-"""Whole episodes out of batches: exactly N of them without bias, and what each was worth."""
+"""Whole episodes from batches: exactly N of them without bias, and the return and length of each."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 import torch
@@ -13,6 +14,35 @@ from rlstruct.core import DictTensor, TemporalDictTensor, Trajectories
 from rlstruct.errors import BadValueError, UsageError
 
 
+@dataclass
+class _Environment:
+    """One environment: the episodes that it has played, and the steps of its current one."""
+
+    quota: int  # number of episodes to play
+    episodes: list[tuple[DictTensor, TemporalDictTensor]] = field(default_factory=list)  # info and steps, [1, T]
+    pieces: list[TemporalDictTensor] = field(default_factory=list)  # steps of the current episode, from each batch
+    info: DictTensor = field(default_factory=DictTensor)  # of the current episode
+    state: DictTensor = field(default_factory=DictTensor)  # ``agent_state/…`` after the last reset
+    n_steps: int = 0  # number of transitions since the last reset, without those that restarts take
+
+    def unfinished(self) -> bool:
+        """Return True while it must play more episodes."""
+        return len(self.episodes) < self.quota
+
+    def add(self, info: DictTensor, piece: TemporalDictTensor, begins: bool, ends: bool) -> None:
+        """Add steps of one episode, which ``begins`` or ``ends`` with them, unless the quota is reached."""
+        if self.unfinished():
+            if begins or not self.pieces:  # the beginning may have been lost when a worker was restarted
+                step = torch.full_like(info["environment"], self.n_steps)
+                self.info, self.pieces = info + self.state + DictTensor({"step": step}), []
+            self.pieces.append(piece)
+            if ends:
+                whole = {key: torch.cat([part[key] for part in self.pieces], dim=1) for key in piece.keys()}
+                self.episodes.append((self.info, TemporalDictTensor(whole)))
+                self.pieces = []
+        self.n_steps += piece.n_steps()
+
+
 def collect_episodes(
     batcher: RL_Batcher,
     n: int,
@@ -21,124 +51,102 @@ def collect_episodes(
     env_info: DictTensor | None = None,
     step_limit: int | None = 100_000,
 ) -> Trajectories:
-    """Reset the batcher and play exactly ``n`` whole episodes, short and long ones in their true proportion.
+    """Reset the batcher and collect exactly ``n`` whole episodes, without bias towards short ones.
 
-    How many episodes each environment plays is fixed beforehand: its first ``n // B``, and one more in the first
-    ``n % B`` environments. Taking the first n that end, as they come, would prefer the short ones. What environments
-    play beyond their share is thrown away, so the last environment to finish decides how long this takes.
+    Each environment plays a fixed number of episodes: its first ``n // B``, and one more in the first ``n % B``
+    environments. The first n episodes to end would contain too many short ones. Episodes beyond an environment's number
+    are dropped, so the slowest environment determines how long this takes.
 
     Args:
-        batcher: no batch may be in flight. Environments of either kind, episodic or auto-resetting.
+        batcher: a batcher of episodic or auto-resetting environments, without outstanding batches.
         n: the number of episodes.
         agent_info: see `RL_Batcher.reset`.
         env_info: likewise.
-        step_limit: an episode longer than this is an error; None waits until it ends.
+        step_limit: maximum number of steps per episode; None sets no limit.
 
     Returns:
-        One row per episode, by environment and then in order; shortened to the longest. ``info`` is that of the batch
-        in which the episode began, with its number in the environment as ``episode``. ``step`` counts the environment's
-        transitions since its last reset, and ``agent_state`` is what the agent had after that.  [n, T, ...]
+        One row per episode, ordered by environment and time, padded to the longest. ``info`` is that of the batch in
+        which the episode began, and its index within the environment as ``episode``. ``step`` counts the environment's
+        transitions since its last reset, and ``agent_state`` is the agent's state after that reset.  [n, T, ...]
 
     Raises:
         ValueError: n is less than 1.
-        RuntimeError: an episode goes on after ``step_limit`` steps.
+        RuntimeError: an episode has not ended after ``step_limit`` steps.
         BatcherStateError: a batch is being collected, or the batcher is closed.
     """
     if n < 1:
         raise BadValueError(f"collect_episodes: n is {n}, expected at least 1 episode.")
     B = batcher.n_envs()
-    missing = {b: n // B + (b < n % B) for b in range(B)}
-    begun: dict[int, list[TemporalDictTensor]] = {b: [] for b in range(B)}
-    first: dict[int, DictTensor] = {}
-    taken = dict.fromkeys(missing, 0)  # transitions since the last reset; a batch counts the steps of restarts, too
-    states: list[DictTensor] = []  # of each environment's agent after a reset
-    found: list[tuple[int, int, DictTensor, TemporalDictTensor]] = []
+    environments = [_Environment(n // B + (b < n % B)) for b in range(B)]
     n_running = 0
-    while any(missing.values()):
+    while any(environment.unfinished() for environment in environments):
         if not n_running:
             batcher.reset(agent_info, env_info)
-            states = []
         batcher.execute()
         batch, n_running = batcher.get()
-        kept = batch.info.truncate_key("agent_state/").prepend_key("agent_state/")
-        states = states or [kept.slice(b, b + 1) for b in range(B)]  # all take part in the first batch, in order
-        for b, begins, info, stretch, ended in _stretches(batch, taken):
-            if not missing[b]:
-                continue
-            if begins or not begun[b]:  # what had begun before was lost with a worker that was started again
-                first[b], begun[b] = info, []
-            begun[b].append(stretch)
-            if ended:
-                episode = n // B + (b < n % B) - missing[b]
-                whole = {key: torch.cat([part[key] for part in begun[b]], dim=1) for key in stretch.keys()}
-                found.append((b, episode, first[b] + states[b], TemporalDictTensor(whole)))
-                begun[b], missing[b] = [], missing[b] - 1
-        played = {b: sum(stretch.n_steps() for stretch in stretches) for b, stretches in begun.items()}
-        endless = [b for b, steps in played.items() if step_limit is not None and steps >= step_limit]
+        _add_batch(environments, batch)
+        played = [sum(piece.n_steps() for piece in environment.pieces) for environment in environments]
+        endless = [b for b, steps in enumerate(played) if step_limit is not None and steps >= step_limit]
         if endless:
             more = f" and {len(endless) - 5} more" if endless[5:] else ""
             raise UsageError(
                 f"collect_episodes: environments {endless[:5]}{more} had not ended their episode after "
-                f"{max(played.values())} steps, expected an end within step_limit = {step_limit}. Give the environment "
+                f"{max(played)} steps, expected an end within step_limit = {step_limit}. Give the environment "
                 "a time limit, such as gymnasium.make(..., max_episode_steps=...), or raise step_limit."
             )
-    found.sort(key=lambda one: one[:2])
-    device = batcher.device
-    numbers = torch.tensor([episode for _, episode, _, _ in found], dtype=torch.int64, device=device)
-    info = DictTensor.cat([info for _, _, info, _ in found]) + DictTensor({"episode": numbers})
-    return Trajectories(info, TemporalDictTensor.cat([steps for _, _, _, steps in found]))
+    infos, episodes = zip(*(episode for environment in environments for episode in environment.episodes), strict=True)
+    numbers = [i for environment in environments for i in range(environment.quota)]
+    numbered = DictTensor({"episode": torch.tensor(numbers, dtype=torch.int64, device=batcher.device)})
+    return Trajectories(DictTensor.cat(infos) + numbered, TemporalDictTensor.cat(episodes))
 
 
-def _stretches(
-    batch: Trajectories, taken: dict[int, int]
-) -> Iterator[tuple[int, bool, DictTensor, TemporalDictTensor, bool]]:
-    """Cut a batch where episodes end: environment, whether one begins, info, steps [1, t], and whether it ends."""
-    environments = batch.info["environment"].tolist()  # sync: once per batch, cutting needs numbers
+def _add_batch(environments: Sequence[_Environment], batch: Trajectories) -> None:
+    """Cut a batch where episodes end, and add the pieces to their environments."""
+    numbers = batch.info["environment"].tolist()  # sync: once per batch, cutting needs numbers
     lengths = batch.lengths.tolist()  # sync: once per batch
     begins = batch.trajectories["observation/initial_state"][:, 0].tolist()  # sync: once per batch
-    fresh = (batch.info["step"] == 0).tolist()  # sync: once per batch
+    after_reset = (batch.info["step"] == 0).tolist()  # sync: once per batch
     done = batch.trajectories["_observation/done"] & batch.trajectories.mask()
-    stops: list[list[int]] = [[] for _ in environments]
+    stops: list[list[int]] = [[] for _ in numbers]
     for row, t in done.nonzero().tolist():  # sync: once per batch
         stops[row].append(t + 1)
-    kept = [key for key in batch.info.keys() if not key.startswith("agent_state/")]
-    info = batch.info.get(kept)
-    for row, b in enumerate(environments):
-        steps, row_info = batch.trajectories.slice(row, row + 1), info.slice(row, row + 1)
-        taken[b] = 0 if fresh[row] else taken[b]
+    states = batch.info.truncate_key("agent_state/").prepend_key("agent_state/")
+    info = batch.info.get([key for key in batch.info.keys() if key != "step" and not key.startswith("agent_state/")])
+    for row, b in enumerate(numbers):
+        environment, steps = environments[b], batch.trajectories.slice(row, row + 1)
+        if after_reset[row]:
+            environment.n_steps, environment.state = 0, states.slice(row, row + 1)
         for start, stop in pairwise([0, *stops[row], lengths[row]]):
             if start < stop:
-                numbered = row_info + DictTensor()
-                numbered.set("step", torch.full_like(row_info["step"], taken[b]))
-                yield b, start > 0 or begins[row], numbered, steps.temporal_slice(start, stop), stop in stops[row]
-                taken[b] += stop - start
+                piece, first = steps.temporal_slice(start, stop), start > 0 or begins[row]
+                environment.add(info.slice(row, row + 1), piece, begins=first, ends=stop in stops[row])
 
 
 class EpisodeStatistics:
-    """Sums of rewards and steps over batches, which give the return and length of each episode when it ends.
+    """Return and length of every episode, summed up over batches.
 
-    It reads ``_observation/reward`` and ``_observation/done``, whatever the environment's own ``info`` says, and starts
-    again from zero wherever an environment was reset. Only `add` and `mean_return` wait for the device.
+    Computed from ``_observation/reward`` and ``_observation/done``, independently of the environment's ``info``. The
+    sums start from zero whenever an environment is reset. Only `add` and `mean_return` wait for the device.
 
     Args:
         n_envs: B of the batcher.
-        device: where its trajectories are.
+        device: device of its trajectories.
 
     Attributes:
-        open_return: rewards so far of the episode that each environment is in.  [B] float64
-        open_length: its steps so far.  [B] int64
+        open_return: sum of rewards in the current episode of each environment.  [B] float64
+        open_length: number of steps in it.  [B] int64
     """
 
     def __init__(self, n_envs: int, device: torch.device | str = "cpu") -> None:
         self.open_return = torch.zeros(n_envs, dtype=torch.float64, device=device)
         self.open_length = torch.zeros(n_envs, dtype=torch.int64, device=device)
-        self._ended = torch.zeros(2, dtype=torch.float64, device=device)  # sum of returns and number, see mean_return
+        self._ended = torch.zeros(2, dtype=torch.float64, device=device)  # for mean_return: sum of returns, and number
 
     def track(self, batch: Trajectories) -> DictTensor:
-        """Take in the next batch without waiting for the device.
+        """Process the next batch without waiting for the device.
 
         Args:
-            batch: as `RL_Batcher.get` returned it; none may be left out between two resets.
+            batch: result of `RL_Batcher.get`. Between two resets no batch may be skipped.
 
         Returns:
             ``ended`` bool: whether an episode ended with this step; ``return`` float64 (undiscounted) and ``length``
@@ -161,14 +169,14 @@ class EpisodeStatistics:
         return DictTensor({"ended": ended, **counted})
 
     def add(self, batch: Trajectories) -> DictTensor:
-        """Take in the next batch, and list the episodes that ended in it.
+        """Process the next batch, and list the episodes that ended in it.
 
         Args:
             batch: see `track`.
 
         Returns:
-            One row for each episode that ended in it: ``environment`` int64, ``return`` float64 (undiscounted),
-            ``length`` int64, ``terminated`` bool (else truncated).  [E]
+            One row per episode that ended: ``environment`` int64, ``return`` float64 (undiscounted), ``length`` int64,
+            ``terminated`` bool (else truncated).  [E]
         """
         counted = self.track(batch)
         row, t = counted["ended"].nonzero().unbind(1)  # sync: once per batch, the number of ended episodes is a shape
@@ -182,16 +190,16 @@ class EpisodeStatistics:
         )
 
     def mean_return(self) -> float | None:
-        """Return the mean return of the episodes that ended since the last call; None if none did."""
+        """Return the mean return of the episodes that ended since the last call, or None if there are none."""
         total, count = self._ended.tolist()  # sync: once per call, the answer is a Python number
         self._ended.zero_()
         return total / count if count else None
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return what a checkpoint needs."""
+        """Return the state for a checkpoint."""
         return {"open_return": self.open_return, "open_length": self.open_length, "ended": self._ended}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Go on where `state_dict` was called; the tensors may be on any device, and are copied."""
+        """Copy a state from `state_dict`, whose tensors may be on any device."""
         for mine, theirs in zip(self.state_dict().values(), state.values(), strict=True):
             mine.copy_(theirs)

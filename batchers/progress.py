@@ -1,4 +1,4 @@
-"""Shared progress counters of a collector, and serialisation of its exceptions."""
+"""Progress counters of a collector, shared between processes, and serialisation of its exceptions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rlstruct.core import DictTensor
 from rlstruct.errors import PAGE, ShapeMismatchError, WorkerError
 from rlstruct.profiling import Clock
 
-_UNBORN = -1  # in place of a phase, while Python starts and imports the user's main script
+_UNBORN = -1  # in place of a phase while Python starts and imports the user's main script
 _WORDS = (
     *("waiting", "create_env / create_agent", "environment.reset", "agent", "environment.step", "writing the batch"),
     *("saving a checkpoint", "loading a checkpoint", "agent.update", "a batch as one graph"),
@@ -25,7 +25,7 @@ _WORDS = (
 
 
 class Phase(IntEnum):
-    """Activity of a collector; the index of an operation of `Progress.clock`."""
+    """Activity of a collector, and index of the corresponding operation of `Progress.clock`."""
 
     WAIT = 0
     START = 1
@@ -40,35 +40,35 @@ class Phase(IntEnum):
 
     @property
     def words(self) -> str:
-        """The phase as an error message says it."""
+        """Description of the phase for error messages."""
         return _WORDS[self]
 
 
 class Interrupted(BaseException):
-    """The batcher was closed while this collector was at work."""
+    """Raised in a collector that is busy when the batcher is closed."""
 
 
 class Progress:
     """Phase and step of a collector, and a request to stop.
 
     Args:
-        words: [3] int64 or more, in shared memory if another process is to see them.
-        waits: whether this process does nothing else in the phase WAIT, so that a profile calls it waiting.
+        words: counters, in shared memory if other processes read them.  [3] int64, or longer
+        waits: whether this process is idle during the phase WAIT, and a profile shows it as waiting.
     """
 
     def __init__(self, words: Tensor | None = None, waits: bool = True) -> None:
         words = torch.zeros(3, dtype=torch.int64, device="cpu") if words is None else words
-        # A memoryview is written in a twentieth of the time that a tensor takes.
+        # Writing to a memoryview is twenty times faster than writing to a tensor.
         self._words = memoryview(words.numpy())  # type: ignore[arg-type]  # sync: a view, once
         names: dict[str, str | None] = {phase.name.lower(): phase.name.lower() for phase in Phase}
         self.clock = Clock(names | {"wait": "wait" if waits else None, "update": "weights"})
 
     def enter(self, phase: Phase) -> None:
-        """Begin a phase."""
+        """Enter a phase."""
         self.at(phase, self._words[1])
 
     def at(self, phase: int, t: int) -> None:
-        """Begin a phase of step t of a batch."""
+        """Enter a phase in step t of a batch. Raise `Interrupted` if the collector should stop."""
         words = self._words
         words[0], words[1] = phase, t
         self.clock.enter(phase)
@@ -77,17 +77,17 @@ class Progress:
 
     @property
     def phase(self) -> Phase:
-        """The collector's current activity."""
+        """The collector's current phase."""
         return Phase(int(self._words[0])) if self.born else Phase.START
 
     @property
     def born(self) -> bool:
-        """Return True once the worker runs the code of this library."""
+        """Return True once the worker runs this library's code."""
         return bool(self._words[0] != _UNBORN)
 
     @property
     def step(self) -> int:
-        """The step of the batch that it is at."""
+        """The collector's current step in the batch."""
         return int(self._words[1])
 
     @step.setter
@@ -95,17 +95,17 @@ class Progress:
         self._words[1] = t
 
     def clear(self) -> None:
-        """Forget everything, for a worker that is about to be started."""
+        """Reset the counters before a worker starts."""
         self._words[0], self._words[1], self._words[2] = _UNBORN, 0, 0
 
     def stop(self) -> None:
-        """Ask the collector to give up at its next phase."""
+        """Ask the collector to stop at its next phase."""
         self._words[2] = 1
 
 
 @dataclass(frozen=True)
 class Failure:
-    """An exception that a collector raised, in a form that can be sent; ``seen`` is what the agent was called with."""
+    """A collector's exception, in a form that can be pickled; ``seen`` describes the inputs of the agent."""
 
     error: bytes | None
     summary: str
@@ -117,12 +117,12 @@ class Failure:
 
 
 def describe(error: BaseException, progress: Progress, seen: str = "") -> Failure:
-    """Turn an exception into something that can be sent, with what the agent has ``seen`` if it was the agent."""
+    """Convert an exception to a `Failure`, with the inputs ``seen`` by the agent if the agent raised it."""
     within_a_step = progress.phase in (Phase.AGENT, Phase.ENVIRONMENT, Phase.COPY)
-    phase, said, step = progress.phase, traceback.format_exception_only(error), getattr(error, "batch_step", None)
+    phase, lines, step = progress.phase, traceback.format_exception_only(error), getattr(error, "batch_step", None)
     return Failure(
         error=_pickled(error),
-        summary="".join(line for line in said if not line.startswith(PAGE)).strip(),  # the traceback has it
+        summary="".join(line for line in lines if not line.startswith(PAGE)).strip(),  # the traceback has that line
         traceback="".join(traceback.format_exception(type(error), error, _outside(error.__traceback__))),
         phase=phase,
         step=(progress.step if step is None else step) if within_a_step else None,
@@ -132,7 +132,7 @@ def describe(error: BaseException, progress: Progress, seen: str = "") -> Failur
 
 
 def _outside(frames: TracebackType | None) -> TracebackType | None:
-    """Leave out our own first calls but the last: a traceback begins where the user's code was called, if it was."""
+    """Skip the library's outer frames, so that a traceback begins with the call of the user's code, if there is one."""
     start = last = frames
     while frames is not None:
         if frames.tb_frame.f_globals.get("__name__", "").partition(".")[0] not in ("rlstruct", "torch", "contextlib"):
@@ -144,14 +144,14 @@ def _outside(frames: TracebackType | None) -> TracebackType | None:
 def worker_error(
     failure: Failure, cause: BaseException | None, worker: int, pid: int | None, seed: int, environments: range
 ) -> WorkerError:
-    """Build the WorkerError for a collector that raised ``cause``, in a worker or in this process."""
+    """Create the WorkerError for an exception ``cause`` of a collector in a worker or in this process."""
     index, here = failure.environment, pid == os.getpid()
     environment = None if index is None else environments.start + index
     where = spell(environments) if environment is None else f"environment {environment}"
     seed = seed if index is None else seed + index
     step = "" if failure.step is None else f", step {failure.step}"
     who = "this process" if here else f"worker {worker} (pid {pid})"
-    # A VecEnv numbers its own environments; users see one number only, that of the batch.
+    # The message has the index within the VecEnv; users see the index within the batch.
     summary = re.sub(rf"\benvironment {index}\b", where, failure.summary)
     text = f"{who} raised in {failure.phase.words}, {where}, seed {seed}{step}: {summary}"
     if failure.seen:
@@ -174,12 +174,12 @@ def worker_error(
 
 
 def spell(environments: range) -> str:
-    """Name a range of environments."""
+    """Describe a range of environments."""
     return f"environments {environments.start} to {environments.stop - 1}" if environments else "no environment yet"
 
 
 def spell_input(observation: DictTensor, state: DictTensor, agent_info: DictTensor) -> str:
-    """Name what an agent is called with: frames, state and agent_info, with shapes, dtypes and devices."""
+    """Describe the inputs of an agent: frames, state and agent_info, with shapes, dtypes and devices."""
     frames = {key: frame for key, frame in observation.items() if key.split("/")[0] == "frame"}
     groups = {"observation": frames, "state": dict(state.items()), "agent_info": dict(agent_info.items())}
     return ", ".join(
@@ -190,7 +190,7 @@ def spell_input(observation: DictTensor, state: DictTensor, agent_info: DictTens
 
 
 def _pickled(error: BaseException) -> bytes | None:
-    """Pickle an exception, if need be without parts that cannot be read again; None if it cannot travel at all."""
+    """Pickle an exception, if necessary without those parts that cannot be unpickled; None if that is impossible."""
     if (whole := _survives(error)) is not None:
         return whole
     args = tuple(value if _survives(value) else repr(value) for value in error.args)
@@ -200,7 +200,7 @@ def _pickled(error: BaseException) -> bytes | None:
 
 
 def _survives(value: object) -> bytes | None:
-    """Pickle a value that can be read again."""
+    """Pickle a value; return None if it cannot be pickled and unpickled."""
     try:
         pickled: bytes = cloudpickle.dumps(value)
         cloudpickle.loads(pickled)
@@ -210,16 +210,16 @@ def _survives(value: object) -> bytes | None:
 
 
 def unpickled(pickled: bytes | None) -> BaseException | None:
-    """Read what `describe` wrote; None if the class of the exception does not exist in this process."""
+    """Unpickle an exception from `describe`; None if its class does not exist in this process."""
     try:
         found = None if pickled is None else cloudpickle.loads(pickled)
-        if isinstance(found, tuple):  # its constructor is not called, whose arguments are no longer known
+        if isinstance(found, tuple):  # parts of an exception, whose constructor may need other arguments
             kind, args, state = found
             found = kind.__new__(kind)
             found.args = args
             for name, value in state.items():
                 setattr(found, name, value)
-    except Exception:  # its traceback says the same
+    except Exception:  # the traceback of the failure still names it
         return None
     error: BaseException | None = found
     return error

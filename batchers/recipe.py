@@ -1,4 +1,4 @@
-"""Recipe: everything a process needs to make its agent, its environments and its collector."""
+"""Recipe: everything a process needs to create its agent, environments and collector."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CreateEnv = Callable[..., VecEnv]
 
 @dataclass(frozen=True)
 class Recipe:
-    """Arguments of a user, by value: lambdas and classes of a notebook travel to other processes too."""
+    """The user's factories and their arguments. Workers get a pickled copy, including lambdas and notebook classes."""
 
     create_agent: CreateAgent
     agent_args: dict[str, Any]
@@ -48,11 +48,17 @@ class Recipe:
         whole: bool = False,
         gives: bool = False,
     ) -> Collector:
-        """Call both factories and seed the agent; what exists is closed if the rest fails. See `Collector`.
+        """Call both factories, seed the agent and create a collector. If that fails, close what has been created.
 
-        With ``whole`` the collector takes T steps at once, if such environments could be.
+        Args:
+            seed: seed of the first environment.
+            agent_seed: argument of ``agent.seed``.
+            progress: see `Collector`.
+            allocate: likewise; by default on the device.
+            whole: take T steps at once, if the environments can.
+            gives: see `Collector`.
         """
-        with contextlib.ExitStack() as undo:  # only this block knows the environment, which may hold processes
+        with contextlib.ExitStack() as undo:
             env = self.create_env(**{**self.env_args, "seed": seed})
             wrap = (
                 "Wrap gymnasium environments: GymEnv([...], seed), GymEnvInf([...], seed) or GymVectorEnv(vec, seed)."
@@ -81,21 +87,21 @@ class Recipe:
 
 
 def expect_type(what: str, value: object, kinds: Any, expected: str, fix: str) -> None:  # noqa: ANN401 - as isinstance
-    """Raise TypeError unless a value of the user's is of these kinds."""
+    """Raise TypeError unless a user's value is an instance of these classes."""
     if not isinstance(value, kinds):
         raise BadTypeError(f"RL_Batcher{what} a {type(value).__name__}, expected {expected}. {fix}")
 
 
 def versions() -> dict[str, str]:
-    """Return the versions that must be the same wherever a training has processes."""
+    """Return the versions that all processes of a training must share."""
     return {"rlstruct": __version__, "torch": torch.__version__, "Python": platform.python_version()}
 
 
 def by_value(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Copy the tensors and modules in arguments, also those in lists, tuples and dicts, each on its own device.
+    """Copy the tensors and modules in arguments, also in lists, tuples and dicts, without moving them.
 
-    An agent in this process then has its own weights, as one in a worker has. What two arguments share, their copies
-    share. Other objects stay what they are.
+    An agent in this process then has its own weights, like an agent in a worker. Copies share memory where the
+    originals do. Other objects are not copied.
     """
     memo: dict[int, Any] = {}
 

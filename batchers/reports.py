@@ -20,16 +20,16 @@ class BatcherStats:
     Attributes:
         workers: for each worker (one when collecting in this process) the seconds spent in ``environment``, ``agent``,
             ``copy`` (writing the batch), ``reset``, ``start`` (creating agent and environments), ``update`` (of the
-            agent's weights), ``save`` and ``load`` (of checkpoints), ``graph`` (launching a recorded batch) and
-            ``wait`` (for orders), as of its last batch; they add up to the time that the worker has existed until then.
-            Zeros before.
+            agent's weights), ``save`` and ``load`` (of checkpoints), ``graph`` (launching a captured batch) and
+            ``wait`` (for orders). They add up to the worker's lifetime until its last batch, and are 0 before the
+            first.
         wait: seconds that this process waited in `get`.
-        hand_over: seconds that this process spent on copying finished batches out.
+        hand_over: seconds that this process spent copying finished batches.
         batches: number of batches returned.
-        pids: process id of each worker, for a debugger or profiler; none when collecting in this process or on a
+        pids: process id of each worker, for a debugger or profiler; empty when collecting in this process or on a
             cluster.
-        executors: what took each worker's steps in the last batch: ``"kernel"``, ``"graph"``, ``"compiled"`` or
-            ``"eager"``; none before.
+        executors: executor of each worker's last batch: ``"kernel"``, ``"graph"``, ``"compiled"`` or ``"eager"``;
+            empty before the first batch.
     """
 
     workers: tuple[dict[str, float], ...]
@@ -40,7 +40,7 @@ class BatcherStats:
     executors: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        """Spell the seconds as a table, one row per worker."""
+        """Format the seconds as a table with one row per worker."""
         names = ("environment", "agent", "copy", "reset", "start", "update", "save", "load", "graph", "wait")
         rows = ["worker  " + "  ".join(f"{name:>11}" for name in names)]
         for index, seconds in enumerate(self.workers):
@@ -51,21 +51,21 @@ class BatcherStats:
 
 @dataclass(frozen=True)
 class MemoryReport:
-    """Bytes that collecting takes, environments and agents not counted; all of them on the batcher's device.
+    """Bytes used for collecting, without environments and agents, on the batcher's device.
 
     Attributes:
-        slabs: for each worker, what batches of T steps are written into: one slab, and a second one once a batch was
-            queued (see `RL_Batcher.execute`). Worker processes keep theirs in shared memory on the CPU; if they collect
-            on another device, they keep as many again there.
-        final_observations: for each worker, extra room for the final observations of environments that
-            restart (on the CPU; elsewhere the slab has them). Each episode that ends makes one of them real memory.
-        batch: one batch returned by `get`, all workers together; at most, where environments restart by themselves:
-            without any restart ``_observation/`` shares the memory of ``observation/``.
-        weights: the buffers through which weights travel to worker processes: 0 before the first `update`, then one
-            copy of the weights; one more where `update` is called during a batch, and at most three.
-        processes: for each worker process, and in the end for the server that they are forked from, what Linux counts
-            as its memory at this moment, besides slabs and weights: Python, the modules of your script, environments
-            and agent. What several of them share counts in parts. Not in `total`, nor in comparisons of reports.
+        slabs: for each worker, the memory that batches of T steps are written to: one slab, and a second one once a
+            batch has been queued (see `RL_Batcher.execute`). Worker processes have theirs in shared memory on the CPU,
+            and as many again on another device if they collect there.
+        final_observations: for each worker, reserved memory for the final observations of auto-resetting environments
+            (on the CPU; elsewhere the slab has them). Only the part for episodes that end is really used.
+        batch: one batch returned by `get`, of all workers together. For auto-resetting environments this is an upper
+            bound: without restarts ``_observation/`` shares the memory of ``observation/``.
+        weights: buffers for weights on their way to worker processes: 0 before the first `update`, then one copy of
+            the weights, another one if `update` is called during a batch, and at most three.
+        processes: for each worker process, and last for the server that they are forked from, its present memory
+            according to Linux, without slabs and weights: Python, the modules of your script, environments and agent.
+            Shared memory is divided among processes. Not part of `total` or of comparisons of reports.
     """
 
     slabs: tuple[int, ...]
@@ -76,21 +76,21 @@ class MemoryReport:
 
     @property
     def total(self) -> int:
-        """The peak, one batch being held: slabs, batch and weights."""
+        """Peak while you hold one batch: slabs, batch and weights."""
         return sum(self.slabs) + self.batch + self.weights
 
 
 @dataclass(frozen=True)
 class LostEpisodes:
-    """A worker failed and was started again: the episodes that its environments were in are lost.
+    """Episodes lost because a worker failed and was restarted.
 
     Attributes:
-        worker: its index.
-        environments: global indices ``(first, last + 1)`` of its environments, which have begun new episodes.
-        seed: the seed of the first of them until then.
-        new_seed: its seed from then on, since the old one would play the same episodes again.
-        batch: the batch, counted from 0, that holds the new episodes from their first step.
-        step: step inside the batch at which the worker failed.
+        worker: index of the worker.
+        environments: global indices ``(first, last + 1)`` of its environments, which have started new episodes.
+        seed: seed of the first of them before the restart.
+        new_seed: its seed since then; the old one would repeat the same episodes.
+        batch: index of the batch, from 0, that begins with the new episodes.
+        step: step in the batch at which the worker failed.
         reason: message of the WorkerError.
     """
 
@@ -111,9 +111,9 @@ def report_memory(
     n_slabs: int,
     pids: Sequence[int],
 ) -> MemoryReport:
-    """Build the report from the layout of one slab of each worker, and from agent_info and env_info, [B] together.
+    """Compute the report from the layout of one slab per worker, and from ``infos``: agent_info and env_info, [B].
 
-    Environments that restart (``auto_reset``) may need memory for ``_observation/`` besides that for ``observation/``.
+    With ``auto_reset``, ``_observation/`` may need memory in addition to ``observation/``.
     """
     finals = tuple(n_slabs * _named(layout, "reached/").nbytes() if "restarted" in layout else 0 for layout in layouts)
     slabs = tuple(n_slabs * layout.nbytes() - final for layout, final in zip(layouts, finals, strict=True))
@@ -122,23 +122,23 @@ def report_memory(
         T, B = layout["running"].shape
         batch += _named(layout, "stream/", "action/", "state/").nbytes()
         batch += 4 * B * torch.int64.itemsize  # environment, env_seed, step and policy_version in its info
-        if auto_reset:  # all but the random keys, which a restart leaves alone
+        if auto_reset:  # all but the random keys, which a restart does not change
             frames = {name: spec for name, spec in _named(layout, "stream/").items() if name != "stream/rng"}
             batch += Layout(frames).nbytes() * T // (T + 1)
     return MemoryReport(slabs, finals, batch, weights, _anonymous_bytes(pids))
 
 
 def _anonymous_bytes(pids: Sequence[int]) -> tuple[int, ...]:
-    """Return the bytes of these processes, and of the one that they come from if that is not this process."""
+    """Return the bytes of these processes, and of the server that forked them, if any."""
     try:
         servers = {kilobytes(pid, "status")["PPid"] for pid in pids} - {os.getpid()}
         return tuple(1024 * kilobytes(pid, "smaps_rollup")["Pss_Anon"] for pid in (*pids, *servers))
-    except (OSError, KeyError):  # one has ended, or this is not Linux
+    except (OSError, KeyError):  # a process has ended, or this is not Linux
         return ()
 
 
 def kilobytes(*place: object) -> dict[str, int]:
-    """Read the numbers in a file of /proc by name; sizes are in units of 1,024 bytes."""
+    """Read the named numbers in a file of /proc. Sizes are in units of 1,024 bytes."""
     text = Path("/proc", *map(str, place)).read_text()
     return {name: int(number) for name, number in re.findall(r"^(\w+):\s+(\d+)", text, re.MULTILINE)}
 

@@ -1,8 +1,8 @@
-"""Memory without a name that two processes see.
+"""Unnamed memory that processes share.
 
-A block is an anonymous file: the parent creates it before a worker starts, the worker inherits its descriptor, and
-whichever of them first knows the sizes makes it that long. Without a name it vanishes with the last process that holds
-it, however that process ends.
+A block is an anonymous file. The parent creates it before a worker starts, the worker inherits its descriptor, and
+whoever first knows its size extends it. Since it has no name, it vanishes with the last process that holds it, however
+that process ends.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from torch import Tensor
 
 from rlstruct.core import Layout
 
-_ALIGNMENT = 64  # bytes: each tensor starts at a new cache line
+_ALIGNMENT = 64  # bytes; each tensor starts at a new cache line
 
 
 class SharedBlock:
-    """An anonymous piece of shared memory that holds named CPU tensors, those of its ``layout``."""
+    """Unnamed shared memory with the CPU tensors of its ``layout``."""
 
     def __init__(self, fd: int | None = None) -> None:
-        """Create an empty block, or open the one behind an inherited file descriptor ``fd``."""
+        """Create an empty block, or open the one with the inherited file descriptor ``fd``."""
         self._fd = os.memfd_create("rlstruct", os.MFD_CLOEXEC) if fd is None else fd
-        self._close = weakref.finalize(self, os.close, self._fd)  # also without a call of close()
+        self._close = weakref.finalize(self, os.close, self._fd)
         self.layout, self._tensors = Layout(), dict[str, Tensor]()
 
     def map(self, layout: Layout) -> dict[str, Tensor]:
-        """Return the tensors of a layout on the CPU; every process that maps the same layout sees the same bytes.
+        """Return the tensors of a layout, on the CPU. Processes that map the same layout see the same bytes.
 
-        The order of the names matters. A new block holds zeros. The tensors keep the memory alive.
+        The order of names matters. A new block holds zeros. The tensors keep the memory alive.
         """
         if layout == self.layout:
             return self._tensors
@@ -55,11 +55,11 @@ class SharedBlock:
         return self._tensors
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Travel to a process that is being spawned: it inherits the descriptor."""
+        """Pickle the block for a process that is being spawned, which inherits the descriptor."""
         return _open_inherited, (reduction.DupFd(self._fd),)
 
     def close(self) -> None:
-        """Close the descriptor; mapped tensors stay valid. Calling it again does nothing."""
+        """Close the descriptor. Mapped tensors stay valid. Calling it again does nothing."""
         self._close()
         self.layout, self._tensors = Layout(), {}
 

@@ -1,4 +1,4 @@
-"""Answers that are kept: a JSON file, by hardware, versions, and what was tuned."""
+"""A JSON file of answers, each under a hash of the hardware, the versions and the task."""
 
 from __future__ import annotations
 
@@ -21,18 +21,21 @@ from rlstruct.errors import BadValueError
 
 
 def key(device: torch.device, *task: object) -> str:
-    """Hash hardware, versions and a task: factories, known by their name and the text of their file, and arguments."""
+    """Return a hash of hardware, versions and the task: its factories, with their source files, and its arguments."""
     gpu = str(torch.cuda.get_device_properties(device)) if device.type == "cuda" else ""
     here = [platform.node(), processor(), usable_cores(), gpu, *versions().values()]
     return hashlib.sha256(json.dumps([*here, described(list(task))]).encode()).hexdigest()
 
 
 def described(value: object) -> Any:  # noqa: ANN401 - strings, lists and dicts
-    """Describe a factory or an argument alike in every process; a network by its structure, a tensor by its shape."""
+    """Describe a factory or an argument so that every process describes it alike.
+
+    A network is described by its structure, a tensor by dtype and shape.
+    """
     if isinstance(value, Mapping):
-        return {str(name): described(one) for name, one in value.items()}
+        return {str(name): described(entry) for name, entry in value.items()}
     if isinstance(value, list | tuple):
-        return [described(one) for one in value]
+        return [described(entry) for entry in value]
     if isinstance(value, functools.partial):
         return ["partial", described(value.func), described(value.args), described(value.keywords)]
     if isinstance(value, Tensor):
@@ -42,19 +45,24 @@ def described(value: object) -> Any:  # noqa: ANN401 - strings, lists and dicts
     kind: Any = value if inspect.isroutine(value) or inspect.isclass(value) else type(value)
     try:
         source = Path(inspect.getfile(kind)).read_bytes()
-    except (TypeError, OSError):  # written in C, or in a shell
+    except (TypeError, OSError):  # written in C, or in an interactive session
         source = repr(value).encode()
     closure = inspect.getclosurevars(kind).nonlocals if hasattr(kind, "__closure__") else {}
-    # A function in there may be this one: its name must do.
-    inside = {
-        name: getattr(one, "__qualname__", "") if callable(one) else described(one) for name, one in closure.items()
+    # Functions in the closure, which may contain this one, are described by name only.
+    captured = {
+        name: getattr(entry, "__qualname__", "") if callable(entry) else described(entry)
+        for name, entry in closure.items()
     }
     named = [kind.__module__, kind.__qualname__, "" if kind is value else repr(value)]
-    return [*named, inside, hashlib.sha256(source).hexdigest()]
+    return [*named, captured, hashlib.sha256(source).hexdigest()]
 
 
 def read(file: Path) -> dict[str, Any]:
-    """Read all answers; none if there is no such file, and ValueError if it is damaged."""
+    """Read all answers, none if the file does not exist.
+
+    Raises:
+        ValueError: the file is damaged.
+    """
     if not file.exists():
         return {}
     try:
@@ -66,8 +74,8 @@ def read(file: Path) -> dict[str, Any]:
     return stored
 
 
-def keep(file: Path, name: str, answer: Mapping[str, Any]) -> None:
-    """Add an answer; a reader never sees half a file."""
+def write(file: Path, name: str, answer: Mapping[str, Any]) -> None:
+    """Add an answer. The file is replaced as a whole, so no process reads half of it."""
     file.parent.mkdir(parents=True, exist_ok=True)
     half = file.with_name(f"{file.name}.{os.getpid()}")
     half.write_text(json.dumps({**read(file), name: answer}, indent=1) + "\n")

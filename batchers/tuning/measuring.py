@@ -1,4 +1,4 @@
-"""Probes: a candidate collects or trains for a moment, in turn with the fastest so far; and the memory it takes."""
+"""Speed and memory of a candidate: it collects or trains briefly, in turns with the fastest one so far."""
 
 from __future__ import annotations
 
@@ -28,18 +28,27 @@ from rlstruct.core import Trajectories
 Learn = Callable[[Trajectories], Mapping[str, Tensor] | None]
 CreateBatcher = Callable[[Candidate], RL_Batcher]
 
-_TURN = 0.05  # seconds of collecting, at least, before it is the other one's turn
-_ROUNDS = 3, 20  # at least, and at most while the noise is too large
-_ROUND_SECONDS = 1.5  # no more rounds than the least after this
-_LONGEST_BATCH = 1.0, 1 / 40  # seconds, or this part of the whole search if that is more: a probe takes at least four
+_TURN = 0.05  # shortest time in seconds that a candidate collects before the other one's turn
+_ROUNDS = 3, 20  # fewest rounds, and most rounds while the noise is too large
+_ROUND_SECONDS = 1.5  # after this time only the fewest rounds are completed
+_LONGEST_BATCH = 1.0, 1 / 40  # seconds, or this share of the search if that is longer: a probe takes four or more
 
 
 class Session:
-    """One open batcher, warm, which takes ``bytes`` with its largest batch; ``learn`` gets every batch."""
+    """An open batcher that has collected its first batch.
+
+    Args:
+        batcher: the session closes it.
+        learn: called with every batch.
+
+    Attributes:
+        batch: the last batch, if it is held.
+        bytes: memory in use by the batcher with its largest batch.
+    """
 
     def __init__(self, batcher: RL_Batcher, learn: Learn | None) -> None:
         self._batcher, self._learn = batcher, learn
-        self._fresh = True
+        self._ended = True
         self.batch: Trajectories | None = None
         try:
             self._collect()
@@ -49,7 +58,7 @@ class Session:
         self.bytes = 0
 
     def rate(self, seconds: float = _TURN) -> float:
-        """Collect for so many seconds at least, and return the steps per second."""
+        """Collect for at least this many seconds, and return the steps per second."""
         self.batch = None
         start, steps = time.perf_counter(), 0
         while True:
@@ -58,7 +67,7 @@ class Session:
                 return steps / spent
 
     def more_after_a_restart(self) -> int:
-        """Return the bytes by which a batch in which environments restart is larger than the one that is held."""
+        """Return how many bytes larger than the held batch a batch with restarts is."""
         held = {} if self.batch is None else dict(self.batch.trajectories.items())
         memory = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in held.values()}
         return max(0, self._batcher.memory_report().batch - sum(memory.values()))
@@ -69,20 +78,32 @@ class Session:
         self._batcher.close()
 
     def _collect(self) -> int:
-        """Collect a batch, learn from it, and return its steps."""
+        """Collect a batch, learn from it, and return its number of steps."""
         batcher = self._batcher
-        if self._fresh:
+        if self._ended:
             batcher.reset()
         batcher.execute()
         self.batch, n_running = batcher.get()
-        self._fresh = n_running < batcher.n_envs()  # episodes: begin anew, as a training does
+        self._ended = n_running < batcher.n_envs()  # an episode has ended: reset all, as a training does
         if self._learn is not None and (weights := self._learn(self.batch)) is not None:
             batcher.update(weights)
-        return int(self.batch.lengths.sum())  # sync: once a batch, to count whole episodes and to wait for the device
+        return int(self.batch.lengths.sum())  # sync: once a batch, to count steps and to wait for the device
 
 
 class Prober:
-    """Measurements of candidates, with at most two open batchers. See `tune` for the arguments, `Climb` for bytes."""
+    """Measurements of candidates, with at most two open batchers.
+
+    Args:
+        create: creates the batcher of a candidate.
+        create_learner, device, seconds: see `rlstruct.batchers.tune`.
+        factories: create_agent and create_env, if there may be workers.
+        limit: bytes that may be in use.
+        show: called with each candidate before its probe.
+
+    Attributes:
+        start: bytes in use before the first probe.
+        worker: bytes of a worker without agent and environments.
+    """
 
     def __init__(
         self,
@@ -99,24 +120,24 @@ class Prober:
         self._show = show
         self._longest = max(_LONGEST_BATCH[0], _LONGEST_BATCH[1] * seconds)
         self._deadline = time.perf_counter() + seconds
-        self._opening = 0.0  # seconds that the last batcher took until its first batch
+        self._opening = 0.0  # seconds from creating the last batcher to its first batch
         self._open: dict[Candidate, Session] = {}
         self._rates: dict[Candidate, float] = {}
         self.worker = 0 if factories is None else _idle_worker(device, factories)
         self.start = memory_in_use(device)
 
     def __call__(self, candidate: Candidate, best: Candidate | None, projected: float) -> Measured:
-        """Measure a candidate in turn with the fastest so far, round by round; see `Climb`."""
-        turns = self._turn(candidate)
-        if turns > self._longest:
-            raise NotStarted(f"a batch would take {turns:.1f} s")
-        turns += self._turn(best) if best else 0.0
-        if self._rates and time.perf_counter() + self._opening + (_ROUNDS[0] + 1) * turns > self._deadline:
+        """Measure a candidate in turns with the fastest one so far; see `Measure`."""
+        turn = self._turn(candidate)
+        if turn > self._longest:
+            raise NotStarted(f"a batch would take {turn:.1f} s")
+        a_round = turn + (self._turn(best) if best else 0.0)
+        if self._rates and time.perf_counter() + self._opening + (_ROUNDS[0] + 1) * a_round > self._deadline:
             raise TimeIsUp
         self._show(candidate)
         self.close(but=best)
         if sum(one.bytes for one in self._open.values()) + projected > self._limit:
-            self.close()  # this one and the fastest would be too much together
+            self.close()  # both batchers together would use too much
         session = self._open[candidate] = self._opened(candidate)
         rival = self._open.get(best) if best else None
         rates, ratios, late = list[float](), list[float](), time.perf_counter() + _ROUND_SECONDS
@@ -132,14 +153,14 @@ class Prober:
         return Measured(self._rates[candidate], ratio, noise, self.start + session.bytes)
 
     def _turn(self, candidate: Candidate) -> float:
-        """Guess the seconds of a turn, from the fastest with as many workers."""
-        alike = [rate for other, rate in self._rates.items() if other.n_processes == candidate.n_processes]
-        return max(_TURN, candidate.n_steps() / max(alike)) if alike else _TURN
+        """Estimate the seconds of a turn from the highest speed with the same number of workers."""
+        rates = [rate for other, rate in self._rates.items() if other.n_processes == candidate.n_processes]
+        return max(_TURN, candidate.n_steps() / max(rates)) if rates else _TURN
 
     def _opened(self, candidate: Candidate) -> Session:
         before, begin = memory_in_use(self._device), time.perf_counter()
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=".*CUDA contexts")  # what the probes are there to find out
+            warnings.filterwarnings("ignore", message=".*CUDA contexts")  # whether they pay is measured here
             learn = self._create_learner() if self._create_learner else None
             session = Session(self._create(candidate), learn)
         self._opening = time.perf_counter() - begin
@@ -148,13 +169,16 @@ class Prober:
         return session
 
     def close(self, but: Candidate | None = None) -> None:
-        """Close the batchers that are open, except for one."""
-        for candidate in [one for one in self._open if one != but]:
+        """Close the open batchers, except one."""
+        for candidate in [candidate for candidate in self._open if candidate != but]:
             self._open.pop(candidate).close()
 
 
 def batch_size(create: CreateBatcher, smallest: Candidate) -> Callable[[Candidate], float]:
-    """Return how many bytes the batches of a candidate take, from two small reports: they grow with B and T."""
+    """Return a function that computes the bytes of a candidate's batches, which are linear in B and T.
+
+    Two small batchers show how they grow.
+    """
     reports = []
     for n_timesteps in (1, 2):
         with create(Candidate(0, smallest.n_envs, n_timesteps)) as batcher:
@@ -162,27 +186,27 @@ def batch_size(create: CreateBatcher, smallest: Candidate) -> Callable[[Candidat
             batcher.execute()
             batcher.get()
             reports.append(batcher.memory_report().total / smallest.n_envs)
-    for_step = reports[1] - reports[0]
+    one, two = reports  # bytes per environment, with one step and with two
 
     def size(candidate: Candidate) -> float:
         B = candidate.n_envs * max(1, candidate.n_processes)
-        return B * (reports[0] + for_step * (candidate.n_timesteps - 1))
+        return B * (one + (two - one) * (candidate.n_timesteps - 1))
 
     return size
 
 
 def _idle_worker(device: torch.device, factories: object) -> int:
-    """Start the server of worker processes, and return the bytes that a worker without agent and environments takes."""
+    """Start the server of worker processes, and measure the bytes of a worker without agent and environments."""
     ours, theirs = socket.socketpair()
     with ours:
         with theirs, quiet_start():
             process = start_process(_idle, (theirs, cloudpickle.dumps(factories)), f"{WORKER_NAME}-idle")
-        ours.recv(1)  # it has imported the main script, and what the factories come from
-        taken = memory_in_use(device)
+        ours.recv(1)  # it has imported the main script and the modules of the factories
+        with_worker = memory_in_use(device)
         process.kill()
         process.join()
         process.close()
-    return max(0, taken - memory_in_use(device))
+    return max(0, with_worker - memory_in_use(device))
 
 
 def _idle(end: socket.socket, factories: bytes) -> None:
@@ -192,25 +216,25 @@ def _idle(end: socket.socket, factories: bytes) -> None:
 
 
 def memory_in_use(device: torch.device) -> int:
-    """Return the bytes that are in use on a GPU, or on the CPU by this process and those that it has started.
+    """Return the bytes in use on a GPU, or on the CPU by this process and its descendants.
 
-    Memory that k processes share counts 1/k in each (Pss of Linux's smaps_rollup), and libraries, which all of them
-    map, count once; elsewhere this is 0.
+    Memory that k processes share counts 1/k in each (Pss in Linux's smaps_rollup). Libraries, which all of them map,
+    count once. Without Linux, the result on the CPU is 0.
     """
     if device.type == "cuda":
         torch.cuda.empty_cache()
         free, total = torch.cuda.mem_get_info(device)
         return total - free
-    gc.collect()  # what closed batchers have left in cycles
-    with contextlib.suppress(OSError, AttributeError):  # not glibc: it gives back what is free by itself, or not
+    gc.collect()  # closed batchers may be part of reference cycles
+    with contextlib.suppress(OSError, AttributeError):  # only glibc has it
         ctypes.CDLL(None).malloc_trim(0)
     with contextlib.suppress(OSError):  # this is not Linux
-        return kilobytes(os.getpid(), "status")["RssFile"] * 1024 + _taken(os.getpid())
+        return kilobytes(os.getpid(), "status")["RssFile"] * 1024 + _private_bytes(os.getpid())
     return 0
 
 
 def memory_there_is(device: torch.device) -> int:
-    """Return the bytes that may be taken: all that are free now, and what this process has already."""
+    """Return the bytes that may be in use: those in use by this process now, and the free ones."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[1]
     with contextlib.suppress(OSError):
@@ -218,18 +242,19 @@ def memory_there_is(device: torch.device) -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def _taken(pid: int) -> int:
-    """Return the bytes of a process and all that it has started, but for those of mapped files."""
+def _private_bytes(pid: int) -> int:
+    """Return the bytes of a process and its descendants, without mapped files."""
     try:
         rollup = kilobytes(pid, "smaps_rollup")
         children = [task.read_text() for task in Path(f"/proc/{pid}/task").glob("*/children")]
-    except OSError:  # it has ended meanwhile
+    except OSError:  # the process has just ended
         return 0
-    return 1024 * (rollup["Pss"] - rollup["Pss_File"]) + sum(_taken(int(child)) for child in " ".join(children).split())
+    own = 1024 * (rollup["Pss"] - rollup["Pss_File"])
+    return own + sum(_private_bytes(int(child)) for child in " ".join(children).split())
 
 
 def _noise(values: Sequence[float]) -> float:
-    """Return the 95 % half-width of the median, as a share of it, by the median deviation."""
+    """Return the 95 % half-width of the median, relative to the median, from the median absolute deviation."""
     middle = statistics.median(values)
     spread = 1.4826 * statistics.median(abs(value - middle) for value in values)
     return 1.96 * 1.2533 * spread / math.sqrt(len(values)) / middle

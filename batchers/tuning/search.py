@@ -1,51 +1,52 @@
-"""The search for the fastest candidate, apart from all measuring.
+"""The search for the fastest candidate; `measuring` does the probing.
 
-Algorithm 1 of GMI-DRL (USENIX ATC 2025) profiles one more doubling of the environments until memory would not suffice,
-or until speed grows by less than alpha times what memory grows by. Changed: the first candidate and the one that
-saturates can win, the very first one is projected too, alpha may come from the noise of the measurements, and all
-settings are climbed in turn, each from the fastest candidate so far, until none of them pays.
+It follows Algorithm 1 of GMI-DRL (USENIX ATC 2025), which keeps doubling the number of environments until the next
+candidate would not fit into memory, or until speed grows by less than alpha times the growth of memory. Four things
+differ: the first and the saturated candidate can win; memory is projected for the very first candidate, too; alpha
+can come from the noise of the measurements; and every setting is climbed in turn, each time from the fastest
+candidate so far, until no change pays.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from rlstruct.sharing import Mode
 
 MIN_ALPHA, MAX_ALPHA = 0.02, 0.03
-"""Alpha where it is measured, at least and at most: less than 2 % for twice the memory is no gain, and noise must not
-hide one of more than 3 %."""
+"""Bounds of an alpha that comes from the noise: a gain below 2 % for twice the memory is not worth it, and noise must
+not hide a gain above 3 %."""
 
 
 class Candidate(NamedTuple):
     """Settings to tune."""
 
     n_processes: int  # workers; 0 collects in this process
-    n_envs: int  # of each
+    n_envs: int  # of each process
     n_timesteps: int  # of one batch
     sharing: Mode = "none"  # how workers share a GPU
 
     def n_steps(self) -> int:
-        """Count the steps of a whole batch, all environments together."""
+        """Return the number of steps in a batch, over all environments."""
         return max(1, self.n_processes) * self.n_envs * self.n_timesteps
 
     def arguments(self) -> dict[str, Any]:
-        """Return those of RL_Batcher that it settles."""
+        """Return these settings as arguments of RL_Batcher."""
         settings = {"n_timesteps": self.n_timesteps, "n_processes": self.n_processes, "sharing": self.sharing}
         return {**settings, "env_args": {"n_envs": self.n_envs}}
 
     def __str__(self) -> str:
-        """Name it, as ``2 x 64 environments x 32 steps``."""
-        where = f"{self.n_processes} x " if self.n_processes else ""
+        """Describe the candidate, as in ``2 x 64 environments x 32 steps``."""
+        workers = f"{self.n_processes} x " if self.n_processes else ""
         shared = f", {self.sharing}" if self.sharing != "none" else ""
-        return f"{where}{self.n_envs} environments x {self.n_timesteps} steps{shared}"
+        return f"{workers}{self.n_envs} environments x {self.n_timesteps} steps{shared}"
 
 
 @dataclass(frozen=True)
 class Space:
-    """The values to choose from, each in rising order; the grid of them is what an exhaustive search would measure."""
+    """Values to choose from, in rising order. An exhaustive search would measure their whole grid."""
 
     n_processes: Sequence[int]
     n_envs: Sequence[int]
@@ -56,37 +57,41 @@ class Space:
 class Measured(NamedTuple):
     """Result of a probe."""
 
-    rate: float  # steps per second, the median of its rounds
-    ratio: float  # over that of the fastest candidate until then, the median of rounds side by side; 1 if none
-    noise: float  # 95 % half-width of the ratio, as a share of it
-    memory: int  # bytes that it took in all
+    rate: float  # steps per second, median over the rounds
+    ratio: float  # speed relative to the fastest candidate before, median over rounds side by side; 1 for the first
+    noise: float  # 95 % half-width of the ratio, relative to it
+    memory: int  # bytes in use, by all processes together
 
 
-@dataclass(frozen=True)
+@dataclass
 class Probe:
-    """A candidate that was considered."""
+    """A candidate that the search considered."""
 
     candidate: Candidate
-    projected: float  # bytes that it was expected to take in all
-    measured: Measured | None  # None if it was not started
-    score: float  # its speed as a multiple of the first probe's, put together from ratios; 0 if it was not started
-    why: str  # what followed from it: why the climb went on or stopped
+    projected: float  # bytes that it was expected to use, with everything else in use
+    measured: Measured | None = None  # None if it was not started
+    score: float = 0.0  # speed relative to the first probe, the product of measured ratios; 0 if it was not started
+    why: str = ""  # why the climb continued or stopped here
+
+    def explain(self, why: str) -> None:
+        """Add a reason to ``why``."""
+        self.why = f"{self.why}; {why}" if self.why else why
 
 
 class TimeIsUp(Exception):
-    """Raised instead of measuring: the search ends with what it has."""
+    """Raised instead of measuring, to end the search with the best candidate so far."""
 
 
 class NotStarted(Exception):
-    """Raised instead of measuring: the candidate is not worth it, for this reason."""
+    """Raised instead of measuring a candidate; the message says why."""
 
 
 Measure = Callable[[Candidate, Candidate | None, float], Measured]
-"""Measures a candidate in turn with the fastest one so far (None for the first); the number is the projected bytes."""
+"""Measures a candidate against the fastest one so far (None for the first), given the projected bytes."""
 
 
 def project_line(known: Mapping[int, float], n_envs: int) -> float:
-    """Project memory as Algorithm 1, from the nearest two that are known: (e - e2) / (e2 - e1) * (m2 - m1) + m2.
+    """Extrapolate memory as Algorithm 1 does, from the two nearest points: (e - e2) / (e2 - e1) * (m2 - m1) + m2.
 
     >>> project_line({128: 1000.0, 256: 1500.0}, 512)
     2500.0
@@ -96,11 +101,16 @@ def project_line(known: Mapping[int, float], n_envs: int) -> float:
 
 
 class Climb:
-    """A climb along one setting at a time, from the fastest candidate that is known, ``best``.
+    """A search that changes one setting at a time, always starting from the fastest candidate so far, ``best``.
 
-    ``measure`` raises `NotStarted` or `TimeIsUp`. ``size`` is the bytes of a candidate's batches, by arithmetic,
-    ``start`` those that this process takes before, ``worker`` those that a worker is thought to take until one was
-    measured, and ``limit`` those that all may take.
+    Args:
+        space: values to choose from.
+        measure: measures a candidate, or raises `NotStarted` or `TimeIsUp`.
+        size: returns the bytes of a candidate's batches, which can be computed.
+        start: bytes in use before the search.
+        worker: bytes that a worker is assumed to use without agent and environments, until one has been measured.
+        limit: bytes that may be in use.
+        alpha: see `rlstruct.batchers.tune`.
     """
 
     def __init__(
@@ -118,51 +128,48 @@ class Climb:
         self.best: Probe | None = None
         self._measure, self._size, self._start, self._worker = measure, size, start, worker
         self._seen: dict[Candidate, Probe] = {}
-        self._climbed: set[tuple[Candidate, str]] = set()  # lines: a candidate with 0 for the setting that varies
 
     @property
     def probes(self) -> list[Probe]:
-        """All that was considered, in that order."""
+        """All candidates that were considered, in order."""
         return list(self._seen.values())
 
     def run(self) -> Probe | None:
-        """Search, and return the fastest candidate; None if not a single one could be started."""
+        """Search, and return the fastest candidate; None if none could be started."""
+        climbed = set[tuple[str, Candidate]]()  # settings, each with the others, which stayed fixed
         try:
             self._begin()
-            while self.best is not None and (name := self._next_setting(self.best.candidate)):
-                self._climb(self.best, name)
+            while self.best is not None:
+                best = self.best.candidate
+                lines = [(name, _change(best, name, 0)) for name in ("n_envs", "n_processes", "n_timesteps")]
+                line = next((line for line in lines if line not in climbed), None)
+                if line is None:
+                    break
+                climbed.add(line)
+                self._climb(self.best, line[0])
         except TimeIsUp:
             if self._seen:
-                self._say(self.probes[-1], "time is up")
+                self.probes[-1].explain("time is up")
         return self.best
 
     def _begin(self) -> None:
-        """Start with the fewest environments, and the middle number of steps, or fewer if that is too much."""
-        space, steps = self.space, self.space.n_timesteps
-        for few in steps[: len(steps) // 2 + 1][::-1]:
-            sharing = space.sharing[0] if space.n_processes[0] else "none"
-            if probe := self._probe(Candidate(space.n_processes[0], space.n_envs[0], few, sharing)):
-                self._say(probe, "the search begins")
+        """Probe the fewest environments with the middle number of steps, or with fewer steps if that does not fit."""
+        space = self.space
+        sharing = space.sharing[0] if space.n_processes[0] else "none"
+        for steps in space.n_timesteps[: len(space.n_timesteps) // 2 + 1][::-1]:
+            if probe := self._probe(Candidate(space.n_processes[0], space.n_envs[0], steps, sharing)):
+                probe.explain("the search begins")
                 return
 
-    def _next_setting(self, best: Candidate) -> str:
-        """Return a setting along which the fastest candidate was not climbed; "" if there is none."""
-        for name in ("n_envs", "n_processes", "n_timesteps"):
-            line = _other(best, name, 0), name
-            if line not in self._climbed:
-                self._climbed.add(line)
-                return name
-        return ""
-
     def _climb(self, start: Probe, name: str) -> None:
-        """Go up along a setting until that pays no more, or down if it does not pay at all."""
+        """Increase a setting as long as that pays; if the first increase does not pay, decrease it likewise."""
         values: Sequence[int] = getattr(self.space, name)
         at = values.index(getattr(start.candidate, name))
         for sharing in self.space.sharing if name == "n_processes" else [start.candidate.sharing]:
-            for following in (values[at + 1 :], values[:at][::-1]):
+            for direction in (values[at + 1 :], values[:at][::-1]):
                 last = start
-                for value in following:
-                    probe = self._probe(_other(start.candidate._replace(sharing=sharing), name, value))
+                for value in direction:
+                    probe = self._probe(_change(start.candidate._replace(sharing=sharing), name, value))
                     if probe is None or self._saturated(last, probe):
                         break
                     last = probe
@@ -170,57 +177,55 @@ class Climb:
                     break
 
     def projected(self, candidate: Candidate) -> float:
-        """Return the bytes that a candidate is expected to take in all, by arithmetic and from what was measured."""
-        k, n_envs = candidate.n_processes, candidate.n_envs
-        lines: dict[tuple[int, Mode], dict[int, float]] = {}  # by workers and sharing, the newest last
-        for c, one in self._seen.items():
-            if one.measured:
-                lines.setdefault((c.n_processes, c.sharing), {})[c.n_envs] = one.measured.memory - self._size(c)
-        line = lines.get((k, candidate.sharing), {})
-        if len(line) > 1:
-            return self._size(candidate) + project_line(line, n_envs)
-        each = 0.0  # environment
-        for (workers, _), one_line in lines.items():
-            low, high = min(one_line), max(one_line)
-            each = max(each, (one_line[high] - one_line[low]) / max(1, high - low) / max(1, workers))
-        processes: list[tuple[int, float]] = []  # bytes that each of so many takes without environments
-        for (workers, _), one_line in lines.items():
-            for e, bytes_ in one_line.items():
-                processes.append((workers, (bytes_ - self._start) / max(1, workers) - each * e))
-        here = max([0.0, *(more for workers, more in processes if not workers)])
-        worker = max((more for workers, more in processes if workers), default=self._worker + here)
-        return self._size(candidate) + self._start + max(1, k) * ((worker if k else here) + each * n_envs)
+        """Project the bytes in use while a candidate runs: batches by arithmetic, the rest from measurements."""
+        lines: dict[tuple[int, Mode], dict[int, float]] = {}  # bytes of each process, by workers, sharing, environments
+        for known, probe in self._seen.items():
+            if probe.measured:
+                bytes_ = probe.measured.memory - self._size(known) - self._start
+                line = lines.setdefault((known.n_processes, known.sharing), {})
+                line[known.n_envs] = bytes_ / max(1, known.n_processes)
+        own = lines.get((candidate.n_processes, candidate.sharing), {})
+        if len(own) > 1:
+            process = project_line(own, candidate.n_envs)
+        else:
+            environment = 0.0
+            for line in lines.values():
+                low, high = min(line), max(line)
+                environment = max(environment, (line[high] - line[low]) / max(1, high - low))
+            here, workers = [0.0], list[float]()  # bytes without environments: of this process, and of workers
+            for (k, _), line in lines.items():
+                (workers if k else here).extend(bytes_ - environment * n_envs for n_envs, bytes_ in line.items())
+            empty = max(workers, default=self._worker + max(here)) if candidate.n_processes else max(here)
+            process = empty + environment * candidate.n_envs
+        return self._size(candidate) + self._start + max(1, candidate.n_processes) * process
 
     def _saturated(self, before: Probe, after: Probe) -> bool:
-        """Return True, and report it, if a step no longer pays: gain in speed against alpha times growth of memory."""
-        sizes = sorted((self._size(before.candidate), self._size(after.candidate)))
-        growth, gain = sizes[1] / sizes[0] - 1.0, after.score / before.score - 1.0
+        """Return True if a change no longer pays: speed grew by less than alpha times the growth of memory."""
+        smaller, larger = sorted((self._size(before.candidate), self._size(after.candidate)))
+        gain = after.score / before.score - 1.0
         noise = after.measured.noise if after.measured else 0.0
-        least = growth * (min(max(noise, MIN_ALPHA), MAX_ALPHA) if self.alpha is None else self.alpha)
+        alpha = min(max(noise, MIN_ALPHA), MAX_ALPHA) if self.alpha is None else self.alpha
+        least = alpha * (larger / smaller - 1.0)
         first_worker = after.candidate.n_processes > before.candidate.n_processes == 0  # two may be faster
         if first_worker or gain >= least:
-            self._say(after, f"{100 * gain:+.1f} %: go on")
+            after.explain(f"{100 * gain:+.1f} %: go on")
             return False
-        self._say(after, f"saturated: {100 * gain:+.1f} %, less than {100 * least:.1f} %: stop")
+        after.explain(f"saturated: {100 * gain:+.1f} %, less than {100 * least:.1f} %: stop")
         return True
 
-    def _say(self, probe: Probe, why: str) -> None:
-        known = self._seen[probe.candidate]
-        self._seen[probe.candidate] = replace(known, why=f"{known.why}; {why}" if known.why else why)
-
     def _probe(self, candidate: Candidate) -> Probe | None:
-        """Measure a candidate, once; None if it is not started."""
+        """Measure a candidate unless it has been measured before. Return None if it is not started."""
         if candidate not in self._seen:
-            projected, best = self.projected(candidate), self.best
-            probe = Probe(candidate, projected, None, 0.0, "")
+            probe = Probe(candidate, self.projected(candidate))
+            best = self.best
             try:
-                if projected > self.limit:
-                    raise NotStarted(f"it would take {_size(projected)}, {_size(self.limit)} is the limit")
-                measured = self._measure(candidate, best.candidate if best else None, projected)
+                if probe.projected > self.limit:
+                    raise NotStarted(f"it would take {_size(probe.projected)}, {_size(self.limit)} is the limit")
+                probe.measured = self._measure(candidate, best.candidate if best else None, probe.projected)
             except NotStarted as reason:
-                probe = replace(probe, why=f"not started: {reason}")
+                probe.explain(f"not started: {reason}")
             else:
-                probe = replace(probe, measured=measured, score=measured.ratio * (best.score if best else 1.0))
+                probe.score = probe.measured.ratio * (best.score if best else 1.0)
                 if best is None or probe.score > best.score:
                     self.best = probe
             self._seen[candidate] = probe
@@ -228,14 +233,14 @@ class Climb:
         return probe if probe.measured else None
 
 
-def _other(candidate: Candidate, name: str, value: int) -> Candidate:
-    """Return a candidate with another value of one setting; without workers nothing is shared."""
-    found = candidate._replace(**{name: value})  # type: ignore[arg-type]  # of a number
-    return found if found.n_processes else found._replace(sharing="none")
+def _change(candidate: Candidate, name: str, value: int) -> Candidate:
+    """Return a candidate with another value of one setting. Without workers there is nothing to share."""
+    changed = candidate._replace(**{name: value})  # type: ignore[arg-type]  # of a number
+    return changed if changed.n_processes else changed._replace(sharing="none")
 
 
 def _size(n: float) -> str:
-    """Write bytes.
+    """Write a number of bytes.
 
     >>> _size(3 * 2**30)
     '3.00 GiB'

@@ -1,4 +1,4 @@
-"""tune: which number of workers, environments and steps is fastest on this machine."""
+"""tune: search for the fastest number of workers, environments and steps on this machine."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from rlstruct.options import Range
 from rlstruct.sharing import Mode, mig_instances
 from rlstruct.sharing.daemon import missing
 
-_SHARE = 0.8  # of the memory that is free may be taken, unless memory_limit says more
+_SHARE = 0.8  # default memory_limit, as a share of the memory that may be in use
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,11 +35,11 @@ class Tuning(Mapping[str, Any]):
 
     Attributes:
         best: the fastest candidate.
-        probes: all that was considered, in that order.
-        arguments: of `RL_Batcher`.
-        limit: bytes that a candidate could take in all.
-        seconds: how long the search took; 0 if the answer comes from the cache.
-        learns: whether probes learned from their batches, too.
+        probes: all candidates that were considered, in order.
+        arguments: arguments of `RL_Batcher`.
+        limit: bytes that could be in use.
+        seconds: duration of the search; 0 if the answer comes from the cache.
+        learns: whether probes also learned from their batches.
     """
 
     best: Candidate
@@ -63,23 +63,23 @@ class Tuning(Mapping[str, Any]):
 
     @property
     def options(self) -> str:
-        """The answer for the command line of ``rlstruct train``."""
+        """The answer as options of ``rlstruct train``."""
         best = self.best
         shared = f" --sharing {best.sharing}" if best.sharing != "none" else ""
         return f"--n-processes {best.n_processes} --n-envs {best.n_envs} --n-timesteps {best.n_timesteps}{shared}"
 
     def settings(self) -> dict[str, Any]:
-        """Return the answer as plain values, for a file."""
+        """Return the answer as plain values by name."""
         return self.best._asdict()
 
     def save(self, file: str | Path) -> Path:
-        """Write a preset: the answer as JSON, which `RL_Batcher` takes together with the factories.
+        """Write a preset: the answer as JSON, for `RL_Batcher`.
 
         Args:
-            file: where to.
+            file: path to write; missing folders are created.
 
         Returns:
-            The file. ``RL_Batcher(create_agent=…, create_env=…, **json.loads(file.read_text()))`` is the batcher.
+            The path. ``RL_Batcher(create_agent=…, create_env=…, **json.loads(file.read_text()))`` uses the preset.
         """
         file = Path(file)
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -87,26 +87,27 @@ class Tuning(Mapping[str, Any]):
         return file
 
     def __str__(self) -> str:
-        """Spell the probes as a table of 80 columns, which says why each climb went on or stopped, and the answer."""
+        """Format the probes as a table of 80 columns, with the reason why each climb continued or stopped."""
         lines = [
             f"{'workers':>7} {'envs':>6} {'steps':>5} {'steps/s':>10} {'noise':>6} {'est. MiB':>8} {'MiB':>6}  why"
         ]
         for probe in self.probes:
-            one, found = probe.candidate, probe.measured
-            shown = ("", "", "")
-            if found is not None:
-                shown = f"{found.rate:,.0f}", f"{100 * found.noise:.1f}%", f"{found.memory / 2**20:.0f}"
+            candidate, measured = probe.candidate, probe.measured
+            rate = noise = memory = ""
+            if measured is not None:
+                rate, noise = f"{measured.rate:,.0f}", f"{100 * measured.noise:.1f}%"
+                memory = f"{measured.memory / 2**20:.0f}"
             numbers = (
-                f"{one.n_processes:>7} {one.n_envs:>6} {one.n_timesteps:>5} {shown[0]:>10} {shown[1]:>6} "
-                f"{probe.projected / 2**20:>8.0f} {shown[2]:>6}  "
+                f"{candidate.n_processes:>7} {candidate.n_envs:>6} {candidate.n_timesteps:>5} {rate:>10} {noise:>6} "
+                f"{probe.projected / 2**20:>8.0f} {memory:>6}  "
             )
-            shared = f" ({one.sharing})" if one.sharing != "none" else ""
-            why = f"{'FASTEST ' if one == self.best else ''}{probe.why}{shared}"
+            shared = f" ({candidate.sharing})" if candidate.sharing != "none" else ""
+            why = f"{'FASTEST ' if candidate == self.best else ''}{probe.why}{shared}"
             lines += textwrap.wrap(why, 80, initial_indent=numbers, subsequent_indent=" " * len(numbers)) or [numbers]
-        what = "collects and learns" if self.learns else "collects"
-        again = f"{self.seconds:.0f} s" if self.seconds else "from the cache"
+        does = "collects and learns" if self.learns else "collects"
+        duration = f"{self.seconds:.0f} s" if self.seconds else "from the cache"
         n = sum(probe.measured is not None for probe in self.probes)
-        return "\n".join([*lines, f"{self.best} {what} fastest ({n} probes, {again})", f"paste: {self.options}"])
+        return "\n".join([*lines, f"{self.best} {does} fastest ({n} probes, {duration})", f"paste: {self.options}"])
 
 
 def tune(
@@ -128,38 +129,39 @@ def tune(
     progress: bool = False,
     **batcher_options: Any,  # noqa: ANN401 - passed on
 ) -> Tuning:
-    """Find out how many workers, environments and steps are fastest here, by short probes of real batchers.
+    """Find the fastest number of workers, environments and steps on this machine, with short probes of real batchers.
 
     The search is Algorithm 1 of GMI-DRL (USENIX ATC 2025), see `rlstruct.batchers.tuning.search`. Each probe collects
-    in turns with the fastest candidate until then, so that a slow moment of the machine hits both. Nothing is started
-    that is expected to take more memory than allowed.
+    in turns with the fastest candidate so far, so a slow moment of the machine affects both. A candidate that is
+    expected to exceed the memory limit is not started.
 
     Args:
         create_agent: see `RL_Batcher`.
         create_env: called as ``create_env(n_envs=…, seed=…, **env_args)``.
         agent_args: arguments of ``create_agent``.
         env_args: further arguments of ``create_env``.
-        n_processes: numbers of workers to choose from, rising; by default 0, 1, 2, 4, … up to four for each core, and
-            on a GPU 0 alone, unless processes can share it.
-        n_envs: environments of each process, likewise; by default powers of 2, up to 4,096, on a GPU from 64 to 65,536.
-        n_timesteps: steps of a batch, likewise.
-        sharing: how workers may share a GPU; by default MIG or MPS, whatever can be had.
-        device: where agent and environments live.
-        memory_limit: bytes that this process and its workers may take in all, or on a GPU all processes; by default
-            80 % of what there is.
-        alpha: a climb ends when speed grows by less than alpha times what the memory of the batches grows by; None for
-            the noise of the measurements, between 0.02 and 0.03.
-        seconds: no probe begins that would probably end later.
-        create_learner: to tune a training: makes a function that learns from a batch, and returns new weights or None.
-            Called once for each probe. None drops the batches.
-        cache: a JSON file that keeps answers, by hardware, versions, factories and arguments; None keeps none.
+        n_processes: numbers of workers to choose from, in rising order. By default 0, 1, 2, 4, … up to four per core;
+            on a GPU only 0, unless processes can share it.
+        n_envs: numbers of environments per process, in rising order. By default powers of 2 up to 4,096, on a GPU from
+            64 to 65,536.
+        n_timesteps: numbers of steps per batch, in rising order.
+        sharing: modes in which workers may share a GPU; by default MIG or MPS, if available.
+        device: device of agent and environments.
+        memory_limit: bytes that this process and its workers may use together, on a GPU all its processes. By default
+            80 % of the available memory.
+        alpha: a climb ends when speed grows by less than alpha times the growth of the batches' memory. By default the
+            noise of the measurements, between 0.02 and 0.03.
+        seconds: time limit; a probe that would probably exceed it is not started.
+        create_learner: called for each probe to tune a training. It returns a function that learns from a batch and
+            returns new weights or None. By default batches are dropped.
+        cache: JSON file that stores answers by hardware, versions, factories and arguments; None stores nothing.
         progress: show a progress bar on a terminal, if tqdm is installed.
         batcher_options: further arguments of `RL_Batcher`.
 
     Raises:
-        ValueError: a number is out of range, values do not rise, or not even the smallest candidate fits.
+        ValueError: a number is out of range, values do not rise, or even the smallest candidate exceeds the limit.
         TypeError: an argument has a wrong type.
-        WorkerError: agent or environments fail.
+        WorkerError: creating or running agent or environments failed.
     """
     device = resolve_device(device)
     space = _space(device, n_processes, n_envs, n_timesteps, sharing)
@@ -200,13 +202,13 @@ def tune(
         )
     best, probes = found.candidate, tuple(search.probes)
     if cache is not None:
-        answers.keep(Path(cache), key, {"best": best, "probes": [list(vars(one).values()) for one in probes]})
+        answers.write(Path(cache), key, {"best": best, "probes": [list(vars(probe).values()) for probe in probes]})
     spent = time.perf_counter() - begin
     return Tuning(best, probes, arguments(best), limit, spent, create_learner is not None)
 
 
 def default_sharing(device: torch.device) -> Mode:
-    """Return how processes on a device are best shared here: in MIG instances, else under MPS, else in turns."""
+    """Return the best available mode for processes that share a device: MIG, else MPS, else taking turns."""
     if device.type != "cuda":
         return "none"
     return "mig" if mig_instances() else "none" if missing() else "mps"
@@ -219,7 +221,7 @@ def _space(
     n_timesteps: Sequence[int],
     sharing: Sequence[Mode] | None,
 ) -> Space:
-    """Check the values to choose from, and choose those that are not given."""
+    """Check the values to choose from, and fill in defaults."""
     on_gpu = device.type == "cuda"
     if sharing is None:
         sharing = [default_sharing(device)]
@@ -251,13 +253,13 @@ def _check(memory_limit: float | None, alpha: float | None, seconds: float, env_
 
 @contextlib.contextmanager
 def _bar(seconds: float, wanted: bool) -> Iterator[Callable[[Candidate], None]]:
-    """Show a progress bar of the seconds, if it is wanted and tqdm is there. The search may end early."""
+    """Show the elapsed seconds in a progress bar, if wanted and tqdm is installed. The search may end early."""
     if not wanted or importlib.util.find_spec("tqdm") is None:
         yield lambda candidate: None
         return
-    begin, kind = time.perf_counter(), {"bar_format": "{desc}|{bar}| {n:.0f} of at most {total:.0f} s"}
-    on_terminal = {"disable": None, "leave": False, "dynamic_ncols": True}  # a log is not flooded
-    with importlib.import_module("tqdm").tqdm(total=seconds, **kind, **on_terminal) as bar:
+    begin, bar_format = time.perf_counter(), "{desc}|{bar}| {n:.0f} of at most {total:.0f} s"
+    on_terminal = {"disable": None, "leave": False, "dynamic_ncols": True}  # keeps it out of logs
+    with importlib.import_module("tqdm").tqdm(total=seconds, bar_format=bar_format, **on_terminal) as bar:
 
         def show(candidate: Candidate) -> None:
             bar.n = min(time.perf_counter() - begin, bar.total)

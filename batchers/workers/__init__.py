@@ -1,1 +1,1 @@
-"""Worker processes: `pool` and `handle` are the parent's half, `worker` is the process, the rest serves both."""
+"""Worker processes: `pool` and `handle` run in the parent, `worker` in the worker, the other modules in both."""

@@ -1,6 +1,6 @@
-"""Workers on a cluster: Ray starts them, as actors, and carries orders, weights and batches.
+"""Workers on a cluster: Ray actors. Ray transports orders, weights and batches.
 
-A batch goes into Ray's object store once, and `assemble` reads it there; weights go in once, and from there to each
+A batch is stored in Ray's object store once, where `assemble` reads it. Weights are stored once, and copied to each
 node once.
 """
 
@@ -38,11 +38,11 @@ except ImportError as error:
 _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 
 Packed = dict[str, tuple[Any, tuple[int, ...], torch.dtype]]
-"""Tensors as bytes in numpy arrays, which Ray shows to every process of a node without copying, with their shapes."""
+"""Tensors as numpy arrays of bytes, which Ray maps into all processes of a node, with their shapes and dtypes."""
 
 
 class RayTransport:
-    """Actors for workers; the object store for weights and batches. Nothing there is overwritten."""
+    """Actors as workers, and the object store for weights and batches, where nothing is overwritten."""
 
     is_local = False
 
@@ -52,35 +52,35 @@ class RayTransport:
         self._n_bytes = 0
 
     def open(self, index: int, recipe: bytes) -> RayLink:
-        """Ask Ray for an actor; Ray finds a place."""
+        """Ask Ray for an actor; Ray chooses the node."""
         self._links[index] = link = RayLink(recipe, self._options)
         return link
 
     def publish(self, weights: Mapping[str, Tensor], version: int, in_use: Sequence[Weights]) -> Weights | None:
-        """Store weights, from any device; Ray drops the old ones once they are read."""
+        """Store weights, from any device. Ray frees the old ones once they have been read."""
         layout = Layout.of(weights)
         self._n_bytes = layout.nbytes()
         return Weights(version, layout, ray.put(pack(weights)))
 
     def wait(self, seconds: float) -> list[int]:
-        """Wait for the oldest answer that each actor owes."""
-        due = {link.answers[0][0]: index for index, link in self._links.items() if link.answers}
-        ready, _ = ray.wait(list(due), timeout=min(max(0.0, seconds), 1e6))
-        return [due[reference] for reference in ready]
+        """Wait for the next answer of any actor."""
+        pending = {link.answers[0][0]: index for index, link in self._links.items() if link.answers}
+        ready, _ = ray.wait(list(pending), timeout=min(max(0.0, seconds), 1e6))
+        return [pending[reference] for reference in ready]
 
     def n_bytes(self) -> int:
-        """Return the size of the newest weights, which is what each node holds."""
+        """Return the size of the newest weights, of which each node has a copy."""
         return self._n_bytes
 
     def close(self) -> None:
-        """Stay connected: others may use the cluster."""
+        """Stay connected, since other code may use the cluster."""
 
 
 class RayLink:
-    """An actor, and the references to the answers that it owes.
+    """An actor.
 
     Attributes:
-        answers: these references, the oldest first, each with the name of its order.
+        answers: references to outstanding answers, oldest first, each with the name of its order.
     """
 
     def __init__(self, recipe: bytes, options: Mapping[str, Any]) -> None:
@@ -92,13 +92,13 @@ class RayLink:
         self._options, self._node, self._fate = options, "", ""
 
     def send(self, order: Order, seconds: float) -> None:
-        """Call the actor, which never waits."""
+        """Call the actor, without waiting."""
         version, packed = (0, None) if order.weights is None else (order.weights.version, order.weights.place)
         reference = self._actor.answer.remote(order.name, order.arguments, version, packed)
         self.answers.append((reference, order.name))
 
     def receive(self) -> Any:  # noqa: ANN401 - see `Link`
-        """Get the oldest answer from the object store, if it is there."""
+        """Return the oldest answer from the object store, if it has arrived."""
         if not self.answers or not ray.wait([self.answers[0][0]], timeout=0.0)[0]:
             return None
         try:
@@ -109,31 +109,31 @@ class RayLink:
         return answer
 
     def steps(self, batch: Batch, slab: int) -> Steps:
-        """Read the steps in the object store."""
+        """Map the steps in the object store."""
         tensors = unpack(batch.tensors)
         steps = Steps(tensors)
         at = steps.finals(batch.collected.n_steps)
         for name, packed in tensors.items():
             if name.startswith("reached/") and steps.restarted is not None:
-                # Memory that is not written never becomes real.
+                # The system allocates only the pages that are written.
                 plane = packed.new_empty((steps.running.numel(), *packed.shape[1:]))
                 plane[at] = packed
                 tensors[name] = plane.view(*steps.running.shape, *packed.shape[1:])
         return Steps(tensors)
 
     def where(self) -> str:
-        """Name order and node, or what the actor waits for."""
+        """Return order and node, or the resources that the actor waits for."""
         if self._node:
             return f"its order {self.answers[0][1]!r} on node {self._node}"
-        return f"Ray's queue: it asks for {self._options}, and the nodes have {ray.available_resources()} to give"
+        return f"Ray's queue: it asks for {self._options}, and the nodes have {ray.available_resources()} available"
 
     def ended(self) -> bool:
-        """Return False: Ray says it with the next answer."""
+        """Return False: Ray reports it with the next answer."""
         return False
 
     def death(self) -> str:
-        """Quote Ray."""
-        return f"is lost, or its node is. Ray says: {self._fate}"
+        """Return Ray's message."""
+        return f"or its node is lost. Ray says: {self._fate}"
 
     def stop(self) -> None:
         """Order the actor to close its environments."""
@@ -146,17 +146,17 @@ class RayLink:
             ray.wait([self.answers[-1][0]], timeout=max(0.0, seconds))
 
     def kill(self) -> None:
-        """End the actor, and give its place back."""
+        """Kill the actor, and free its resources."""
         if ray.is_initialized():
             ray.kill(self._actor)
 
     def close(self) -> None:
-        """Drop the answers that are due."""
+        """Drop the outstanding answers."""
         self.answers.clear()
 
 
 class RayActor:
-    """A worker on a node. Batches are written into memory of its process, and travel with the answers."""
+    """A worker on a node. It writes batches into its own memory, and sends them with its answers."""
 
     def __init__(self, recipe: bytes, backends: dict[str, str], versions: dict[str, str]) -> None:
         torch.set_num_threads(1)
@@ -168,7 +168,7 @@ class RayActor:
     def answer(
         self, name: str, arguments: tuple[Any, ...], version: int, weights: Packed | None
     ) -> tuple[str, int, Any]:
-        """Carry out an order, with new weights if there are any; return node, process and answer."""
+        """Carry out an order, after loading any new weights. Return node, process id and answer."""
         try:
             if name == "close":
                 self._worker.close()
@@ -178,7 +178,7 @@ class RayActor:
                     if found != (expected := self._versions[package]):
                         raise ClusterError(
                             f"RL_Batcher: node {self._here[0]} has {package} {found}, the batcher's process "
-                            f"{expected}. Install the same on every node."
+                            f"{expected}. Install the same version on every node."
                         )
                 self._worker.begin()
             new = None if weights is None else Weights(version, Layout(), weights)
@@ -192,7 +192,7 @@ class RayActor:
 
 
 def create_pool(settings: Settings) -> WorkerPool:
-    """Connect to the cluster, and create the backend of actors there."""
+    """Connect to the cluster, and create a backend of actors on it."""
     cluster = settings.cluster
     named: dict[str, Any] = dict(cluster) if isinstance(cluster, Mapping) else {"address": cluster}
     connect(named.pop("address", "auto"))
@@ -201,30 +201,30 @@ def create_pool(settings: Settings) -> WorkerPool:
 
 
 def connect(address: str) -> None:
-    """Connect this process to a cluster, unless it is connected; until it ends, or ``ray.shutdown()``.
+    """Connect this process to a cluster unless it is connected. It stays connected until ``ray.shutdown()``.
 
     Args:
-        address: of a node, "auto" for the cluster that this machine belongs to, "local" for a new one on it.
+        address: address of a node, "auto" for the cluster of this machine, or "local" for a new one on this machine.
 
     Raises:
-        ClusterError: there is none.
+        ClusterError: there is no such cluster.
     """
     if ray.is_initialized():
         return
     try:
         host, _, port = address.rpartition(":")
-        if port.isdecimal():  # where no server listens, Ray would try for two minutes and end this process
+        if port.isdecimal():  # if no server listens, Ray would retry for two minutes and then exit this process
             socket.create_connection((host, int(port)), timeout=10.0).close()
         ray.init(address, log_to_driver=False, logging_level="ERROR")
-    except Exception as error:  # Ray raises all kinds
+    except Exception as error:  # Ray raises errors of many classes
         raise ClusterError(
             f"RL_Batcher: no cluster at {address!r}: {error}\nStart one with `ray start --head` on one machine and "
-            "`ray start --address=…` on the others, or pass cluster='local' (--cluster local) for one of this machine."
+            "`ray start --address=…` on the others, or pass cluster='local' (--cluster local) for one on this machine."
         ) from error
 
 
 def _packed_steps(slab: Mapping[str, Tensor], batch: Batch) -> Packed:
-    """Pack the rows of a slab that the batch has used."""
+    """Pack those rows of a slab that the batch uses."""
     n_steps = batch.collected.n_steps
     rows = {"stream": n_steps + 1, "action": n_steps, "running": n_steps, "restarted": n_steps}
     used = {name: x[: rows.get(name.partition("/")[0])] for name, x in slab.items()}
@@ -235,7 +235,7 @@ def _packed_steps(slab: Mapping[str, Tensor], batch: Batch) -> Packed:
 
 
 def pack(tensors: Mapping[str, Tensor]) -> Packed:
-    """Show tensors, from any device, as bytes."""
+    """Convert tensors, from any device, to bytes."""
     packed: Packed = {}
     for name, tensor in tensors.items():
         flat = tensor.detach().to("cpu").contiguous().view(-1)
@@ -244,7 +244,7 @@ def pack(tensors: Mapping[str, Tensor]) -> Packed:
 
 
 def unpack(packed: Packed) -> dict[str, Tensor]:
-    """Return tensors that share the memory of what was packed; they are read-only."""
+    """Return read-only tensors that share memory with the packed ones."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The given NumPy array is not writable")
         return {

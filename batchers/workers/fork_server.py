@@ -1,7 +1,8 @@
-"""Server process that has imported torch, gymnasium and rlstruct, and from which worker processes are forked.
+"""Server process that has imported torch, gymnasium and rlstruct, and forks worker processes.
 
-It never opens CUDA and has one thread, starts with the first worker and ends with its parent, however that ends. In all
-but speed and memory a worker is like one of multiprocessing's start method "spawn": see docs/workers.md.
+It never opens CUDA and has a single thread. It starts with the first worker, and ends when its parent does, for
+whatever reason. Except for speed and memory, a worker behaves as with multiprocessing's start method "spawn"; see
+docs/workers.md.
 """
 
 from __future__ import annotations
@@ -30,16 +31,16 @@ import numpy
 from rlstruct.batchers.workers.processes import die_with, mortal_parent, open_standard_streams
 from rlstruct.profiling.recorder import VARIABLE
 
-_NUMBER = struct.Struct("q")  # what the server says of a worker: its process id, and in the end its exit code
+_NUMBER = struct.Struct("q")  # a message about a worker: first its process id, later its exit code
 _FORK = b"f"
 _MOST_DESCRIPTORS = 200
 _LEAVING_SECONDS = 1.0
-# What scripts that collect import, too, once torch is there: together a fifth of a second.
+# Most scripts that collect import these, too. Once torch is loaded they take a fifth of a second.
 _IMPORTED = (
     "gymnasium.envs.classic_control",
     *("rlstruct.batchers.workers.local", "rlstruct.envs", "rlstruct.agents", "rlstruct.sims", "rlstruct.algos"),
 )
-# Read once, when Python starts or a library is loaded: the server must have been started with the same.
+# Variables that are read once, when Python starts or a library is loaded. The server must have started with the same.
 _READ_ONCE = (
     *("ATEN_", "GLIBC_", "GOMP_", "KMP_", "LD_", "MALLOC_", "MKL_"),
     *("OMP_", "OPENBLAS_", "PYTHON", "PYTORCH_", "TORCH_"),
@@ -47,12 +48,12 @@ _READ_ONCE = (
 
 
 def start_process(target: Callable[..., object], arguments: tuple[Any, ...], name: str) -> BaseProcess:
-    """Start a process that calls ``target``, within `quiet_start`; it is killed when this process dies.
+    """Start a process that calls ``target`` and is killed when this process ends. Call this within `quiet_start`.
 
-    It is not a daemon: daemons may not have children, and gymnasium's AsyncVectorEnv has some.
+    The process is no daemon, because daemons may not have children, which gymnasium's AsyncVectorEnv needs.
     """
     process: BaseProcess
-    if getattr(sys, "frozen", False):  # the executable is the program itself: it does not run other code
+    if getattr(sys, "frozen", False):  # the executable is the program, and cannot run the server's code
         arguments = (mortal_parent(), target, arguments)
         process = get_context("spawn").Process(target=_call, args=arguments, name=name)
     else:
@@ -68,7 +69,7 @@ def _call(parent: int | None, target: Callable[..., object], arguments: tuple[An
 
 
 class _Server:
-    """The server as its parent sees it."""
+    """The parent's connection to its server."""
 
     def __init__(self) -> None:
         self.owner = os.getpid()
@@ -76,16 +77,16 @@ class _Server:
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             code = f"from {__name__} import serve; serve({theirs.fileno()}, {mortal_parent()})"
-            environment = {name: value for name, value in os.environ.items() if name != VARIABLE}  # is not profiled
+            environment = {name: value for name, value in os.environ.items() if name != VARIABLE}  # not profiled
             self.process = subprocess.Popen(_command(code), env=environment, pass_fds=[theirs.fileno()])
-        self._close = util.Finalize(self, _end, args=(self.control, self.process), exitpriority=50)  # after the pools
+        self._close = util.Finalize(self, _end, args=(self.control, self.process), exitpriority=50)  # after pools
 
     def serves_us(self) -> bool:
-        """Return True if it runs, and for this process: a forked child has a copy of this object."""
+        """Return True if the server runs and belongs to this process, not to one that this was forked from."""
         return self.owner == os.getpid() and self.process.poll() is None
 
     def fork(self, descriptors: list[int]) -> None:
-        """Ask for a worker with these descriptors. Hardly ever waits."""
+        """Ask for a worker with these descriptors. This hardly ever waits."""
         while True:
             try:
                 socket.send_fds(self.control, [_FORK], descriptors)
@@ -93,15 +94,15 @@ class _Server:
             except OSError as error:
                 if error.errno != errno.ETOOMANYREFS:
                     raise
-            time.sleep(0.01)  # the system allows only so many under way; the server reads them once it has started
+            time.sleep(0.01)  # too many descriptors in flight; the server reads them once it has started
 
 
 _server: _Server | None = None
-_inherited: list[int] = []  # in a worker: the descriptors that its parent has sent along
+_inherited: list[int] = []  # in a worker: descriptors from its parent
 
 
 def _running_server() -> _Server:
-    """Return the server of this process, a new one if there is none that fits. Workers hold on to theirs."""
+    """Return this process's server, or a new one if none fits. Workers keep a reference to their own."""
     global _server
     if _server is None or not _server.serves_us() or _server.environment != _read_once():
         _server = _Server()
@@ -118,24 +119,24 @@ def _close(*descriptors: int) -> None:
 
 
 def _end(control: socket.socket, process: subprocess.Popen[bytes]) -> None:
-    """End a server, with the workers that it still has."""
+    """End a server and its remaining workers."""
     control.close()
     try:
         process.wait(_LEAVING_SECONDS)
-    except subprocess.TimeoutExpired:  # it imports, or is stopped
+    except subprocess.TimeoutExpired:  # busy with imports, or stopped
         process.kill()
         process.wait()
 
 
 class _Forked:
-    """A worker that the server forks, as `multiprocessing.Process` wants to see it.
+    """A worker forked by the server, with the interface that `multiprocessing.Process` expects of its ``_popen``.
 
-    multiprocessing has a fork server, too: one for whatever a program forks from it, with the environment of its start;
-    and it leaves a folder behind if the program is killed.
+    multiprocessing's own fork server is shared with the rest of the program, keeps the environment variables of its
+    start, and leaves a folder behind if the program is killed.
     """
 
     class DupFd:
-        """Place of a descriptor among those that the worker gets."""
+        """Index of a descriptor among those sent to the worker."""
 
         def __init__(self, place: int) -> None:
             self._place = place
@@ -158,7 +159,7 @@ class _Forked:
             context.set_spawning_popen(None)
         self.sentinel, status = os.pipe()
         alive, ours = os.pipe()
-        data = os.memfd_create("rlstruct", os.MFD_CLOEXEC)  # a pipe would make us wait for the worker to read
+        data = os.memfd_create("rlstruct", os.MFD_CLOEXEC)  # writing to a pipe would wait for the worker
         self.close = util.Finalize(self, _close, args=(self.sentinel, ours))
         try:
             with open(data, "wb", closefd=False) as file:
@@ -166,8 +167,8 @@ class _Forked:
             os.lseek(data, 0, os.SEEK_SET)
             resource_tracker.ensure_running()
             tracker = resource_tracker._resource_tracker._fd  # type: ignore[attr-defined]
-            self._server = _running_server()  # which ends once nothing holds on to it
-            with open(os.devnull, "r+b", buffering=0) as null:  # a stream may be a file of this program
+            self._server = _running_server()  # the reference keeps it running
+            with open(os.devnull, "r+b", buffering=0) as null:  # for streams that are not to be inherited
                 streams = [fd if os.get_inheritable(fd) else null.fileno() for fd in range(3)]
                 self._server.fork([status, data, alive, tracker, *streams, *self._descriptors])
         finally:
@@ -179,7 +180,7 @@ class _Forked:
 
     @property
     def pid(self) -> int | None:
-        """Process id; waits until the server has started and forked. None if it died before."""
+        """Process id; waits until the server has forked. None if the server ended before that."""
         while self._pid is None and self.returncode is None:
             self._read()
         return self._pid
@@ -196,17 +197,17 @@ class _Forked:
         return self.returncode
 
     def _read(self) -> None:
-        """Read what the server says next of the worker."""
-        said = os.read(self.sentinel, _NUMBER.size)
-        if not said:  # the server is gone; whatever it has forked was killed with it
+        """Read the server's next message about the worker."""
+        message = os.read(self.sentinel, _NUMBER.size)
+        if not message:  # the server is gone, and its workers were killed with it
             self.returncode = 1 if self._pid is None else -signal.SIGKILL
         elif self._pid is None:
-            (self._pid,) = _NUMBER.unpack(said)
+            (self._pid,) = _NUMBER.unpack(message)
         else:
-            (self.returncode,) = _NUMBER.unpack(said)
+            (self.returncode,) = _NUMBER.unpack(message)
 
     def kill(self) -> None:
-        if self.poll() is None and self._pid is None:  # the server, which still starts, will find the pipe closed
+        if self.poll() is None and self._pid is None:  # the server, which is still starting, will find the pipe closed
             self.close()
             self.returncode = -signal.SIGKILL
         elif self.returncode is None and self._pid is not None:
@@ -221,23 +222,28 @@ class _ForkedProcess(context.SpawnProcess):
 
 
 def serve(control: int, parent: int | None) -> None:
-    """Fork workers as a socket asks until the parent ends; in a worker, become it. The kernel watches ``parent``."""
+    """Fork a worker for every request on a socket, until the parent ends.
+
+    Args:
+        control: file descriptor of the socket.
+        parent: see `mortal_parent`.
+    """
     if parent is not None:
         die_with(parent)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides what it means
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent decides what to do
     open_standard_streams()
     server = os.getpid()
     for module in _IMPORTED:
         importlib.import_module(module)
     gc.collect()
-    gc.freeze()  # the garbage collector would write to what workers share
+    gc.freeze()  # keeps the garbage collector from writing to memory that workers share
     if descriptors := _fork_workers(socket.socket(fileno=control)):
         become_worker(descriptors, server)
     os._exit(0)
 
 
 def become_worker(descriptors: list[int], server: int) -> None:
-    """Take over what the parent has sent, as a process that it has started itself would, and run the worker."""
+    """Set up this process as if the parent had spawned it, and run the worker."""
     die_with(server)
     data, alive, tracker, *others = descriptors
     resource_tracker._resource_tracker._fd = tracker  # type: ignore[attr-defined]
@@ -251,22 +257,22 @@ def become_worker(descriptors: list[int], server: int) -> None:
     os.environ.clear()
     os.environ.update(environment)
     os.sched_setaffinity(0, cores)
-    numpy.random.seed()  # forked workers have the same state; Python itself sees to `random`, and torch is seeded
+    numpy.random.seed()  # forked workers share its state; Python reseeds `random`, and the worker seeds torch
     sys.exit(spawn._main(data, alive))
 
 
 def _fork_workers(control: socket.socket) -> list[int]:
-    """Return in a worker, with its descriptors, or in the server at its end, with none."""
+    """Fork workers. Return in each worker, with its descriptors, and in the server when the parent ends, with none."""
     woken, wake = os.pipe()
     os.set_blocking(wake, False)
     handler = signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wake)
-    statuses: dict[int, int] = {}  # pipe on which the end of a worker is reported, by process id
+    statuses: dict[int, int] = {}  # pipe for messages about a worker, by process id
     while True:
         if woken in wait([control, woken]):
             os.read(woken, 4096)
             while statuses and (ended := os.waitpid(-1, os.WNOHANG))[0]:
-                if pipe := statuses.pop(ended[0], None):  # else it is a child of something that was imported
+                if pipe := statuses.pop(ended[0], None):  # otherwise an imported module has started this child
                     _report(pipe, os.waitstatus_to_exitcode(ended[1]))
                     os.close(pipe)
             continue
@@ -284,21 +290,21 @@ def _fork_workers(control: socket.socket) -> list[int]:
         _close(*descriptors)
         statuses[pid] = status
         if not _report(status, pid):
-            os.kill(pid, signal.SIGKILL)  # it is not wanted any more
+            os.kill(pid, signal.SIGKILL)
 
 
 def _fork(descriptors: Sequence[int]) -> int | None:
     """Return the process id of a new worker, None in that worker."""
     if len(os.listdir("/proc/self/task")) == 1:
         return os.fork() or None
-    # Something that this Python imports at its start has started a thread. A forked process would lack it, and would
-    # wait for ever for a lock that it holds: the worker starts from nothing.
+    # A module that this Python imports at startup has started a thread. A forked process would lack it, and could wait
+    # forever for a lock that the thread holds. So spawn the worker.
     code = f"from {__name__} import become_worker; become_worker({list(descriptors)}, {os.getpid()})"
     return util.spawnv_passfds(os.fsencode(spawn.get_executable()), _command(code), descriptors)
 
 
 def _report(status: int, number: int) -> bool:
-    """Return False if the parent has lost interest."""
+    """Send the parent a message about a worker. Return False if the parent has closed the pipe."""
     try:
         return os.write(status, _NUMBER.pack(number)) > 0
     except BrokenPipeError:
@@ -306,6 +312,6 @@ def _report(status: int, number: int) -> bool:
 
 
 def _command(code: str) -> list[str]:
-    """Return the command line of a Python that runs code, with the flags and the path of this one."""
+    """Return a command line that runs code in this Python, with its flags and its module search path."""
     flags = util._args_from_interpreter_flags()  # type: ignore[attr-defined]
     return [os.fsdecode(spawn.get_executable()), *flags, "-c", f"import sys; sys.path[:] = {sys.path!r}; {code}"]

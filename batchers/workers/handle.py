@@ -1,4 +1,4 @@
-"""Account of one worker: what it was ordered, what it has answered, and errors that name it."""
+"""The parent's record of one worker: its orders, its answers, and errors that name it."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ AnyWorkerError = TypeVar("AnyWorkerError", bound=WorkerError)
 
 
 class WorkerHandle:
-    """One worker of a pool. It answers every order, in the order in which they came.
+    """A worker of a pool, which answers every order, first in, first out.
 
     Attributes:
-        orders: those that it has not answered, oldest first.
-        batches: its parts of batches that it has finished and `RL_Batcher.get` has not returned, oldest first.
-        answer: its last answer to an order to save or load.
-        created: its answer to the last order to create agent and environments; ``n_envs`` is 0 until then.
-        environments: their global indices; ``seed`` is that of the first one, ``agent_seed`` that of the agent.
-        n_running: how many of them go on, as far as is known.
-        n_owed: batches that were ordered and have not been returned.
-        seconds: how long each phase took, as of its last batch.
+        orders: orders that it has not answered, oldest first.
+        batches: finished parts of batches that `RL_Batcher.get` has not returned, oldest first.
+        answer: the last answer to an order to save or load.
+        created: the last answer to an order to create agent and environments; ``n_envs`` is 0 until then.
+        environments: global indices of its environments; ``seed`` seeds the first one, ``agent_seed`` the agent.
+        n_running: number of environments with a running episode, as far as is known.
+        n_owed: number of batches that were ordered and have not been returned.
+        seconds: seconds spent in each phase, as of the last batch.
     """
 
     link: Link
@@ -44,27 +44,27 @@ class WorkerHandle:
         self.layout = Layout()
         self._transport, self._recipe, self._timeout = transport, recipe, timeout
         self._infos: tuple[DictTensor, DictTensor] | None = None  # agent_info and env_info of its episodes
-        self._slab = 0  # the one that its newest batch goes to
-        self._weights: Weights | None = None  # the newest that it knows of
+        self._slab = 0  # slab of its newest batch
+        self._weights: Weights | None = None  # the newest weights that were sent to it
 
     def open(self) -> None:
-        """Start a worker process, which may replace one that is gone."""
+        """Start the worker process, perhaps in place of one that has ended."""
         try:
             self.link = self._transport.open(self.index, self._recipe)
         except OSError as error:  # such as too many open files
-            text = f"worker {self.index} cannot be started: {error.strerror or error}. Raise the limit that it names"
+            text = f"worker {self.index} cannot be started: {error.strerror or error}. Raise the limit that this names"
             raise WorkerError(f"{text} (see ulimit -a), or start fewer workers.", worker=self.index) from error
         self.n_running = self.n_envs
         self._weights = None
 
     def order(self, name: str, *arguments: Any, weights: Weights | None = None) -> None:  # noqa: ANN401
-        """Order a method of `Worker`; the newest weights travel along if the worker has others."""
+        """Order a method of `Worker`. The weights are sent along unless the worker has them."""
         order = Order(name, arguments, weights if weights is not self._weights else None)
         self.orders.append(order)
         try:
             self.link.send(order, self._timeout)
         except ConnectionError:
-            while self.take_answer():  # what it said last, before its end of the channel closed
+            while self.take_answer():  # an earlier answer may name the error
                 pass
             raise self.death() from None
         except OSError as error:
@@ -73,7 +73,7 @@ class WorkerHandle:
         self._weights = order.weights or self._weights
 
     def order_creation(self, seed: int, agent_seed: int) -> None:
-        """Order agent and environments."""
+        """Order the creation of agent and environments."""
         self.seed, self.agent_seed = seed, agent_seed
         self.order("create", seed, agent_seed)
 
@@ -83,13 +83,13 @@ class WorkerHandle:
         self.order("reset", agent_info, env_info, weights=weights)
 
     def order_batch(self, agent_info: DictTensor | None, weights: Weights | None) -> None:
-        """Order a batch; it goes to the other slab if this one has not been returned."""
+        """Order a batch, which is written to the other slab if the last batch has not been returned."""
         self._slab = 1 - self._slab if self.n_owed else 0
         self.n_owed += 1
         self.order("execute", agent_info, self._slab, weights=weights)
 
     def order_again(self, seed: int, agent_seed: int, weights: Weights | None) -> None:
-        """Let a new process begin new episodes, and order the batches that the old one still owes."""
+        """Start new episodes in a new process, and order the batches that the old process still owed."""
         owed = [order for order in self.orders if order.name == "execute"]
         self.orders.clear()
         self.order_creation(seed, agent_seed)
@@ -101,7 +101,7 @@ class WorkerHandle:
             self.order("execute", *order.arguments, weights=weights)
 
     def take_answer(self) -> bool:
-        """Read one answer; return False if none was there."""
+        """Receive one answer. Return False if there was none."""
         try:
             answer = self.link.receive()
         except (EOFError, OSError):
@@ -117,12 +117,12 @@ class WorkerHandle:
             if agent_info is not None and self._infos is not None:
                 self._infos = agent_info, self._infos[1]
             self.seconds, self.layout = answer.seconds, answer.layout or self.layout
-            # The seed as it is now: the process may be replaced by one with another seed before the batch is returned.
+            # The present seed: a restart may change it before the batch is returned.
             steps, first = self.link.steps(answer, slab), self.environments.start
             self.batches.append(Part(steps, answer.collected, self.seed, first, answer.n_running))
         elif isinstance(answer, Created):
             if self.n_envs not in (0, answer.n_envs):
-                raise self._about(WorkerError, f"has made {answer.n_envs} environments after {self.n_envs} before.")
+                raise self._about(WorkerError, f"has created {answer.n_envs} environments, but {self.n_envs} before.")
             self.created, self.n_envs = answer, answer.n_envs
             self.environments = range(self.index * self.n_envs, (self.index + 1) * self.n_envs)
         else:
@@ -130,27 +130,27 @@ class WorkerHandle:
         return True
 
     def go_on(self, seed: int, agent_info: DictTensor, env_info: DictTensor) -> None:
-        """Note that it has loaded a state."""
+        """Record that the worker has loaded a state."""
         self.seed, self.n_running, self._infos = seed, self.n_envs, (agent_info, env_info)
 
     def take_batch(self) -> Part:
-        """Return the oldest finished batch, which is no longer owed then."""
+        """Return the oldest finished batch, which is then no longer owed."""
         part, self.n_owed = self.batches.popleft(), self.n_owed - 1
-        self.n_running = int(part.running)  # sync: none, a worker has counted
+        self.n_running = int(part.running)  # sync: none, workers send a number
         return part
 
     def death(self) -> WorkerError:
-        """Say how it died."""
+        """Return an error that says how the worker died."""
         return self._about(WorkerError, self.link.death())
 
     def timeout_error(self, seconds: float, others: Sequence[WorkerHandle]) -> WorkerTimeout:
-        """Say that it is late, and which others are."""
+        """Return an error that says that this worker, and others, gave no answer in time."""
         text = (
             f"gave no answer within {seconds:g} s; it is in {self.link.where()}. "
             "If that is normal, pass a longer timeout to RL_Batcher or get(); else close() the batcher."
         )
         if others:
-            text += f" Late as well: worker {', '.join(str(worker.index) for worker in others)}."
+            text += f" Also late: worker {', '.join(str(worker.index) for worker in others)}."
         return self._about(WorkerTimeout, text)
 
     def _about(self, kind: type[AnyWorkerError], text: str) -> AnyWorkerError:
@@ -167,7 +167,7 @@ class WorkerHandle:
 
 
 def end(workers: Sequence[WorkerHandle]) -> None:
-    """End worker processes at once."""
+    """Kill worker processes."""
     links = [worker.link for worker in workers if hasattr(worker, "link")]
     for link in links:
         link.kill()

@@ -1,4 +1,4 @@
-"""Workers of this machine: processes that are forked from a server, with a socket and shared memory for each."""
+"""Workers on this machine: processes forked from a server, each with a socket and shared memory."""
 
 from __future__ import annotations
 
@@ -39,18 +39,18 @@ from rlstruct.sharing import GpuSharing
 
 # Two batches can be outstanding, each with its own weights, while the next weights arrive.
 _SLOTS = range(3)
-# A killed worker is gone at once. One whose main script cannot be imported closes its end of the channel first, and
-# then Python tears torch down, which takes seconds on a busy machine: its exit code is worth the wait.
+# A killed worker is gone at once. One that cannot import the main script closes its socket seconds before it ends,
+# while Python tears torch down on a busy machine. Its exit code is worth the wait.
 _LEAVING_SECONDS = 5.0
-_LENGTH = struct.Struct("!Q")  # of a message
+_LENGTH = struct.Struct("!Q")  # header of a message
 _LONGEST = 1e6  # seconds; poll() counts milliseconds in 32 bits
 
 
 class Channel:
     """One end of a socket pair that carries pickled objects.
 
-    `multiprocessing.connection.Connection` would read a message to its end, however long the other process stops in
-    the middle of it; and torch would put each tensor of a message into a file and start a thread that serves it.
+    `multiprocessing.connection.Connection` would block if the other process stopped in the middle of a message, and
+    torch would put each tensor of a message into a file and start a thread to serve it.
     """
 
     def __init__(self, end: socket.socket) -> None:
@@ -60,14 +60,14 @@ class Channel:
         self._has_length = False
 
     def fileno(self) -> int:
-        """Return the file descriptor, for whoever waits for messages."""
+        """Return the file descriptor, for selectors."""
         return self._socket.fileno()
 
     def send(self, message: Any, seconds: float | None = None) -> None:  # noqa: ANN401 - whatever can be pickled
-        """Send a message, never None, that the other process must read within ``seconds``; None waits for ever.
+        """Send a message other than None. Wait at most ``seconds`` for the other process to read it (None: no limit).
 
         Raises:
-            TimeoutError, BlockingIOError: it has not been read in time. The channel is of no use any more.
+            TimeoutError, BlockingIOError: the message was not read in time; the channel cannot be used any more.
             ConnectionError: the other process is gone.
         """
         pickled = pickle.dumps(message)
@@ -75,7 +75,7 @@ class Channel:
         self._socket.sendall(_LENGTH.pack(len(pickled)) + pickled)
 
     def receive(self, wait: bool) -> Any:  # noqa: ANN401 - what was sent
-        """Return the next message; None unless all of it is there or ``wait`` is set. What has come is kept."""
+        """Return the next message. Unless ``wait`` is set, return None if it is incomplete, and keep its beginning."""
         self._socket.setblocking(wait)
         while True:
             while self._filled < len(self._buffer):
@@ -98,42 +98,42 @@ class Channel:
 
 @dataclass(frozen=True)
 class Start:
-    """Arguments of a worker process, besides its end of the channel."""
+    """Arguments of a worker process, except its end of the channel."""
 
     index: int
     n_workers: int
     recipe: bytes
     backends: dict[str, str]
-    progress: SharedBlock  # where each worker writes what it is doing
+    progress: SharedBlock  # one row per worker
     slabs: tuple[SharedBlock, SharedBlock]
     weights: tuple[SharedBlock, ...]
 
     def words(self) -> Tensor:
-        """Map the worker's row of the progress: 8 words, a cache line; `Progress` uses the first three."""
+        """Return the worker's row of the progress: a cache line of 8 words, of which `Progress` uses three."""
         return self.progress.map(Layout({"words": ((self.n_workers, 8), torch.int64)}))["words"][self.index]
 
 
 class LocalTransport:
-    """Sockets for orders and answers; slabs and three copies of the weights in memory that processes share."""
+    """Sockets for orders and answers, and shared memory for slabs and three sets of weights."""
 
     is_local = True
 
     def __init__(self, n_workers: int, placement: GpuSharing) -> None:
-        open_standard_streams()  # no socket and no memory gets the number of one
+        open_standard_streams()  # otherwise a socket could get the descriptor of one
         self._n_workers, self._placement, self._selector = n_workers, placement, PollSelector()
         self._progress = SharedBlock()
         self._slabs = [(SharedBlock(), SharedBlock()) for _ in range(n_workers)]
         self._weights = tuple(SharedBlock() for _ in _SLOTS)
 
     def open(self, index: int, recipe: bytes) -> LocalLink:
-        """Start a process where the placement wants it."""
+        """Start a process with its share of the GPU."""
         slabs, backends = self._slabs[index], registered_backends()
         start = Start(index, self._n_workers, recipe, backends, self._progress, slabs, self._weights)
         with quiet_start(), self._placement.starting(index):
             return LocalLink(start, self._selector)
 
     def publish(self, weights: Mapping[str, Tensor], version: int, in_use: Sequence[Weights]) -> Weights | None:
-        """Write weights, from any device, to a slot that no order may still read."""
+        """Copy weights, from any device, to a slot that no outstanding order uses."""
         free = {*_SLOTS}.difference(map(attrgetter("place"), in_use))
         if not free:
             return None
@@ -143,18 +143,18 @@ class LocalTransport:
         return Weights(version, layout, slot)
 
     def wait(self, seconds: float) -> list[int]:
-        """Poll all sockets, and what tells the end of a process."""
+        """Poll the sockets and sentinels of all processes."""
         indices = set[int]()
         for key, _ in self._selector.select(min(max(0.0, seconds), _LONGEST)):
             indices.add(key.data)
         return sorted(indices)
 
     def n_bytes(self) -> int:
-        """Return the size of all slots that were written."""
+        """Return the size of all slots that have been written."""
         return sum(block.layout.nbytes() for block in self._weights)
 
     def close(self) -> None:
-        """Give the shared memory back, and the places of the workers."""
+        """Release the shared memory and the workers' shares of the GPU."""
         for block in (self._progress, *self._weights, *(block for slabs in self._slabs for block in slabs)):
             block.close()
         self._placement.close()
@@ -182,17 +182,17 @@ class LocalLink:
         return None if self._process is None else self._process.pid
 
     def receive(self) -> Any:  # noqa: ANN401 - see `Link`
-        """Read an answer from the socket, if all of it is there."""
+        """Read an answer from the socket, if it is complete."""
         return self._channel.receive(wait=False)
 
     def steps(self, batch: Batch, slab: int) -> Steps:
-        """Find the steps in the slab, which is mapped with its first batch."""
+        """Return the steps in the slab, which is mapped when its first batch arrives."""
         if batch.layout is not None:
             self._steps[slab] = Steps(self._slabs[slab].map(batch.layout))
         return self._steps[slab]
 
     def where(self) -> str:
-        """Name phase and step."""
+        """Return phase and step."""
         if not self.progress.born:
             return "its start, while Python imports your main script"
         if self.progress.phase is Phase.WAIT:
@@ -204,7 +204,7 @@ class LocalLink:
         return self._process is None or not self._process.is_alive()
 
     def death(self) -> str:
-        """Name signal or exit code, and the likely cause."""
+        """Return the signal or exit code, and the likely cause."""
         self.join(_LEAVING_SECONDS)
         code = None if self._process is None else self._process.exitcode
         if code is None:
@@ -216,38 +216,36 @@ class LocalLink:
             how = f"exited with code {code}"
         hint = ""
         if code == NO_MAIN_GUARD:
-            hint = (
-                f" Every worker imports your main script, and this one starts the batcher while it is imported. {GUARD}"
-            )
+            hint = f" Every worker imports your main script, and this one creates a batcher when imported. {GUARD}"
         elif code == -signal.SIGKILL:
-            hint = " Unless somebody killed it, the machine ran out of memory: its kernel log says so."
+            hint = " Unless somebody killed it, the machine ran out of memory; then its kernel log says so."
         elif not self.progress.born:
-            hint = " What kept it from starting is in its traceback, printed above on standard error."
+            hint = " Its traceback, printed above on standard error, says why it could not start."
         return f"{how} in {self.where()}.{hint}"
 
     def stop(self) -> None:
-        """Ask it to end at its next phase, or when it reads its next order."""
+        """Ask the worker to end at its next phase, or when it next reads an order."""
         self.progress.stop()
         with contextlib.suppress(OSError, ValueError):
             self._channel.send(Order("close"), 0.0)
 
     def join(self, seconds: float) -> None:
-        """Wait for the process; one that still imports your script has nothing to close, and is not waited for."""
+        """Wait at most this long for the process to end."""
         if self._process is not None:
             self._process.join(max(0.0, seconds))
 
     def kill(self) -> None:
-        """End the process, even a stopped one or one in C code."""
+        """Kill the process, even if it is stopped or in C code."""
         if self._process is not None:
             self._process.kill()
 
     def close(self) -> None:
-        """Leave no zombie and no file descriptor."""
+        """Reap the process, and close all file descriptors."""
         if self._process is None:
             return
         for source in self._sources:
             self._selector.unregister(source)
-        self._process.join(1.0)  # not for ever: the kernel may hold a process that waits for a broken disk or driver
+        self._process.join(1.0)  # a process that waits for a broken disk or driver cannot be killed
         with contextlib.suppress(ValueError):  # it has not ended
             self._process.close()
         self._process = None
@@ -262,7 +260,7 @@ def create_pool(settings: Settings) -> WorkerPool:
 
 def main(start: Start, end: socket.socket) -> None:
     """Run a worker until it is ordered to stop, fails, or loses its parent."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides what it means
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent decides what to do
     torch.set_num_threads(1)
     join_profile()
     progress = Progress(start.words())
@@ -278,7 +276,7 @@ def main(start: Start, end: socket.socket) -> None:
     except Interrupted:
         pass
     except BaseException as error:
-        with contextlib.suppress(OSError):  # the parent is gone: no process is left to report to
+        with contextlib.suppress(OSError):  # the parent is gone
             channel.send(worker.describe(error))
     finally:
         worker.close()
@@ -286,7 +284,7 @@ def main(start: Start, end: socket.socket) -> None:
 
 
 def _serve(worker: Worker, channel: Channel, progress: Progress) -> None:
-    """Carry out orders until one says to close, or the parent is gone."""
+    """Carry out orders until one of them is to close, or the parent is gone."""
     worker.begin()
     while True:
         progress.enter(Phase.WAIT)

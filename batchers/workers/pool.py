@@ -1,4 +1,4 @@
-"""Collection by k workers: restarts, timeouts, seeds and queueing, for every transport alike."""
+"""Collection by k workers over any transport: restarts, timeouts, seeds and queueing."""
 
 from __future__ import annotations
 
@@ -30,20 +30,19 @@ from rlstruct.errors import BadTypeError, BadValueError, WorkerError, WorkerTime
 
 _logger = logging.getLogger(__name__)
 
-_CLOSING_SECONDS = 1.2  # how long workers may take to close their environments before they are killed
-_WRITING_SECONDS = 60.0  # likewise, while they write what a profile has recorded
-_SEED_STRIDE = 1_000_003  # added to the seed of a worker that is started again; more than anyone has environments
+_CLOSING_SECONDS = 1.2  # time that workers get to close their environments before they are killed
+_WRITING_SECONDS = 60.0  # the same while a profile is recorded, which they write at the end
+_SEED_STRIDE = 1_000_003  # added to the seed of a restarted worker; larger than any number of environments
 
 
 class WorkerPool:
-    """The backend of k workers, wherever a transport starts them: all together; the first call waits for them."""
+    """Backend of k workers on any transport. The constructor starts all of them; the first call waits for them."""
 
     has_gaps = queues = True
 
     def __init__(self, settings: Settings, transport: Transport) -> None:
         self.auto_reset = False
         self.interrupted: Literal["new", "failed"] | None = "failed"
-        self._if_waiting: Literal["failed"] | None = None  # the same while it waits: no answer is lost
         self._lost: list[LostEpisodes] = []
         self._pid = os.getpid()
         self._timeout, self._max_restarts = settings.timeout, settings.max_restarts
@@ -51,21 +50,21 @@ class WorkerPool:
         self._n_batches = 0
         self._n_envs: list[int] = []
         self._transport = transport
-        self._weights: Weights | None = None  # the newest
+        self._weights: Weights | None = None  # the newest weights
         recipe, indices = _pickled(settings.recipe), range(settings.n_processes)
         self._workers = [WorkerHandle(index, transport, recipe, self._timeout) for index in indices]
-        # Not weakref.finalize: this one does nothing in a forked child, and at exit it runs before multiprocessing
-        # waits for its children, of which one may be stopped.
+        # Unlike weakref.finalize, this does nothing in a forked child and, at exit, runs before multiprocessing waits
+        # for its children, one of which may be stopped.
         self._kill = Finalize(self, end, args=(self._workers,), exitpriority=100)
         for worker in self._workers:
             worker.open()
         n_envs = settings.recipe.env_args.get("n_envs")
-        for worker in self._workers:  # those whose seed is known now, or can be guessed
+        for worker in self._workers:  # if the seed is known, or can be guessed from env_args
             if worker.index == 0 or len(self._seeds) == len(self._workers) or isinstance(n_envs, int):
                 worker.order_creation(*self._seeds_of(worker, n_envs or 0))
 
     def n_envs(self) -> list[int]:
-        """Return the number of environments of each worker; wait for their creation."""
+        """Return the number of environments of each worker. Wait until they have been created."""
         if not self._n_envs:
             with profiling.operation("start"):
                 first = self._workers[0]
@@ -80,20 +79,20 @@ class WorkerPool:
         return self._n_envs
 
     def reset(self, agent_infos: Sequence[DictTensor], env_infos: Sequence[DictTensor]) -> None:
-        """Order new episodes. The agent's first state may come from the weights, so they are sent with the order."""
+        """Order new episodes. The weights go along, because the agent's initial state may depend on them."""
         for worker, agent_info, env_info in zip(self._workers, agent_infos, env_infos, strict=True):
             with self._replacing():
                 worker.order_reset(agent_info, env_info, self._weights)
 
     def execute(self, agent_infos: Sequence[DictTensor] | None) -> None:
-        """Order a batch of every worker that has an episode to go on with."""
+        """Order a batch from every worker that has a running episode."""
         for worker in self._workers:
             if worker.n_running:
                 with self._replacing():
                     worker.order_batch(None if agent_infos is None else agent_infos[worker.index], self._weights)
 
     def collect(self, blocking: bool, timeout: float) -> list[Part] | None:
-        """Return the oldest batch, which may come from workers that replaced others meanwhile."""
+        """Return the oldest batch, some of which may come from workers that were restarted in the meantime."""
         collecting = list(filter(attrgetter("n_owed"), self._workers))
         try:
             self._wait(collecting, timeout if blocking else 0.0, for_batches=True)
@@ -105,7 +104,7 @@ class WorkerPool:
         return list(map(WorkerHandle.take_batch, collecting))
 
     def update(self, weights: Mapping[str, Tensor], version: int) -> None:
-        """Publish the weights. This waits if there is no room besides those of batches that were ordered."""
+        """Publish the weights. Wait if the weights of outstanding batches leave no room for more."""
         self.interrupted = "failed"
         in_use: list[Weights] = []
         for worker in self._workers:
@@ -123,16 +122,14 @@ class WorkerPool:
     def load_state_dicts(
         self, states: Sequence[CollectorState], agent_infos: Sequence[DictTensor], env_infos: Sequence[DictTensor]
     ) -> bool:
-        """Let all workers go on from these states."""
-        self._if_waiting = "failed"  # the workers go on to load, and the batcher would not know
+        """Restore these states in all workers."""
         answers = self._ask("load", zip(states, agent_infos, env_infos, strict=True), self._weights)
-        self._if_waiting = None
         for worker, (_, seed), *infos in zip(self._workers, answers, agent_infos, env_infos, strict=True):
             worker.go_on(seed, *infos)
         return all(exact for exact, _ in answers)
 
     def stats(self) -> BackendStats:
-        """Return seconds as of each worker's last batch, and what the pool has noted."""
+        """Return the statistics as of each worker's last batch."""
         workers = self._workers
         return BackendStats(
             seconds=tuple(worker.seconds for worker in workers),
@@ -145,13 +142,13 @@ class WorkerPool:
     def close(self) -> None:
         """Stop the workers, kill those that do not stop, and release everything."""
         if os.getpid() != self._pid:
-            return  # a forked child holds a copy of this object: the workers are not its own
+            return  # a forked child has a copy of this object, but the workers belong to its parent
         if self._kill.still_active():
             for worker in self._workers:
                 worker.link.stop()
             deadline = time.monotonic() + (_WRITING_SECONDS if profiling.is_on() else _CLOSING_SECONDS)
             for worker in self._workers:
-                if worker.created or worker.link.progress.born:  # one that imports your script has nothing to close
+                if worker.created or worker.link.progress.born:  # before that there is nothing to close
                     worker.link.join(deadline - time.monotonic())
             self._kill()
             for worker in self._workers:
@@ -159,21 +156,29 @@ class WorkerPool:
             self._transport.close()
 
     def _ask(self, name: str, arguments: Iterable[tuple[Any, ...]], weights: Weights | None = None) -> list[Any]:
-        """Send each worker an order, and return their answers."""
-        self.n_envs()  # waits for their creation
+        """Send an order to every worker, and return their answers."""
+        self.n_envs()  # waits until they have been created
         self.interrupted = "failed"
         for worker, given in zip(self._workers, arguments, strict=True):
             worker.order(name, *given, weights=weights)
-        self._wait(self._workers, self._timeout)
+        # Interrupted while they load, the batcher would not know which state they are in.
+        self._wait(self._workers, self._timeout, if_interrupted="failed" if name == "load" else None)
         return [worker.answer for worker in self._workers]
 
-    def _wait(self, workers: Sequence[WorkerHandle], seconds: float, *, for_batches: bool = False) -> None:
-        """Take in everybody's answers until these workers have answered all orders, or have a batch."""
+    def _wait(
+        self,
+        workers: Sequence[WorkerHandle],
+        seconds: float,
+        *,
+        for_batches: bool = False,
+        if_interrupted: Literal["failed"] | None = None,
+    ) -> None:
+        """Receive answers from all workers until these have answered all orders or, ``for_batches``, have a batch."""
         deadline = time.monotonic() + seconds
         unready = partial(filterfalse, attrgetter("batches")) if for_batches else partial(filter, attrgetter("orders"))
         while late := list(unready(workers)):
             with self._replacing() if for_batches else contextlib.nullcontext():
-                self.interrupted = self._if_waiting
+                self.interrupted = if_interrupted  # None: no answer is lost
                 ready = self._transport.wait(deadline - time.monotonic())
                 self.interrupted = "failed"
                 if not ready:
@@ -184,7 +189,7 @@ class WorkerPool:
                         raise worker.death()
 
     def _seeds_of(self, worker: WorkerHandle, n_envs: int) -> tuple[int, int]:
-        """Return the seeds of a worker's environments and agent, if each worker has this many environments."""
+        """Return the seeds of a worker's environments and agent, given the number of environments per worker."""
         one_each = len(self._seeds) == len(self._workers)
         seed = self._seeds[worker.index] if one_each else self._seeds[0] + worker.index * n_envs
         return seed, seed if self._agent_seeds is None else self._agent_seeds[worker.index]
@@ -195,14 +200,14 @@ class WorkerPool:
         found = [(answer.n_envs, answer.auto_reset) for answer in created]
         if len(set(found)) > 1:
             raise BadValueError(
-                f"RL_Batcher: create_env made different environments in different processes: (n_envs, auto_reset) is "
-                f"{found}. Make create_env depend on nothing but env_args and seed."
+                "RL_Batcher: create_env created different environments in different processes: (n_envs, auto_reset) "
+                f"is {found}. Let create_env depend only on env_args and seed."
             )
         gaps = [high - low for low, high in pairwise(sorted(self._seeds))]
         if gaps and min(gaps) < (n := created[0].n_envs):
             warn_user(
                 f"RL_Batcher: seeds={list(self._seeds)} with {n} environments per process overlap: environment j of a "
-                f"process seeds with its seed + j, so some environments are copies of others. "
+                f"process is seeded with the process's seed + j, so some environments are copies of others. "
                 f"Pass seed={self._seeds[0]} instead, or space the seeds by {n}."
             )
         if any(answer.cuda_initialised for answer in created):
@@ -213,7 +218,7 @@ class WorkerPool:
 
     @contextlib.contextmanager
     def _replacing(self) -> Iterator[None]:
-        """Start a worker that fails again, unless that has been done often enough."""
+        """Restart a worker that fails, unless all restarts have been used up."""
         self.interrupted = "failed"
         try:
             yield
@@ -226,7 +231,7 @@ class WorkerPool:
                 self._replace(self._workers[error.worker], error)
 
     def _replace(self, worker: WorkerHandle, error: WorkerError) -> None:
-        """Start a worker again and repeat the orders of the old one."""
+        """Restart a worker, and repeat the orders that it has not carried out."""
         ids, seed = worker.environments, worker.seed + _SEED_STRIDE
         self._lost.append(
             LostEpisodes(
@@ -239,14 +244,14 @@ class WorkerPool:
                 reason=str(error),
             )
         )
-        _logger.warning("RL_Batcher starts a worker again, its episodes are lost: %s", error)
+        _logger.warning("RL_Batcher restarts a worker; its episodes are lost: %s", error)
         end([worker])
         worker.open()
         worker.order_again(seed, worker.agent_seed + _SEED_STRIDE, self._weights)
 
 
 def _pickled(recipe: Recipe) -> bytes:
-    """Pickle the recipe by value: lambdas, closures and classes of the main script travel too."""
+    """Pickle the recipe by value, including lambdas, closures and classes of the main script."""
     for field in fields(recipe):
         try:
             cloudpickle.dumps(getattr(recipe, field.name))

@@ -1,4 +1,4 @@
-"""Contract between a pool and its workers: orders go to them, answers come back."""
+"""Contract between a pool and its workers, which receive orders and send answers."""
 
 from __future__ import annotations
 
@@ -15,77 +15,77 @@ from rlstruct.core import Layout
 
 
 class Transport(Protocol):
-    """Connection of a pool to its workers. The pool decides when a worker is late, is replaced or must end.
+    """Connection of a pool to its workers. The pool decides when a worker is late, and when to restart or stop it.
 
     Attributes:
-        is_local: whether process ids are those of this machine.
+        is_local: whether workers run on this machine, so that their process ids mean something here.
     """
 
     is_local: bool
 
     def open(self, index: int, recipe: bytes) -> Link:
-        """Start a worker, perhaps in place of one that was closed; return at once. OSError says what is lacking."""
+        """Start a worker, perhaps in place of a closed one, and return at once. An OSError says what is lacking."""
 
     def publish(self, weights: Mapping[str, Tensor], version: int, in_use: Sequence[Weights]) -> Weights | None:
-        """Copy weights to where workers read them; None if one of those in use must be read first."""
+        """Copy weights to where workers read them. Return None if there is no room besides the weights in use."""
 
     def wait(self, seconds: float) -> list[int]:
-        """Return the indices of workers that have answered or ended; wait for the first, but no longer than this."""
+        """Return the indices of workers that have answered or ended. Wait at most this long for the first one."""
 
     def n_bytes(self) -> int:
-        """Return the size of the buffers of published weights."""
+        """Return the size in bytes of the buffers for published weights."""
 
     def close(self) -> None:
-        """Release everything; the workers have ended."""
+        """Release everything. The workers have ended."""
 
 
 class Link(Protocol):
-    """The pool's end of one worker, which answers its orders one by one.
+    """The pool's connection to one worker, which answers orders in sequence.
 
     Attributes:
-        progress: phase and step of the worker, as far as they are known here.
+        progress: phase and step of the worker, as far as known in this process.
     """
 
     progress: Progress
 
     @property
     def pid(self) -> int | None:
-        """Process id, None while there is none."""
+        """Process id; None if there is no process."""
 
     def send(self, order: Order, seconds: float, /) -> None:
-        """Send an order. ConnectionError: the worker is gone; another OSError: it was not read within this time."""
+        """Send an order. Raise ConnectionError if the worker is gone, OSError if it has not read it in time."""
 
     def receive(self) -> Any:  # noqa: ANN401 - `Created`, `Batch`, a Failure, or the result of another order
-        """Return the next answer, None if it is not there yet. EOFError or OSError: there will be none."""
+        """Return the next answer, or None if it has not arrived. Raise EOFError or OSError if there will be none."""
 
     def steps(self, batch: Batch, slab: int) -> Steps:
-        """Return the steps of a batch that was written to this slab."""
+        """Return the steps of a batch, which was written to this slab."""
 
     def where(self) -> str:
-        """Say where the worker is, for an error message."""
+        """Describe what the worker is doing, for an error message."""
 
     def ended(self) -> bool:
-        """Return True if the worker has ended, as far as is known."""
+        """Return True if the worker is known to have ended."""
 
     def death(self) -> str:
-        """Say how the worker ended, for an error message; wait a few seconds for that."""
+        """Describe how the worker ended, for an error message. May wait a few seconds."""
 
     def stop(self) -> None:
         """Ask the worker to end."""
 
     def join(self, seconds: float) -> None:
-        """Wait until it has ended, but no longer than this."""
+        """Wait at most this long for the worker to end."""
 
     def kill(self) -> None:
-        """End it at once."""
+        """Kill the worker."""
 
     def close(self) -> None:
-        """Wait a second for a killed worker to be gone, and release the connection."""
+        """Wait up to a second until a killed worker is gone, and release the connection."""
 
 
 @dataclass(frozen=True, eq=False)
 class Weights:
-    """Published weights: their policy version, their layout, and the place where workers read them."""
+    """Published weights: their policy version, their layout, and the place from which workers read them."""
 
     version: int
     layout: Layout
@@ -94,7 +94,7 @@ class Weights:
 
 @dataclass(frozen=True)
 class Order:
-    """A method of `Worker`, its arguments, and weights that the worker reads first, if any."""
+    """A method of `Worker`, its arguments, and weights that the worker first loads, if any."""
 
     name: str
     arguments: tuple[Any, ...] = ()
@@ -115,7 +115,7 @@ class Batch:
     """Answer to ``execute``."""
 
     collected: Collected
-    n_running: int  # environments that go on
-    seconds: dict[str, float]  # of each phase until now
-    layout: Layout | None  # that of the slab, with the first batch in it
-    tensors: Any = None  # the steps, where they travel with the answer
+    n_running: int  # number of environments with a running episode
+    seconds: dict[str, float]  # spent in each phase until now
+    layout: Layout | None  # layout of the slab, only with its first batch
+    tensors: Any = None  # the steps, if they travel with the answer

@@ -1,6 +1,6 @@
-"""The other end of a link: one agent, one VecEnv, and the orders of a pool.
+"""Worker: the other end of a link, with one agent and one VecEnv.
 
-Tensors of batches and weights are read and written in memory that the transport brings.
+The transport provides the memory of batches and weights.
 """
 
 from __future__ import annotations
@@ -25,10 +25,15 @@ _logger = logging.getLogger(__name__)
 
 
 class Worker:
-    """An agent and its environments, which carry out orders: each is the name of a method without its underscore.
+    """An agent and its environments. An order is the name of a method without its underscore.
 
-    Each of ``memories`` brings the memory of a slab, whose tensors ``slabs`` has then; the second one is used once a
-    batch is queued. ``read`` finds the tensors of published weights.
+    Args:
+        recipe: pickled `Recipe`.
+        backends: see `rlstruct.device.registered_backends`.
+        progress: updated with phase and step.
+        memories: allocate the tensors of two slabs, which ``slabs`` then holds. The second one is used once a batch has
+            been queued.
+        read: returns the tensors of published weights.
     """
 
     def __init__(
@@ -42,8 +47,8 @@ class Worker:
         self._pickled, self._backends, self._read_weights = recipe, backends, read
         self._progress, self._memories = progress, memories
         self.slabs: list[dict[str, Tensor]] = [{} for _ in memories]
-        self._slab = 0  # the one that it writes to
-        self._other: Slab | None = None  # the one that it does not write to, if there was a second one
+        self._slab = 0  # index of the slab that batches are written to
+        self._other: Slab | None = None  # the other slab, once a batch has been queued
         self._new_layout: Layout | None = None
 
     def begin(self) -> None:
@@ -54,11 +59,11 @@ class Worker:
         self._recipe: Recipe = cloudpickle.loads(self._pickled)
 
     def carry_out(self, order: Order) -> Any:  # noqa: ANN401 - of that method
-        """Return the answer to an order."""
+        """Carry out an order, and return the answer."""
         if order.weights is not None:
             self._collector.update(self._read_weights(order.weights), order.weights.version)
         answer = getattr(self, f"_{order.name}")(*order.arguments)
-        self._progress.clock.enter(Phase.WAIT)  # in a profile, from before the pool can go on
+        self._progress.clock.enter(Phase.WAIT)  # so that a profile shows waiting before the pool continues
         return answer
 
     def describe(self, error: BaseException) -> Failure:
@@ -71,13 +76,13 @@ class Worker:
         if hasattr(self, "_collector"):
             try:
                 self._collector.close()
-            except Exception:  # the batcher is closing and waits for no answer
+            except Exception:  # the batcher is being closed and waits for no answer
                 _logger.warning("RL_Batcher.close", exc_info=True)
             del self._collector
 
     def _create(self, seed: int, agent_seed: int) -> Created:
         self._progress.enter(Phase.START)
-        self.close()  # ordered again with another seed: the number of environments was not what env_args said
+        self.close()  # of an earlier order, whose seed was guessed from a wrong number of environments
         torch.manual_seed(agent_seed)
         self._collector = self._recipe.make(seed, agent_seed, self._progress, self._allocate)
         env = self._collector.env
@@ -112,7 +117,7 @@ class Worker:
         return exact, self._collector.seed
 
     def _allocate(self, layout: Layout) -> dict[str, Tensor]:
-        """Bring memory for a slab: that of the transport, or on another device; then batches are copied."""
+        """Allocate a slab: in the transport's memory or, on another device, besides it; then batches are copied."""
         self._new_layout = layout
         self.slabs[self._slab] = shared = self._memories[self._slab](layout)
         return shared if self._recipe.device.type == "cpu" else layout.allocate(self._recipe.device)

@@ -1,4 +1,4 @@
-"""`rlstruct tune`: how many workers, environments and steps are fastest here."""
+"""`rlstruct tune`: find the fastest number of workers, environments and steps on this machine."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from rlstruct.core import Trajectories
 from rlstruct.device import resolve_device
 from rlstruct.sharing import Mode
 
-_HALF = 0.5  # of a training is done: every algorithm has begun to learn
+_HALF = 0.5  # progress of the training that probes imitate; by then every algorithm learns
 
 _HELP = """usage: rlstruct tune ALGORITHM --env NAME [OPTIONS]
        rlstruct tune MODULE:CREATE_AGENT MODULE:CREATE_ENV [OPTIONS]
 
-Find out how many workers, environments and steps collect fastest on this
-machine, or with --learn train fastest. Short probes, a table that says why each
-one ended, and the answer: options to paste, and with --out a preset. Nothing is
-started that is expected to take more memory than --memory-limit.
+Find the number of workers, environments and steps that collects fastest on this
+machine or, with --learn, trains fastest. Short probes give a table, which says
+why the search continued or stopped, and the answer: options to paste and, with
+--out, a preset. Probes expected to exceed --memory-limit are not started.
 
   rlstruct tune ppo --env CartPole-v1
   rlstruct tune ppo --env CartPole-v1 --learn --out runs/tuned
@@ -48,23 +48,23 @@ started that is expected to take more memory than --memory-limit.
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Options of the search, and the destination of its answer.
+    """Options of the search and of its output.
 
     Attributes:
-        n_processes: numbers of workers to choose from; by default 0, 1, 2, 4, … as far as that is faster.
-        n_envs: numbers of environments in each process, likewise.
-        n_timesteps: numbers of steps of a batch. By default 8, 32 and 128; for an algorithm its own number, since
-            another one changes the result of its training.
-        sharing: how workers may share a GPU.
-        device: where agent and environments live.
-        memory_limit: GiB that may be taken in all; by default 80 % of what there is.
+        n_processes: numbers of workers to choose from; by default 0, 1, 2, 4, … as long as that is faster.
+        n_envs: numbers of environments per process to choose from; by default powers of 2.
+        n_timesteps: numbers of steps per batch to choose from. By default 8, 32 and 128, but for an algorithm only
+            its own number, because another one changes how it learns.
+        sharing: modes in which workers may share a GPU.
+        device: device of agent and environments.
+        memory_limit: GiB that may be in use; by default 80 % of the available memory.
         alpha: go on while speed grows by more than alpha times the memory; by default the noise, 0.02 to 0.03.
-        seconds: no probe begins that would probably end later.
+        seconds: time limit; a probe that would probably exceed it is not started.
         out: write the answer here: for an algorithm a folder for rlstruct train --config, else a JSON file.
-        cache: a file that keeps answers, by hardware, versions and factories.
-        again: measure, whatever the cache says.
+        cache: file that stores answers by hardware, versions and factories.
+        again: measure even if the cache has an answer.
         progress: show a progress bar.
-        threads: of PyTorch in this process; by default 1.
+        threads: PyTorch threads in this process.
     """
 
     n_processes: tuple[int, ...] | None = None
@@ -89,9 +89,9 @@ class TuneTraining:
     Attributes:
         environment: The environment to train on.
         search: Options of the search.
-        learn: learn from every batch, too: how fast training is, not collecting alone.
-        n_learners: then train with these numbers of learners as well, rising, each with the fastest numbers of one; on
-            a GPU they share it. None tries no other number.
+        learn: also learn from every batch, to find what trains fastest instead of what collects fastest.
+        n_learners: afterwards train with these numbers of learners, in rising order, each learner with the fastest
+            settings of a single one. On a GPU they share it. By default only one learner.
         gpus: find the answer for this many GPUs: measured on the visible ones, projected beyond.
     """
 
@@ -104,12 +104,12 @@ class TuneTraining:
 
 @dataclass(frozen=True, kw_only=True)
 class TuneFactories:
-    """Tune what two functions make.
+    """Tune an agent and environments that two functions create.
 
     Attributes:
-        search: What to search.
-        agent_args: arguments of the first, each as KEY=VALUE.
-        env_args: arguments of the second, without n_envs and seed.
+        search: Options of the search.
+        agent_args: arguments of the first function, each as KEY=VALUE.
+        env_args: arguments of the second function, each as KEY=VALUE, without n_envs and seed.
     """
 
     search: Options = Options()
@@ -118,7 +118,7 @@ class TuneFactories:
 
 
 def run(arguments: Sequence[str]) -> None:
-    """Tune as the words after ``tune`` say."""
+    """Run ``rlstruct tune`` with these arguments."""
     words = list(arguments)
     if not words or words[0] in ("-h", "--help"):
         say(_HELP)
@@ -192,13 +192,13 @@ def _tune_training(algorithm: str, given: TuneTraining) -> None:
 
 
 def _learner(algorithm: str, config: TrainingConfig, create_agent: Callable[..., Any], model: nn.Module) -> Any:  # noqa: ANN401 - of that algorithm
-    """Make a learner with a copy of the network."""
+    """Create a learner with a copy of the network."""
     own = copy.deepcopy(model).to(config.learner_device)
     return algorithm_of(algorithm).learner.create(own, create_agent, config)
 
 
 def _learning(*of_learner: Any) -> Callable[[Trajectories], Any]:  # noqa: ANN401 - see `_learner`
-    """Make what learns from batches. These arguments, unlike a closure, are part of the key of the cache."""
+    """Create a function that learns from batches. As arguments of a partial, its inputs are part of the cache key."""
     learner = _learner(*of_learner)
 
     def learn(batch: Trajectories) -> Any:  # noqa: ANN401 - weights by name
@@ -216,12 +216,12 @@ def _search(
     fewest: int = 1,
     **arguments: Any,  # noqa: ANN401 - of tune
 ) -> Tuning:
-    """Tune, and say what came of it."""
+    """Tune, and print the answer."""
     check_device("--device", options.device)
     torch.set_num_threads(options.threads)
     names = "n_processes", "n_envs", "sharing", "alpha", "seconds", "device", "cache", "progress"
     given: dict[str, Any] = {name: getattr(options, name) for name in names}
-    if given["n_envs"] is None and fewest > 1:  # a minibatch has whole environments
+    if given["n_envs"] is None and fewest > 1:  # minibatches are split by environments
         given["n_envs"] = tuple(2**i for i in range(13) if 2**i >= fewest)
     limit = None if options.memory_limit is None else options.memory_limit * 2**30
     if options.again and options.cache.exists():

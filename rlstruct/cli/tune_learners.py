@@ -1,4 +1,4 @@
-"""`rlstruct tune --n-learners`: how many learners train fastest, each with what one has, on one GPU and on several."""
+"""`rlstruct tune --n-learners`: find the number of learners that trains fastest, on one GPU and on several."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from rlstruct.cli.complaint import UserError, say
 from rlstruct.cli.record import algorithm_of
 from rlstruct.sharing import Mode
 
-_N_WARM = 3  # updates before the clock starts: code is compiled and graphs are recorded in them
+_N_WARM = 3  # updates before the clock starts, while code is compiled and graphs are captured
 _LONGEST = 600.0  # seconds that a training may take to start
 
 Rate = Callable[[TrainingConfig], float]
 
 
 class Stopwatch(Callback):
-    """Ends a training after so many seconds, without its first updates; ``rate`` is then steps per second."""
+    """Stops a training after some seconds, not counting the first updates; ``rate`` is then its steps per second."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds, self._begun, self.rate = seconds, (0.0, 0), 0.0
 
     def on_update(self, training: TrainingContext) -> None:
-        """Look at the clock."""
+        """Start the clock after the first updates, and stop the training when the time is over."""
         if training.updates > _N_WARM and time.perf_counter() - self._begun[0] < self._seconds:
             return
         if training.updates >= _N_WARM:
@@ -46,10 +46,10 @@ class Stopwatch(Callback):
 
 
 def rate_of(algorithm: str, factories: Sequence[Any], seconds: float, config: TrainingConfig) -> float:
-    """Train for so many seconds in a separate process, where nothing has used CUDA yet; return steps per second."""
+    """Train in a separate process, which has not used CUDA yet, and return steps per second."""
     context = get_context("spawn")
     ours, theirs = context.Pipe(duplex=False)
-    with quiet_start(), inheriting({"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}):  # so that asking for a GPU uses none
+    with quiet_start(), inheriting({"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}):  # looking for a GPU opens no context
         arguments = algorithm, factories, seconds, config, theirs
         process = context.Process(target=_train, args=arguments, name=f"{WORKER_NAME}-tuned")
         process.start()
@@ -75,7 +75,7 @@ def _train(
 
 
 def with_learners(config: TrainingConfig, n: int, sharing: Mode) -> TrainingConfig:
-    """Return settings in which each of n learners has as many environments and workers as the only one had."""
+    """Return settings for n learners, each with as many environments and workers as the single learner had."""
     name = "n_processes" if config.n_processes else "n_envs"
     shared = sharing if n > 1 and config.learner_device.startswith("cuda") else config.sharing
     return replace(config, n_learners=n, sharing=shared, **{name: n * getattr(config, name)})
@@ -84,14 +84,14 @@ def with_learners(config: TrainingConfig, n: int, sharing: Mode) -> TrainingConf
 def tune_learners(
     config: TrainingConfig, numbers: Sequence[int], gpus: int | None, sharing: Mode, rate: Rate
 ) -> TrainingConfig:
-    """Measure numbers of learners on the device of the settings, then on all GPUs; show a table, return the fastest.
+    """Measure several numbers of learners on one device, then on all GPUs; print a table and return the fastest.
 
     Args:
-        config: the fastest of one learner.
-        numbers: of learners on the CPU or on one GPU, rising; it ends where more are not faster.
-        gpus: number of GPUs that the answer is for; None for those that are visible.
+        config: fastest settings of a single learner.
+        numbers: numbers of learners to try, in rising order; the first one that is slower ends the search.
+        gpus: number of GPUs to find the answer for; None for the visible ones.
         sharing: how learners share a GPU.
-        rate: measures settings.
+        rate: measures steps per second.
     """
     visible = torch.cuda.device_count() if config.learner_device.startswith("cuda") else 1
     used = min(visible, gpus or visible)
@@ -106,7 +106,7 @@ def tune_learners(
         say(f"{n:>8} {rates[n]:>14,.0f} steps/s, {rates[n] / rates[numbers[0]]:.2f} times {numbers[0]}")
         if rates[n] < max(rates.values()):
             break
-    n = max(rates, key=lambda one: rates[one])
+    n = max(rates, key=lambda number: rates[number])
     best = with_learners(config, n, sharing)
     if used > 1:
         devices: dict[str, Any] = dict.fromkeys(("learner_device", "batcher_device"), "cuda")

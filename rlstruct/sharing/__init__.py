@@ -1,4 +1,4 @@
-"""Sharing a GPU between processes: in turns, at the same time under MPS, or apart in MIG instances."""
+"""Sharing a GPU between processes: taking turns, concurrently under MPS, or in separate MIG instances."""
 
 from rlstruct.errors import SharingError
 from rlstruct.sharing.daemon import Daemon, mps

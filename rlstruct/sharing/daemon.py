@@ -1,7 +1,7 @@
 """mps: a private MPS daemon for one GPU, for the duration of a block.
 
-Without MPS the processes on a GPU take turns: while a kernel of one runs, those of the others wait, however small it
-is. Under MPS their kernels run at the same time.
+Without MPS, processes on a GPU take turns: while a kernel of one process runs, however small, those of the others wait.
+Under MPS their kernels run concurrently.
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ from rlstruct.sharing import keeper
 
 PROGRAM = "nvidia-cuda-mps-control"
 MOST_CLIENTS = 48
-"""Processes that a daemon serves; 60 from CUDA 13.1 on."""
+"""Maximum number of client processes of a daemon; 60 from CUDA 13.1 on."""
 
 PERCENTAGE = Range(above=0, at_most=100, or_none=True)
-"""Of a GPU's threads, for one process."""
+"""Share of a GPU's threads for one process."""
 
 _logger = logging.getLogger(__name__)
 _running: dict[str, Daemon] = {}  # by GPU
 _lock = threading.RLock()
-_FIX = "Read its output, or share the GPU in turns: sharing='none'."
+_FIX = "Read its output, or let processes take turns: sharing='none'."
 _ASK_SECONDS = 5.0
-_END_SECONDS = 30.0  # longer than the keeper ever takes
+_END_SECONDS = 30.0  # longer than the keeper needs
 
 
 class Daemon:
-    """Private MPS daemon, made by `mps`, which explains the arguments.
+    """Private MPS daemon, created by `mps`, which documents the arguments.
 
     Attributes:
         gpu: UUID of its GPU.
-        folder: of its pipes and logs, for this user only; deleted when it ends.
+        folder: folder of its pipes and logs, private to this user; deleted when the daemon ends.
         limits: thread_percentage and memory_limit.
-        users: number of blocks that use it.
+        users: number of blocks that use the daemon.
     """
 
     def __init__(self, gpu: str, thread_percentage: float | None, memory_limit: int | None, seconds: float) -> None:
@@ -57,7 +57,7 @@ class Daemon:
             raise SharingError(f"mps: {missing()}")
         self._program = program
         self._pid = os.getpid()
-        self.folder = Path(tempfile.mkdtemp(prefix="rlstruct-mps-"))  # mode 0700: the clients of one user
+        self.folder = Path(tempfile.mkdtemp(prefix="rlstruct-mps-"))  # mode 0700: clients have the same user
         for name in ("pipe", "log"):
             (self.folder / name).mkdir(mode=0o700)
         others = {name: value for name, value in os.environ.items() if not name.startswith("CUDA_MPS_")}
@@ -69,7 +69,7 @@ class Daemon:
             env=self._environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C is for the parent
+            start_new_session=True,  # so that Ctrl-C does not reach it
             text=True,
         )
         try:
@@ -79,23 +79,23 @@ class Daemon:
             raise
 
     def environment(self, thread_percentage: float | None = None) -> dict[str, str]:
-        """Return the environment variables with which a process starts as a client.
+        """Return the environment variables that make a new process a client.
 
-        It sees the GPU as ``cuda:0``, and no other. ``thread_percentage`` limits this process further than the daemon.
+        It sees the GPU as ``cuda:0``, and no other. ``thread_percentage`` may set a lower limit than the daemon's.
         """
         return {
-            "CUDA_VISIBLE_DEVICES": self.gpu,  # by UUID: an index would count the GPUs that the daemon sees
+            "CUDA_VISIBLE_DEVICES": self.gpu,  # a UUID, because an index would count the GPUs that the daemon sees
             "CUDA_MPS_PIPE_DIRECTORY": str(self.folder / "pipe"),
             "CUDA_MPS_LOG_DIRECTORY": str(self.folder / "log"),
             **limited_to(thread_percentage),
         }
 
     def alive(self) -> bool:
-        """Return True unless it has ended by itself."""
+        """Return True unless the daemon has ended by itself."""
         return self._keeper.poll() is None
 
     def ask(self, command: str, seconds: float = _ASK_SECONDS) -> str:
-        """Send a command of ``nvidia-cuda-mps-control`` and return the answer; "" after so many seconds."""
+        """Send a command to ``nvidia-cuda-mps-control`` and return the answer, or "" if it fails or takes too long."""
         try:
             run = subprocess.run(
                 [self._program],
@@ -111,26 +111,26 @@ class Daemon:
         return run.stdout.strip() if run.returncode == 0 else ""
 
     def end(self, *, quiet: bool = False) -> str:
-        """End the daemon and its servers within seconds, and return its last output. Do nothing in a forked child.
+        """End the daemon and its servers within seconds, and return its last output. A forked child does nothing.
 
-        Unless ``quiet``, warn if it had ended by itself.
+        Unless ``quiet``, warn if the daemon had ended by itself.
         """
         if os.getpid() != self._pid or self._keeper.stdin is None or self._keeper.stdin.closed:
             return ""
         try:
-            said, _ = self._keeper.communicate("end\n", timeout=_END_SECONDS)  # a forked child may hold the pipe open
+            output, _ = self._keeper.communicate("end\n", timeout=_END_SECONDS)  # a forked child may hold the pipe open
         except subprocess.TimeoutExpired:
             self._keeper.kill()
-            said, _ = self._keeper.communicate()
+            output, _ = self._keeper.communicate()
         if self._keeper.returncode and not quiet:
             warn_user(
-                f"mps: the daemon of {self.gpu} had ended by itself; clients that started after that shared the GPU in "
-                f"turns. Its output:\n{said}"
+                f"mps: the daemon of {self.gpu} had ended by itself; clients that started after that took turns on the "
+                f"GPU. Its output:\n{output}"
             )
-        return said
+        return output
 
     def _begin(self, deadline: float, seconds: float) -> None:
-        """Wait until the daemon answers and its server runs; CUDA would wait for the server without limit."""
+        """Wait until the daemon answers and its server runs, since CUDA would wait for the server without limit."""
         self._wait("get_default_active_thread_percentage", lambda answer: answer[:1].isdigit(), deadline, seconds)
         self.ask(f"start_server -uid {os.getuid()}", deadline - time.monotonic())
         servers = self._wait("get_server_list", lambda answer: answer.isdigit(), deadline, seconds)
@@ -156,27 +156,26 @@ def mps(
     memory_limit: int | None = None,
     seconds: float = 20.0,
 ) -> Iterator[Daemon]:
-    """Let processes that start inside share a GPU at the same time, instead of in turns.
+    """Let processes that start in this block use a GPU concurrently, instead of taking turns.
 
-    A private MPS daemon runs for the duration of the block, even if this process crashes in it.
-    `RL_Batcher(sharing="mps")` makes one by itself, or uses that of the block around it. Other processes become clients
-    by their environment::
+    A private MPS daemon runs until the block ends, or this process crashes. `RL_Batcher(sharing="mps")` starts one, or
+    uses that of a surrounding block. Other processes become clients through their environment variables::
 
         with mps() as daemon:
             subprocess.run(command, env=os.environ | daemon.environment(thread_percentage=25))
 
-    This process does not: its own work still takes turns with the clients. A second block for the same GPU shares the
+    This process does not become a client; its work takes turns with theirs. A second block for the same GPU shares the
     daemon.
 
     Args:
         device: the GPU; a device of torch, or a UUID such as ``"GPU-8a6e…"``.
-        thread_percentage: most of the GPU's threads that one client gets; more than 0, at most 100.
-        memory_limit: most GPU memory that one client gets.  bytes, at least 2**20
-        seconds: how long to wait for the daemon's first answer.
+        thread_percentage: maximum share of the GPU's threads for one client; more than 0, at most 100.
+        memory_limit: maximum GPU memory for one client.  bytes, at least 2**20
+        seconds: time to wait for the daemon's first answer.
 
     Raises:
-        SharingError: MPS is not installed, or the daemon does not start; the message has its output.
-        ValueError: no such GPU, a limit is out of range, or the running daemon has other limits.
+        SharingError: MPS is not installed, or the daemon does not start; the message contains its output.
+        ValueError: there is no such GPU, a limit is out of range, or the running daemon has other limits.
     """
     gpu = gpu_of(device)
     PERCENTAGE.check("mps", "thread_percentage", thread_percentage)
@@ -205,22 +204,22 @@ def mps(
 
 
 def gpu_of(device: DeviceLike) -> str:
-    """Return the UUID of a GPU, a device of torch; a UUID is returned unchanged."""
+    """Return the UUID of a GPU, given as a device of torch or as a UUID."""
     if isinstance(device, str) and device.startswith(("GPU-", "MIG-")):
         return device
     resolved = resolve_device(device)
     if resolved.type != "cuda":
-        raise BadValueError(f"mps: the device is {resolved}, expected a CUDA device. Nothing else is shared by MPS.")
+        raise BadValueError(f"mps: the device is {resolved}, expected a CUDA device. MPS shares no other devices.")
     return f"GPU-{torch.cuda.get_device_properties(resolved).uuid}"
 
 
 def limited_to(thread_percentage: float | None) -> dict[str, str]:
-    """Return the environment variable that limits a client."""
+    """Return the environment variable that limits a client's threads."""
     return {} if thread_percentage is None else {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": f"{thread_percentage:g}"}
 
 
 def missing() -> str:
-    """Return the reason why MPS is unavailable, "" if its program is installed."""
+    """Return the reason why MPS is unavailable, or "" if its program is installed."""
     if shutil.which(PROGRAM):
         return ""
     return (

@@ -1,4 +1,4 @@
-"""GPU sharing: the means that this machine has, and environment and cores of each worker process."""
+"""GPU sharing: the modes that this machine supports, and the environment variables and cores of worker processes."""
 
 from __future__ import annotations
 
@@ -23,20 +23,25 @@ from rlstruct.sharing.inheriting import inheriting
 
 _GPU = re.compile(r"^GPU (\d+): .*\(UUID: (GPU-[^)]+)\)")
 _MIG = re.compile(r"^\s+MIG (\S+)\s.*\(UUID: (MIG-[^)]+)\)")
-_SECONDS = 20.0  # nvidia-smi is slow on a machine with eight GPUs and no persistence daemon
+_SECONDS = 20.0  # nvidia-smi is slow on machines with eight GPUs and no persistence daemon
+
+Mode = Literal["none", "mps", "mig", "auto"]
+
+_logger = logging.getLogger(__name__)
+_taken: set[int] = set()  # cores of this program's open instances of GpuSharing
 
 
 @dataclass(frozen=True)
 class MigInstance:
-    """A part of a GPU with its own memory and multiprocessors."""
+    """A partition of a GPU, with its own memory and multiprocessors."""
 
-    uuid: str  # its name in CUDA_VISIBLE_DEVICES
-    profile: str  # its size, such as ``"1g.10gb"``
+    uuid: str  # name in CUDA_VISIBLE_DEVICES
+    profile: str  # size, such as ``"1g.10gb"``
     gpu: str  # UUID of the GPU
 
 
 def gpus() -> list[str]:
-    """Return the UUIDs of the GPUs that this process may use, in their order; CUDA stays unused."""
+    """Return the UUIDs of the GPUs that are visible to this process, in order, without initialising CUDA."""
     found = {match[1]: match[2] for line in _listing() if (match := _GPU.match(line))}
     if (tokens := _visible()) is None:
         return list(found.values())
@@ -44,7 +49,7 @@ def gpus() -> list[str]:
 
 
 def mig_instances() -> list[MigInstance]:
-    """Return the MIG instances that this process may use, from ``nvidia-smi``; none where it is missing."""
+    """Return the MIG instances that are visible to this process, according to ``nvidia-smi``; none without it."""
     tokens = _visible()
     found, index, gpu = [], "", ""
     for line in _listing():
@@ -58,7 +63,7 @@ def mig_instances() -> list[MigInstance]:
 
 
 def _listing() -> list[str]:
-    """Return the lines of ``nvidia-smi -L``, none where it is missing."""
+    """Return the lines of ``nvidia-smi -L``; none if it is not installed."""
     try:
         run = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=_SECONDS, check=False)
     except (OSError, subprocess.TimeoutExpired):
@@ -67,19 +72,19 @@ def _listing() -> list[str]:
 
 
 def _visible() -> list[str] | None:
-    """Return the words of CUDA_VISIBLE_DEVICES, None if all GPUs are visible."""
+    """Return the entries of CUDA_VISIBLE_DEVICES, or None if all GPUs are visible."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     return None if visible is None else [token.strip() for token in visible.split(",") if token.strip()]
 
 
 def running_daemon() -> Path | None:
-    """Return the pipe directory of an MPS daemon that processes find by default, None if there is none."""
+    """Return the pipe directory of the MPS daemon that processes use by default, or None if there is none."""
     pipe = Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps"))
     return pipe if (pipe / "control").exists() else None
 
 
 def no_green_contexts() -> str:
-    """Return the reason why one process cannot split a GPU into separate parts, "" if it can."""
+    """Return the reason why one process cannot split a GPU into separate parts, or "" if it can."""
     if hasattr(getattr(torch.cuda, "green_contexts", None), "SMPartition"):
         return ""
     return (
@@ -89,53 +94,49 @@ def no_green_contexts() -> str:
 
 
 def describe() -> list[str]:
-    """Describe in lines of text the means of sharing, and the mode that suits, on a machine with a GPU."""
+    """Return lines of text about the modes of sharing on a machine with a GPU, and the recommended one."""
     instances = mig_instances()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     daemon = running_daemon()
     found = [("", f"CUDA_VISIBLE_DEVICES={visible}")] if visible is not None else []
     found += [("MIG", f"{part.profile} {part.uuid}") for part in instances] or [("MIG", "no instances")]
-    mps_words = missing() or "can be started"
-    suits = 'sharing="none": processes take turns'
-    if instances:
-        suits = 'sharing="mig": one or more processes in each instance, kept apart in memory and speed'
-    elif not missing():
-        suits = 'sharing="mps": many processes with small networks at the same time'
+    mps_state = missing() or "can be started"
     if daemon:
-        mps_words = f"runs ({daemon}): all processes share the GPU at the same time already"
-        suits = suits if instances else 'sharing="none": the daemon that runs already does it'
-    found += [("MPS", mps_words), ("green contexts", no_green_contexts() or "disjoint ones can be made")]
+        mps_state = f"runs ({daemon}): all processes share the GPU at the same time already"
+    if instances:
+        mode = 'sharing="mig": one or more processes in each instance, kept apart in memory and speed'
+    elif daemon:
+        mode = 'sharing="none": the daemon that runs already does it'
+    elif missing():
+        mode = 'sharing="none": processes take turns'
+    else:
+        mode = 'sharing="mps": many processes with small networks at the same time'
+    found += [("MPS", mps_state), ("green contexts", no_green_contexts() or "disjoint ones can be made")]
     found.append(("suits", "simulators of tensors, batched search: n_processes=0 with many environments"))
-    found.append(("", f"other environments: n_processes=k, {suits}"))
-    return [f"{name:<15} {words}" for name, words in found]
-
-
-Mode = Literal["none", "mps", "mig", "auto"]
-
-_logger = logging.getLogger(__name__)
-_taken: set[int] = set()  # cores taken by open instances in this process
+    found.append(("", f"other environments: n_processes=k, {mode}"))
+    return [f"{name:<15} {text}" for name, text in found]
 
 
 class GpuSharing:
-    """Environment variables and cores of k processes that share GPUs: workers of a batcher on one, or learners.
+    """Environment variables and cores of k processes that share GPUs: workers of a batcher, or learners.
 
     Args:
-        device: of the processes, as which each sees the one GPU that it gets.
+        device: device of the processes; under MPS and MIG, the name by which each of them sees its GPU.
         n_processes: k.
-        sharing: ``"none"``: in turns; ``"mps"``: at the same time, under a private daemon; ``"mig"``: in the existing
-            MIG instances, one after the other; ``"auto"``: MIG if there is one, else MPS, else none.
-        thread_percentage: most of the GPU's threads that one process gets under MPS.
-        gpus: UUIDs of GPUs, over which the processes are spread; under MPS in turn, each with its own daemon.
-            Without any it is the device, and under MIG all visible instances.
-        where: name of the caller, in messages.
+        sharing: ``"none"``: taking turns; ``"mps"``: concurrently, under a private daemon; ``"mig"``: distributed over
+            the existing MIG instances; ``"auto"``: MIG if there is an instance, else MPS, else none.
+        thread_percentage: maximum share of the GPU's threads for one process under MPS.
+        gpus: UUIDs of the GPUs over which processes are distributed, under MPS each with its own daemon. By default
+            the device, and under MIG all visible instances.
+        where: name of the caller, for messages.
 
     Attributes:
         mode: the chosen mode: ``"none"``, ``"mps"`` or ``"mig"``.
-        cores: of each process, which no other instance in this program has, once the first one starts; empty if
-            processes are not pinned.
+        cores: cores of each process, exclusive in this program, after the first one has started; empty if processes
+            are not pinned.
 
     Raises:
-        ValueError: the arguments do not fit together.
+        ValueError: the arguments contradict each other.
         SharingError: this machine lacks what ``"mps"`` or ``"mig"`` needs.
     """
 
@@ -165,24 +166,24 @@ class GpuSharing:
         self._automatic, self._thread_percentage = sharing == "auto", thread_percentage
         self._instances = instances
         self._daemons: dict[DeviceLike, Daemon] = {}
-        self._block = contextlib.ExitStack()  # the daemons'
+        self._block = contextlib.ExitStack()  # keeps the daemons running
         if together and self.mode == "none" and running_daemon() is None:
             warn_user(
                 f"{where}: {n_processes} processes on {device} open {n_processes} CUDA contexts, 300 to 700 MB of "
-                "GPU memory each, and share the GPU in turns. One process with more environments is usually faster; "
+                "GPU memory each, and take turns on the GPU. One process with more environments is usually faster; "
                 "sharing='auto' lets processes use the GPU at the same time where that is possible.",
             )
 
     @contextlib.contextmanager
     def starting(self, worker: int) -> Iterator[None]:
-        """Start workers inside: they inherit the environment and cores of worker number ``worker``."""
+        """Let a worker that starts in this block inherit the environment variables and cores of worker ``worker``."""
         with inheriting(self.environment(worker)):
             if self._n_to_pin:
                 self.cores, self._n_to_pin = take_cores(self._n_to_pin), 0
             cores = os.sched_getaffinity(0) if self.cores else set()
             try:
                 if self.cores:
-                    os.sched_setaffinity(0, self.cores[worker])  # of this thread, and of what it starts
+                    os.sched_setaffinity(0, self.cores[worker])  # of this thread and its children
                 yield
             except BaseException:
                 self.close()
@@ -192,12 +193,12 @@ class GpuSharing:
                     os.sched_setaffinity(0, cores)
 
     def environment(self, worker: int) -> dict[str, str]:
-        """Return the environment variables of a worker, {} for none. The first call starts the daemon."""
+        """Return additional environment variables of a worker. The first call starts the daemon."""
         if self.mode == "mig":
             return {"CUDA_VISIBLE_DEVICES": self._instances[worker % len(self._instances)].uuid}
         if self.mode == "none":
             return {}
-        if self._is_client:  # as which its children start, too: a second daemon would only take turns with the first
+        if self._is_client:  # its children are clients, too; those of a second daemon would take turns with them
             return limited_to(self._thread_percentage)
         place = self._places[worker % len(self._places)]
         try:
@@ -206,23 +207,23 @@ class GpuSharing:
         except SharingError as error:
             if not self._automatic:
                 raise
-            warn_user(f"{self._where}(sharing='auto'): processes share the GPU in turns. {error}")
+            warn_user(f"{self._where}(sharing='auto'): processes take turns on the GPU. {error}")
             self.mode = "none"
             return {}
         return self._daemons[place].environment(self._thread_percentage)
 
     def join(self) -> None:
-        """Give this process the environment of worker 0, for life: CUDA reads it once, and a daemon outlives that."""
+        """Give this process the environment variables of worker 0 for good, since CUDA reads them only once."""
         if self.mode == "none" or not _cuda_in_use():
             os.environ.update(self.environment(0))
             return
         why = (
-            "this process uses CUDA already, and can get no share of a GPU any more. Train before anything else uses "
-            "the GPU (torch.cuda.is_available() does, unless PYTORCH_NVML_BASED_CUDA_CHECK=1 is set)"
+            "this process uses CUDA already, so it can no longer get a share of a GPU. Train before anything else "
+            "uses the GPU (torch.cuda.is_available() does, unless PYTORCH_NVML_BASED_CUDA_CHECK=1 is set)"
         )
         if not self._automatic:
             raise SharingError(f"{self._where}: sharing={self.mode!r}: {why}, or pass sharing='none'.")
-        _logger.info("%s(sharing='auto') shares the GPU in turns: %s.", self._where, why)
+        _logger.info("%s(sharing='auto') takes turns on the GPU: %s.", self._where, why)
         self.mode = "none"
 
     def close(self) -> None:
@@ -234,7 +235,7 @@ class GpuSharing:
 
 
 def take_cores(n_processes: int) -> list[set[int]]:
-    """Give each process its own core, of those that this process may use and no other instance has taken.
+    """Reserve one core for each process, among the usable cores that no other instance has taken.
 
     A worker computes in one thread. The remaining cores are for the learner and the next batcher. The result is empty
     if there are too few cores, or the system cannot pin processes.
@@ -247,7 +248,7 @@ def take_cores(n_processes: int) -> list[set[int]]:
 
 
 def _cuda_in_use() -> bool:
-    """Return True if the driver has read this process's environment, by whichever library."""
+    """Return True if any library of this process has initialised CUDA, and the driver has read the environment."""
     try:
         code: int = ctypes.CDLL("libcuda.so.1").cuDeviceGetCount(ctypes.byref(ctypes.c_int()))
     except (OSError, AttributeError):  # there is no driver
@@ -260,7 +261,7 @@ def _is_shared(device: torch.device, n_processes: int) -> bool:
 
 
 def _check(where: str, device: torch.device, n_processes: int, sharing: str, thread_percentage: float | None) -> None:
-    """Raise ValueError for arguments that do not fit together on any machine."""
+    """Raise ValueError for arguments that contradict each other on any machine."""
     Range(choices=get_args(Mode)).check(where, "sharing", sharing)
     PERCENTAGE.check(where, "thread_percentage", thread_percentage)
     if thread_percentage is not None and sharing not in ("mps", "auto"):
@@ -283,11 +284,11 @@ def _check(where: str, device: torch.device, n_processes: int, sharing: str, thr
 
 
 def _lacking(mode: str, n_processes: int, instances: list[MigInstance]) -> str:
-    """Return the reason why this machine cannot have a mode, "" if it can."""
+    """Return the reason why this machine does not support a mode, or "" if it does."""
     if mode == "mig" and not instances:
         return (
-            "this process sees no MIG instance, and none is made here. Make them with nvidia-smi mig (as root), let "
-            "CUDA_VISIBLE_DEVICES name them, or pass sharing='mps'."
+            "this process sees no MIG instance, and creates none. Create one with nvidia-smi mig (as root), list it "
+            "in CUDA_VISIBLE_DEVICES, or pass sharing='mps'."
         )
     if mode == "mps" and instances:
         return f"the GPU is split into {len(instances)} MIG instances. Pass sharing='mig' to use them."
@@ -299,7 +300,7 @@ def _lacking(mode: str, n_processes: int, instances: list[MigInstance]) -> str:
 def _choose(
     where: str, device: torch.device, n_processes: int, instances: list[MigInstance]
 ) -> Literal["none", "mps", "mig"]:
-    """Return the mode that suits, and log the reason."""
+    """Return the best available mode, and log why it is not MPS."""
     if not _is_shared(device, n_processes) or n_processes < 2:
         return "none"
     if device.index:

@@ -1,4 +1,4 @@
-"""Environment variables that child processes inherit, set by one thread at a time."""
+"""Environment variables for child processes, set by one thread at a time."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _starting = threading.RLock()
 
 @contextlib.contextmanager
 def inheriting(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables for the processes that start inside, and restore them afterwards.
+    """Set environment variables for processes that start in this block, and restore them afterwards.
 
-    Blocks may be nested in one thread. Other threads wait at theirs, so that no process inherits another thread's
+    Blocks of one thread may be nested. Other threads wait to enter theirs, so that no process inherits another thread's
     variables.
     """
     with _starting:

@@ -1,11 +1,11 @@
-"""Keeper of an MPS daemon: a script that ends the daemon with the process it is for, and leaves nothing behind.
+"""Keeper of an MPS daemon: a script that ends the daemon when its parent ends, and cleans up.
 
     python -I -S keeper.py PROGRAM FOLDER PARENT
 
-It is a separate process, so that a parent that is killed takes its daemon with it. PROGRAM is started in the
-foreground. Once something arrives on standard input, or PARENT is gone, or the daemon has ended by itself, this script
-ends daemon and servers, deletes FOLDER, and writes the last lines of their logs to standard output. It exits with 1 if
-the daemon had ended by itself.
+It is a separate process, so that it works even if the parent is killed. PROGRAM is started in the foreground. When
+standard input becomes readable, PARENT is gone, or the daemon has ended by itself, this script ends the daemon and its
+servers, deletes FOLDER, and writes the last lines of their logs to standard output. Its exit code is 1 if the daemon
+had ended by itself.
 """
 
 import contextlib
@@ -20,35 +20,35 @@ import time
 from pathlib import Path
 
 QUIT_SECONDS = 3.0
-"""Grace period of the clients after the request to end."""
+"""Time that clients get to end."""
 _KILL_SECONDS = 5.0
 _POLL_SECONDS = 0.5
-_SET_CHILD_SUBREAPER = 36  # PR_… of linux/prctl.h: processes that the daemon leaves become children of this one
+_SET_CHILD_SUBREAPER = 36  # PR_… of linux/prctl.h: orphans of the daemon become children of this process
 _TAIL = 1500  # characters of each log
 
 
 def keep(program: str, folder: Path, parent: int) -> int:
-    """Start the daemon for a parent, wait, end it, and return the exit code; ``folder`` has ``pipe`` and ``log``."""
+    """Start the daemon, wait, end it, and return the exit code. ``folder`` contains ``pipe`` and ``log``."""
     ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the parent decides, and it may be the last to go
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # only the parent decides when to end
         signal.signal(number, lambda *_: None)
     with open(folder / "log" / "output", "wb") as output:
         daemon = subprocess.Popen([program, "-f"], stdin=subprocess.DEVNULL, stdout=output, stderr=output)
         while daemon.poll() is None and os.getppid() == parent:
-            if select.select([sys.stdin], [], [], _POLL_SECONDS)[0]:  # or it is closed
+            if select.select([sys.stdin], [], [], _POLL_SECONDS)[0]:  # readable, or closed
                 break
         by_itself = daemon.poll() is not None
         if not by_itself:
             _quit(program, daemon, output.fileno())
     _kill_children()
     with contextlib.suppress(BrokenPipeError):  # the parent is gone
-        sys.stdout.write(said(folder))
+        sys.stdout.write(last_lines(folder))
         sys.stdout.flush()
     shutil.rmtree(folder, ignore_errors=True)
     return int(by_itself)
 
 
-def said(folder: Path) -> str:
+def last_lines(folder: Path) -> str:
     """Return the last lines of the logs of daemon and server."""
     logs = [folder / "log" / name for name in ("output", "control.log", "server.log")]
     return "\n".join(log.read_text(errors="replace")[-_TAIL:].strip() for log in logs if log.is_file()).strip()
@@ -63,12 +63,12 @@ def _quit(program: str, daemon: "subprocess.Popen[bytes]", output: int) -> None:
 
 
 def _kill_children() -> None:
-    """Kill all remaining children; processes that they leave become children in turn."""
+    """Kill all remaining children, including orphans that become children in the process."""
     deadline = time.monotonic() + _KILL_SECONDS
     with contextlib.suppress(ChildProcessError):  # there are none
         while time.monotonic() < deadline:
             for stat in Path("/proc").glob("[0-9]*/stat"):
-                with contextlib.suppress(OSError):  # it has ended meanwhile
+                with contextlib.suppress(OSError):  # the process has just ended
                     parent = int(stat.read_text().rpartition(")")[2].split()[1])
                     if parent == os.getpid():
                         os.kill(int(stat.parent.name), signal.SIGKILL)

@@ -348,7 +348,7 @@ class Round:
         self._matches(str(error))
         # Whoever fails before there is an environment is not started again.
         assert not self.restarts or not self.counters or isinstance(error, WorkerTimeout), error
-        late = re.search(r"Late as well: worker ([\d, ]+)", str(error))
+        late = re.search(r"Also late: worker ([\d, ]+)", str(error))
         named = {error.worker, *(int(word) for word in late[1].split(", "))} if late else {error.worker}
         assert self.victim in named, (named, str(error))
         return type(error).__name__

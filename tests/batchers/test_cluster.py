@@ -215,7 +215,7 @@ def test_nodes_with_other_versions_are_refused(cluster: Cluster) -> None:
     module.connect(cluster.address)
     actor = module.RayActor(b"", {}, {**module.versions(), "torch": "1.0"})
     _, _, failure = actor.answer("create", (0, 0), 0, None)
-    words = r"node .* has torch 2.*, the batcher's process 1\.0\. Install the same on every node"
+    words = r"node .* has torch 2.*, the batcher's process 1\.0\. Install the same version on every node"
     assert re.search(words, failure.summary)
     assert "ClusterError" in failure.traceback
 

@@ -209,7 +209,7 @@ def test_what_cannot_be_done_with_a_batch_queued_says_so(batcher: RL_Batcher) ->
     batcher.execute()
     batcher.execute()
     with pytest.raises(
-        BatcherStateError, match=r"execute: get\(\) has not .* Call get\(\) first: .* another waits behind"
+        BatcherStateError, match=r"execute: get\(\) has not .* Call get\(\) first: .* another one is queued"
     ):
         batcher.execute()
     batcher.get()
@@ -222,7 +222,7 @@ def test_what_cannot_be_done_with_a_batch_queued_says_so(batcher: RL_Batcher) ->
 
 
 def test_only_workers_with_endless_environments_queue() -> None:
-    words = r"get\(\) has not been called.* only worker processes whose environments restart by themselves"
+    words = r"get\(\) has not been called.* only with worker processes and auto-resetting environments"
     for n_processes, auto_reset in ((0, True), (1, False)):
         env_args = {"n_envs": 1, "auto_reset": auto_reset}
         with RL_Batcher(2, RngAgent, create_counting_env, env_args=env_args, n_processes=n_processes) as batcher:

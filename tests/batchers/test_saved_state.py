@@ -166,9 +166,9 @@ def test_a_foreign_state_is_refused_with_the_reason() -> None:
     [
         (
             "Acrobot-v1",
-            r"Acrobot cannot go on .*'state/theta.* is missing.*'state/x_dot'",
+            r"Acrobot cannot continue .*'state/theta.* is missing.*'state/x_dot'",
         ),
-        ("counting", r"CountingEnv cannot go on .*no key 'number' among"),
+        ("counting", r"CountingEnv cannot continue .*no key 'number' among"),
     ],
 )
 def test_the_state_of_other_environments_is_refused_with_the_reason(name: str, words: str) -> None:
@@ -181,7 +181,7 @@ def test_the_state_of_other_environments_is_refused_with_the_reason(name: str, w
     with create_batcher(create_env) as other, pytest.raises(WorkerError, match=words) as caught:
         other.load_state_dict(state)
     assert "raised in loading a checkpoint, environments 0 to 3, seed 5" in str(caught.value)
-    assert "Make the batcher with the create_env and env_args of the one that was saved" in str(caught.value)
+    assert "Create the batcher with the same create_env and env_args as the saved one" in str(caught.value)
 
 
 def test_an_environment_that_cannot_be_saved_cannot_be_loaded() -> None:

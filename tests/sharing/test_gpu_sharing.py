@@ -255,7 +255,7 @@ def test_auto_shares_in_turns_and_says_why(
     if obstacle == "dies":
         h100.fault("dies")
     device = torch.device("cuda:1" if obstacle == "second GPU" else "cuda:0")
-    warns = pytest.warns(UserWarning, match="share the GPU in turns")
+    warns = pytest.warns(UserWarning, match="take turns on the GPU")
     with caplog.at_level("INFO", "rlstruct"), contextlib.nullcontext([]) if obstacle == "daemon" else warns as warned:
         assert GpuSharing(device, 49 if "49" in obstacle else 2, "auto").environment(0) == {}
     said = {
@@ -286,7 +286,7 @@ def test_arguments_that_do_not_fit_are_refused(h100: FakeMps, arguments: Any, sa
 
 
 def test_what_a_machine_lacks_is_named_with_the_mend(h100: FakeMps, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(SharingError, match=r"sees no MIG instance, and none is made here.*sharing='mps'"):
+    with pytest.raises(SharingError, match=r"sees no MIG instance, and creates none.*sharing='mps'"):
         GpuSharing(GPU, 2, "mig")
     with pytest.raises(SharingError, match=r"n_processes is 49, MPS serves 48 at most\. Start fewer"):
         GpuSharing(GPU, 49, "mps")
@@ -389,7 +389,7 @@ def test_the_first_learner_gets_its_share_once_and_before_it_uses_cuda(
         alone = launch.share_gpus(replace(SHARING, sharing="auto"))
     assert alone is not None
     assert alone.environment(1) == {}
-    assert "shares the GPU in turns: this process uses CUDA already" in caplog.text
+    assert "takes turns on the GPU: this process uses CUDA already" in caplog.text
     assert learners_of_a_gpu.orders("daemon") == []
     monkeypatch.setattr(gpu_sharing, "_cuda_in_use", lambda: False)
     sharing = launch.share_gpus(SHARING)

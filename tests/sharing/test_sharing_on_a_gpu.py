@@ -51,7 +51,7 @@ def test_workers_under_mps_are_clients_and_collect_what_others_collect() -> None
         pytest.skip(missing())
     if mig_instances():
         pytest.skip("the GPU is split into MIG instances")
-    with pytest.warns(UserWarning, match="share the GPU in turns"):
+    with pytest.warns(UserWarning, match="take turns on the GPU"):
         alone = batcher("none")
     with alone:
         expected = collect(alone)
