@@ -35,7 +35,8 @@ class TrainingContext:
         learner: with its ``model``, ``optimizer`` and ``policy_version``.
         run: the run folder, if there is one; of several learners only the first has it.
         evaluations: all so far, the newest last.
-        batch: what the last update learned from, as it was collected; None before the first one.  [B, T]
+        batch: what the last update learned from, as it was collected; None before the first one. On a GPU the next
+            batch may overwrite it: clone what you keep.  [B, T]
         terms: what the last update returned, detached and on the learner's device.  [] each
         updates: batches learned from in this process.
         reason: why the training is to stop; None if it is not.

@@ -144,7 +144,7 @@ class GradientLearner(ABC):
         """Learn from one batch.
 
         Args:
-            trajectories: on any device.  [B, T]
+            trajectories: on any device. On a GPU the next batch may overwrite them: clone what you keep.  [B, T]
             fraction_done: share of the training that was done before this batch, in [0, 1].
 
         Returns:

@@ -307,7 +307,8 @@ class TrainingLoop:
     def _fetch(self) -> Fetched:
         if not self._collecting:
             self._order()
-        trajectories, n_running = self.batcher.get()
+        # Without overlap, the learner is done with a batch before the next one is collected.
+        trajectories, n_running = self.batcher.get(copy=self.learner.overlap)
         self._collecting = False
         return trajectories, n_running, self._published
 

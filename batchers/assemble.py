@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -11,6 +11,7 @@ from torch import Tensor
 from rlstruct.batchers.collector import Collected
 from rlstruct.batchers.slab import Steps, as_signed, without_gaps, zero_after
 from rlstruct.core import DictTensor, TemporalDictTensor, Trajectories
+from rlstruct.engine.graph import lend
 from rlstruct.engine.streams import move
 
 
@@ -27,15 +28,25 @@ class Part:
 
 
 def assemble(
-    parts: Sequence[Part], infos: DictTensor, device: torch.device, *, auto_reset: bool, has_gaps: bool = True
+    parts: Sequence[Part],
+    infos: DictTensor,
+    device: torch.device,
+    *,
+    auto_reset: bool,
+    has_gaps: bool = True,
+    copy: bool = True,
 ) -> tuple[Trajectories, int]:
     """Copy a batch out of the slabs of all collectors, batch first; return it, and how many environments go on.
 
-    Of auto-resetting environments it has all B rows of T steps, or fewer real ones where a vector environment spends
-    steps on its restarts. Of episodic ones it has the rows that took part, shortened to the longest. ``observation/``
-    and ``_observation/`` of a key share memory unless an environment restarted. Padding is zero, except that the first
-    padded step of ``observation/`` shows the final observation once more.
+    Auto-resetting environments give all B rows of T steps, or fewer real steps where a vector environment spends some
+    on its restarts. Episodic ones give the rows that took part, shortened to the longest. ``observation/`` and
+    ``_observation/`` of a key share memory unless an environment restarted. Padding is zero, except that the first
+    padded step of ``observation/`` repeats the final observation. With ``copy=False``, steps that a graph took are
+    lent: the batch is a view of the graph's memory, which its next replay overwrites.
     """
+    lent = not copy and parts[0].collected.executor == "graph"
+    if lent:
+        parts = [replace(part, owned=True) for part in parts]
     if device.type != "cpu" and parts[0].steps.running.is_cpu:
         # Worker processes write to shared memory of the CPU: joined there, a batch travels to CUDA in one copy.
         on_cpu = torch.device("cpu")
@@ -54,6 +65,7 @@ def assemble(
         if full:
             lengths = torch.full((n_envs,), T, dtype=torch.int64, device=device)
             batch = TemporalDictTensor.unchecked(steps, lengths)
+            lend(steps.values() if lent else ())
         else:
             batch = without_gaps(steps, _cat(parts, "running", T))
         return Trajectories.unchecked(DictTensor.unchecked(info), batch), n_envs

@@ -207,12 +207,18 @@ class RL_Batcher:  # noqa: N801 - the name in rlstructures
             self._state = "executing" if backend.queues and backend.auto_reset else "alone"
 
     @overload
-    def get(self, blocking: Literal[True] = True, timeout: float | None = None) -> tuple[Trajectories, int]: ...
+    def get(
+        self, blocking: Literal[True] = True, timeout: float | None = None, *, copy: bool = True
+    ) -> tuple[Trajectories, int]: ...
 
     @overload
-    def get(self, blocking: bool, timeout: float | None = None) -> tuple[Trajectories, int] | tuple[None, None]: ...
+    def get(
+        self, blocking: bool, timeout: float | None = None, *, copy: bool = True
+    ) -> tuple[Trajectories, int] | tuple[None, None]: ...
 
-    def get(self, blocking: bool = True, timeout: float | None = None) -> tuple[Trajectories, int] | tuple[None, None]:
+    def get(
+        self, blocking: bool = True, timeout: float | None = None, *, copy: bool = True
+    ) -> tuple[Trajectories, int] | tuple[None, None]:
         """Return the batch that `execute` started, or the older one if there are two.
 
         Its tensors carry no gradients; for a loss, `replay_agent` recomputes the agent's outputs with gradients. Do not
@@ -221,12 +227,14 @@ class RL_Batcher:  # noqa: N801 - the name in rlstructures
         Args:
             blocking: whether to wait for the batch.
             timeout: seconds to wait; default: the constructor's.
+            copy: False lets a batch that a CUDA graph collected stay in the memory of the graph, which saves a copy:
+                it is valid until the next `execute`, which overwrites it. Other batches are the same as with True.
 
         Returns:
-            ``(trajectories, n_still_running)``: the steps, in memory that no later call changes, and the number of
-            environments whose episodes have not ended. ``(None, None)`` if not blocking and the batch is not ready.
-            With ``n_processes=0`` on CUDA the tensors may still be being computed, but the current stream waits for
-            them.
+            ``(trajectories, n_still_running)``: the steps, in memory that no later call changes if ``copy``, and the
+            number of environments whose episodes have not ended. ``(None, None)`` if not blocking and the batch is not
+            ready. With ``n_processes=0`` on CUDA the tensors may still be being computed, but the current stream waits
+            for them.
 
         Raises:
             BatcherStateError: `execute` must be called first, or the batcher is closed.
@@ -242,7 +250,7 @@ class RL_Batcher:  # noqa: N801 - the name in rlstructures
                 return None, None
             self._clock.enter(2)
             infos, self._state = self._outstanding.popleft(), "executing" if self._outstanding else "ready"
-            kind = {"auto_reset": self._backend.auto_reset, "has_gaps": self._backend.has_gaps}
+            kind = {"auto_reset": self._backend.auto_reset, "has_gaps": self._backend.has_gaps, "copy": copy}
             trajectories, self._n_running = assemble(parts, infos, self.device, **kind)
         finally:
             self._clock.enter(0)

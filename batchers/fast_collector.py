@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
 import torch
@@ -92,7 +91,7 @@ class FastCollector(Collector):
     def finish_whole(self, outputs: Outputs, executor: str) -> Collected:
         """Count and check T steps that an executor has taken."""
         found = outputs.pop("found", None)
-        self.steps, self.owned = Steps(outputs), True  # in memory of this batch alone
+        self.steps, self.owned = Steps(outputs), executor == "kernel"  # the next replay of a graph overwrites them
         self.layout = self.layout or Layout.of(outputs)
         return self.finish(self._T, executor, found)
 
@@ -127,13 +126,13 @@ class CapturedBatch(Graph):
         super().__init__(collector.program, how, loops=True)
         self._collector = collector
 
-    def prepare(self, state: LoopState) -> None:
+    def _prepare(self, state: LoopState) -> None:
         """Capture the batch; the collector stays where it is."""
-        self._collector._progress.enter(Phase.GRAPH)
         try:
-            super().prepare(state)
+            super()._prepare(state)
         finally:
             self._collector.set_loop_state(state)
+            self._collector._progress.enter(Phase.GRAPH)  # again: the captured steps entered other phases
 
     def __call__(self, state: LoopState) -> Collected:
         """Replay the batch."""
@@ -150,18 +149,15 @@ class LaunchedBatch:
 
     def __init__(self, collector: FastCollector, fused_rollout: Callable[..., FusedRollout | None]) -> None:
         self._collector, self._fused_rollout = collector, fused_rollout
-        self._launch: Callable[[Perceptron], Collected]  # from `prepare` on
-
-    def prepare(self, perceptron: Perceptron) -> None:
-        """Make the kernel."""
-        rollout = self._fused_rollout(self._collector.env, perceptron, self._collector.n_timesteps)
-        if rollout is None:
-            raise Unavailable("the simulator has no kernel for this agent")
-        self._launch = partial(self._collector.launch, rollout)
+        self._rollout: FusedRollout | None = None
 
     def __call__(self, perceptron: Perceptron) -> Collected:
-        """Launch the kernel."""
-        return self._launch(perceptron)
+        """Launch the kernel, which the first call makes."""
+        collector = self._collector
+        self._rollout = self._rollout or self._fused_rollout(collector.env, perceptron, collector.n_timesteps)
+        if self._rollout is None:
+            raise Unavailable("the simulator has no kernel for this agent")
+        return collector.launch(self._rollout, perceptron)
 
     def follow(self, places: Mapping[tuple[object, ...], str], weights: Mapping[str, Tensor]) -> bool:
         """Return True: every launch reads the perceptron anew."""

@@ -1,8 +1,8 @@
 """The graph executor: all device work of a step as one launch, by CUDA graphs or what stands in for them.
 
-A graph is recorded once and replayed: the same kernels read and write the same memory, and no Python runs. So the
-arguments of a step live in tensors that stay where they are, and the last operation of a replay copies the new state
-into them. Python values, and every number that was read on the host, stay as they were when the graph was recorded.
+A graph is captured once and replayed: the same kernels read and write the same memory, and no Python runs. So every
+call copies its arguments into memory of the graph's own, except for lent ones, which the graph reads where they are.
+Python values, and every number that was read on the host, stay as they were during the capture.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,10 +20,12 @@ from rlstruct.core.pytree import Structure
 from rlstruct.device import registered_backends
 from rlstruct.engine import torch_private
 from rlstruct.engine.host_syncs import judge_recorded
-from rlstruct.engine.purity import Unavailable
+from rlstruct.engine.purity import Unavailable, place_of
 from rlstruct.engine.torch_private import is_composite
 from rlstruct.profiling import recorded
 
+Place = tuple[object, ...]
+"""Address and layout of a tensor, see `place_of`."""
 Work = Callable[[], None]
 Capture = Callable[[Work], Work]
 """Takes work that only queues operations on tensors; returns what queues the same operations on the same memory."""
@@ -40,13 +42,13 @@ RecordingError = CaptureError  # its name in 0.2
 
 
 class Graph:
-    """A step as one recorded graph, an `Executor`. It may write in place to memory that it holds, such as weights.
+    """An `Executor` that captures the step as a graph and replays it. The step may write to its weights in place.
 
     Args:
-        step: of pytrees; has run before, so that libraries have made what they need.
+        step: takes and returns pytrees; it has run before, so that libraries have initialised what they need.
         how: see `capture_on`.
-        loops: the step returns ``(state, outputs)``, where the state is made as its first argument is. A replay
-            leaves it there, and takes nothing from elsewhere if that is what it is called with next.
+        loops: the step returns ``(state, outputs)``, and the state has the structure of its first argument. A replay
+            writes the new state over that argument, so the next call copies nothing if it gets this state.
     """
 
     name, warm_up, compares, most, writes = "graph", 1, False, 1, False
@@ -57,29 +59,35 @@ class Graph:
         self._loops = loops
         self._replay: Work | None = None
         self._arguments: Structure
-        self._static: list[Tensor] = []  # what a replay reads; the first ones are also what it leaves the state in
+        self._static: list[Tensor] = []  # memory that a replay reads; with ``loops``, the first ones get the new state
+        self._lent: list[Place | None] = []  # place of each argument that is read where it is
         self._result: Structure
-        self._outputs: list[Tensor] = []  # what a replay writes
+        self._outputs: list[Tensor] = []  # memory that a replay writes
 
     def __call__(self, *args: Any) -> Any:  # noqa: ANN401 - pytrees
-        """Replay the step, which the first call records for such arguments.
-
-        Results are in separate memory, but a state is valid until the next call, which may get it.
-        """
-        if self._replay is None:
-            self.prepare(*args)
-        given = zip(self._static, self._arguments.flatten(args), strict=True)
-        pairs = [(place, now) for place, now in given if now is not place]  # what came from elsewhere
-        copy_grouped([place for place, _ in pairs], [now for _, now in pairs])
+        """Replay the step. Results are copies; with ``loops``, the next replay overwrites state and outputs."""
+        given = None if self._replay is None else self._arguments.flatten(args)
+        if given is None or self._lent != _places_of_lent(given):
+            self._prepare(*args)
+            given = self._arguments.flatten(args)
+        pairs = [
+            (own, now)
+            for own, now, place in zip(self._static, given, self._lent, strict=True)
+            if place is None and now is not own
+        ]
+        copy_grouped([own for own, _ in pairs], [now for _, now in pairs])
         self._replay()  # type: ignore[misc]  # prepare sets it
-        outputs = self._result.unflatten(value.clone() for value in self._outputs)
-        return (self._arguments.unflatten(self._static)[0], outputs) if self._loops else outputs
+        if self._loops:
+            return self._arguments.unflatten(self._static)[0], self._result.unflatten(self._outputs)
+        return self._result.unflatten(value.clone() for value in self._outputs)
 
-    def prepare(self, *args: Any) -> None:  # noqa: ANN401
-        """Record the step for such arguments; raises CaptureError, and then had no effect."""
-        self._replay = None
+    def _prepare(self, *args: Any) -> None:  # noqa: ANN401
+        """Capture the step for such arguments; raises CaptureError, and then had no effect."""
+        self._replay, self._static, self._outputs = None, [], []  # an earlier capture frees its memory first
         self._arguments = Structure(args)
-        self._static = [tensor.clone() for tensor in self._arguments.flatten(args)]
+        given = self._arguments.flatten(args)
+        self._lent = _places_of_lent(given)
+        self._static = [now if place else now.clone() for now, place in zip(given, self._lent, strict=True)]
         self._replay = capture(self._how, self._work)
 
     def follow(self, places: Mapping[tuple[object, ...], str], weights: Mapping[str, Tensor]) -> bool:
@@ -102,6 +110,16 @@ class Graph:
             copy_grouped([place for place, _ in pairs], values)
         self._result = Structure(result)
         self._outputs = self._result.flatten(result)
+
+
+def lend(tensors: Iterable[Tensor]) -> None:
+    """Mark tensors whose memory is written over and over, such as by a graph: another graph reads them in place."""
+    for tensor in tensors:
+        tensor.lent = True  # type: ignore[attr-defined]
+
+
+def _places_of_lent(tensors: Sequence[Tensor]) -> list[Place | None]:
+    return [place_of(tensor) if getattr(tensor, "lent", False) else None for tensor in tensors]
 
 
 def copy_grouped(places: Sequence[Tensor], values: Sequence[Tensor]) -> None:

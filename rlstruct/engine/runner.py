@@ -38,11 +38,8 @@ class Executor(Protocol):
     most: int
     writes: bool
 
-    def prepare(self, *args: Any) -> None:  # noqa: ANN401 - pytrees, as all arguments and results here
-        """Compile or capture the step for such arguments; raises `Unavailable`, or anything if it ``compares``."""
-
-    def __call__(self, *args: Any) -> Any:  # noqa: ANN401
-        """Take the step."""
+    def __call__(self, *args: Any) -> Any:  # noqa: ANN401 - pytrees, like all arguments and results here
+        """Take the step. The first call makes it ready; raises `Unavailable`, or anything if it ``compares``."""
 
     def follow(self, places: Mapping[tuple[object, ...], str], weights: Mapping[str, Tensor]) -> bool:
         """Read ``weights`` from now on, in place of those that were at ``places``; False if it cannot."""
@@ -137,18 +134,13 @@ class Runner(Generic[R]):
         executor = self._executors.get(form)
         if executor is None:
             return self._begin(form, args)
-        if not self.operation:
-            result: R = executor(*args)
-            return result
-        with profiled(self.operation):
-            result = executor(*args)
-        return result
+        return self._execute(executor, args)
 
     def _begin(self, form: Hashable, args: tuple[Any, ...]) -> R:
-        """Warm up, or make an executor and take the step by the way."""
+        """Warm up, or make an executor for arguments of this form and take the step with it."""
         if self._watch is None:
             self._watch = WeightsWatch(self.owner)
-        executor = self.make(self.step)  # type: ignore[misc]  # else there are no calls of this
+        executor = self.make(self.step)  # type: ignore[misc]  # `__call__` has returned without one
         if self._warm < executor.warm_up:
             self._warm += 1
             return self.step(*args)
@@ -156,15 +148,17 @@ class Runner(Generic[R]):
             del self._executors[next(iter(self._executors))]
         if executor.compares:
             return self._compare(executor, form, args)
+        self._executors[form] = executor
+        return self._execute(executor, args)
+
+    def _execute(self, executor: Executor, args: tuple[Any, ...]) -> R:
         try:
             with profiled(self.operation) if self.operation else contextlib.nullcontext():
-                executor.prepare(*args)
-                self._executors[form] = executor
                 result: R = executor(*args)
-                return result
         except Unavailable as error:
             self._give_up(str(error))
-        return self.step(*args)
+            result = self.step(*args)
+        return result
 
     def _compare(self, executor: Executor, form: Hashable, args: tuple[Any, ...]) -> R:
         """Make an executor, and keep it if it gives what the step itself gives, whose result is returned."""
@@ -176,7 +170,6 @@ class Runner(Generic[R]):
         before = {name: value.clone() for name, value in weights_of(self.owner).items()}
         try:
             with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
-                executor.prepare(*copies)
                 found = executor(*copies)
         except Exception as error:  # whatever tracing and a compiler may say
             for name, value in weights_of(self.owner).items():

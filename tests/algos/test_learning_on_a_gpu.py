@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from lent_batches import check_batches_read_in_place
 from picture_env import SIDES, PictureEnv
 from replaying_learners import REPLAYING, check_recorded_gradient_steps
 from resume_tasks import TASKS, create_network, train
@@ -73,6 +74,13 @@ def test_every_algorithm_learns_there_as_on_the_cpu(name: str, monkeypatch: pyte
         assert numbers[0] == pytest.approx(here.losses[key][0], rel=1e-3, abs=1e-4), key  # later ones may part
     assert {str(weight.device) for weight in there.model.parameters()} == {DEVICE}
     assert there.before.returns == pytest.approx(here.before.returns, rel=0.02, abs=3.0)
+
+
+@pytest.mark.parametrize("module", [a2c, ppo])
+def test_a_recorded_update_reads_a_recorded_batch_in_place(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    train = partial(module.train, create_model=create_network, create_agent=ActorCriticAgent)
+    config = a2c.A2CConfig if module is a2c else ppo.PPOConfig
+    check_batches_read_in_place(train, config(n_envs=4, n_timesteps=6), DEVICE, monkeypatch)
 
 
 @pytest.mark.parametrize("name", [name for name in TASKS if name.startswith(("a2c", "ppo"))])

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from lent_batches import check_batches_read_in_place
 from picture_env import SIDES, PictureEnv
 from replaying_learners import REPLAYING, batches_for, check_recorded_gradient_steps, replaying
 from resume_tasks import create_network, create_sim
@@ -25,6 +26,7 @@ from rlstruct import Trajectories, agents
 from rlstruct.agents import ActorCriticAgent
 from rlstruct.algos import GradientLearner, a2c, dqn, ppo
 from rlstruct.batchers import RL_Batcher
+from rlstruct.engine import graph as graph_module
 from rlstruct.engine.compiled import Compiled
 from rlstruct.engine.executors import EXECUTORS
 from rlstruct.engine.purity import PurityError
@@ -164,6 +166,29 @@ def test_nothing_recorded_outlives_a_training(fails: bool, monkeypatch: pytest.M
         assert left[0]() is None, caught
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("kind", ["ppo", "ppo, recurrent", "ppo, normalised", "a2c", "a2c, overlap"])
+def test_a_recorded_update_reads_a_recorded_batch_in_place(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    name, overlap = kind.removesuffix(", overlap"), kind.endswith("overlap")
+    learner, config, create_model, create_agent = KINDS[name]
+    if overlap:
+        config = dataclasses.replace(config, overlap=True)
+    train = partial((ppo if learner is ppo.PPOLearner else a2c).train, create_agent=create_agent)
+    check_batches_read_in_place(partial(train, create_model=create_model), config, SIM, monkeypatch)
+
+
+def test_a_recorded_update_never_writes_to_memory_that_it_reads_in_place() -> None:
+    batches = [batch.to(SIM) for batch in collect("ppo", 4)]
+    plain, graph = create_learner("ppo", SIM, graph=False), create_learner("ppo", SIM)
+    before = batches[1].clone()
+    graph_module.lend(batches[1].trajectories.values())
+    order = [batches[0], batches[1], batches[2], batches[3], batches[1]]
+    expected, found = learn(plain, order), learn(graph, order)
+    for one, other in zip(expected, found, strict=True):
+        assert {name: term.item() for name, term in one.items()} == {name: term.item() for name, term in other.items()}
+    for key, value in batches[1].trajectories.items():
+        assert torch.equal(value, before.trajectories[key]), key
 
 
 def close(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:

@@ -27,9 +27,6 @@ class Fast:
         self.step, self.calls = step, 0
         self.made.append(self)
 
-    def prepare(self, *args: Any) -> None:
-        """Make nothing."""
-
     def __call__(self, *args: Any) -> Any:
         self.calls += 1
         return self.step(*args)
@@ -45,7 +42,7 @@ class Slow(Fast):
 
 
 class Broken(Slow):
-    def prepare(self, *args: Any) -> None:
+    def __call__(self, *args: Any) -> Any:
         raise Unavailable("aten::item needs the host")
 
 
