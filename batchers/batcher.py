@@ -25,6 +25,9 @@ from rlstruct.errors import BatcherStateError, WorkerTimeout
 from rlstruct.profiling import Clock, operation
 from rlstruct.sharing import GpuSharing, Mode
 
+Batch = tuple[Trajectories, int]
+NotReady = tuple[None, None]
+
 
 class RL_Batcher:  # noqa: N801 - the name in rlstructures
     """Collector of batches of T steps, which an agent takes in many environments.
@@ -207,18 +210,12 @@ class RL_Batcher:  # noqa: N801 - the name in rlstructures
             self._state = "executing" if backend.queues and backend.auto_reset else "alone"
 
     @overload
-    def get(
-        self, blocking: Literal[True] = True, timeout: float | None = None, *, copy: bool = True
-    ) -> tuple[Trajectories, int]: ...
+    def get(self, blocking: Literal[True] = True, timeout: float | None = None, *, copy: bool = True) -> Batch: ...
 
     @overload
-    def get(
-        self, blocking: bool, timeout: float | None = None, *, copy: bool = True
-    ) -> tuple[Trajectories, int] | tuple[None, None]: ...
+    def get(self, blocking: bool, timeout: float | None = None, *, copy: bool = True) -> Batch | NotReady: ...
 
-    def get(
-        self, blocking: bool = True, timeout: float | None = None, *, copy: bool = True
-    ) -> tuple[Trajectories, int] | tuple[None, None]:
+    def get(self, blocking: bool = True, timeout: float | None = None, *, copy: bool = True) -> Batch | NotReady:
         """Return the batch that `execute` started, or the older one if there are two.
 
         Its tensors carry no gradients; for a loss, `replay_agent` recomputes the agent's outputs with gradients. Do not
