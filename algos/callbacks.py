@@ -1,4 +1,4 @@
-"""Callbacks: code of yours that sees a training, keeps results and ends it. Between updates nothing is called."""
+"""Callbacks: your own code that watches a training, keeps results, and can stop it. They run between updates."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ _logger = logging.getLogger(__name__)
 
 
 class TrainingContext:
-    """A training as its callbacks see it. What it shows is the training's own: read it, or copy it.
+    """A training as its callbacks see it. Its objects belong to the training: read or copy them, never modify them.
 
     Attributes:
         config: the settings of the training.
-        learner: with its ``model``, ``optimizer`` and ``policy_version``.
-        run: the run folder, if there is one; of several learners only the first has it.
-        evaluations: all so far, the newest last.
-        batch: what the last update learned from, as it was collected; None before the first one. On a GPU the next
-            batch may overwrite it: clone what you keep.  [B, T]
-        terms: what the last update returned, detached and on the learner's device.  [] each
-        updates: batches learned from in this process.
-        reason: why the training is to stop; None if it is not.
+        learner: the learner, with its ``model``, ``optimizer`` and ``policy_version``.
+        run: the run folder, or None; with several learners only rank 0 has one.
+        evaluations: all evaluations so far, the newest last.
+        batch: the batch of the last update, as it was collected; None before the first update. On a GPU a later batch
+            may overwrite it, so clone what you keep.  [B, T]
+        terms: the result of the last update, detached and on the learner's device.  [] each
+        updates: number of updates in this process.
+        reason: why a callback stops the training; None if none does.
     """
 
     def __init__(self, loop: TrainingLoop, create_agent: CreateAgent) -> None:
@@ -54,26 +54,26 @@ class TrainingContext:
 
     @property
     def env_steps(self) -> int:
-        """Environment steps collected, by all learners."""
+        """Environment steps collected by all learners."""
         return self._loop.env_steps
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The numbers of the last update, and ``return``, the mean of the newest episodes, once some have ended.
+        """The numbers of the last update, and ``return``, the mean over recent episodes, once some have ended.
 
-        Reading them waits for the learner's device: on a GPU do so now and then, not after every update.
+        Reading them waits for the learner's device, so on a GPU do not read them after every update.
         """
         names, terms = list(self.terms), list(self.terms.values())
-        found = torch.stack(terms).tolist() if terms else []  # sync: only where a callback asks
+        found = torch.stack(terms).tolist() if terms else []  # sync: only when a callback reads this
         mean_return = self._loop.history.statistics.mean_return()
         return dict(zip(names, found, strict=True)) | ({} if mean_return is None else {"return": mean_return})
 
     def stop(self, reason: str) -> None:
-        """End the training after this hook: with the last evaluation and checkpoint, and the reason in the result."""
+        """Stop the training after this hook. It still evaluates and saves, and its result contains the reason."""
         self.reason = self.reason or reason
 
     def policy(self, *, stochastic: bool | None = None) -> Policy:
-        """Return the policy that the last evaluation judged, with its own weights, on the CPU; see `rlstruct.load`.
+        """Return the policy of the last evaluation, with a copy of its weights, on the CPU; see `rlstruct.load`.
 
         Raises:
             RuntimeError: nothing was evaluated or collected yet, or nothing since the training was resumed.
@@ -87,7 +87,7 @@ class TrainingContext:
         return Policy(model, self._create_agent, specs, stochastic=stochastic)
 
     def save_policy(self, file: str | Path) -> None:
-        """Write the weights that the last evaluation judged, for `rlstruct.load`; a training cannot go on from them.
+        """Save the policy of the last evaluation for `rlstruct.load`. A training cannot resume from this file.
 
         Raises:
             RuntimeError: nothing was evaluated yet, or nothing since the training was resumed.
@@ -110,36 +110,35 @@ class TrainingContext:
 class Callback:
     """Base of callbacks: override the hooks that you need, and pass instances to ``train(…, callbacks=[…])``.
 
-    Checkpoints keep what ``state_dict`` returns (tensors and plain values), and a training that is resumed restores it,
-    by class and order.
+    Checkpoints contain the result of ``state_dict`` (tensors and plain values). A resumed training restores it,
+    matching callbacks by class and order.
 
     Attributes:
-        kept: names of attributes that ``state_dict`` returns.
-        every_rank: call it in each of several learners; otherwise in the first one only. It must then be possible to
-            pickle it.
+        kept: names of the attributes that ``state_dict`` returns.
+        every_rank: call it in every learner, not only in rank 0. It must then be picklable.
     """
 
     kept: tuple[str, ...] = ()
     every_rank = False
 
     def on_start(self, context: TrainingContext) -> None:
-        """Look at a training that begins, or goes on from a checkpoint."""
+        """Called when a training starts, or continues from a checkpoint."""
 
     def on_update(self, context: TrainingContext) -> None:
-        """Look at an update: its ``batch``, ``terms`` and ``metrics``."""
+        """Called after each update, with its ``batch``, ``terms`` and ``metrics`` in the context."""
 
     def on_evaluation(self, context: TrainingContext) -> None:
-        """Look at an evaluation, the last of ``context.evaluations``; the first judges the untrained network."""
+        """Called after each evaluation, ``context.evaluations[-1]``; the first is of the untrained network."""
 
     def on_end(self, context: TrainingContext) -> None:
-        """Look at a training that has ended, unless by an exception; its last evaluation is over."""
+        """Called when a training has ended without an exception, after its last evaluation."""
 
     def state_dict(self) -> Mapping[str, Any]:
-        """Return what a checkpoint keeps."""
+        """Return the state for a checkpoint."""
         return {name: getattr(self, name) for name in self.kept}
 
     def load_state_dict(self, state: Any) -> None:  # noqa: ANN401 - what state_dict returned
-        """Go on where `state_dict` was called."""
+        """Continue from a `state_dict`."""
         vars(self).update(state)
 
 
@@ -147,19 +146,19 @@ class Callbacks:
     """The callbacks of a training in one learner.
 
     Args:
-        callbacks: all of them; of several learners the first calls all, the others those that are meant for every one.
-        loop: what they see.
-        create_agent: makes the agents of the training.
+        callbacks: all callbacks; rank 0 calls all of them, the other learners those with ``every_rank``.
+        loop: the training that they see.
+        create_agent: the training's factory of agents.
     """
 
     def __init__(self, callbacks: Sequence[Callback], loop: TrainingLoop, create_agent: CreateAgent) -> None:
-        self._any = bool(callbacks)  # in every learner alike
+        self._any = bool(callbacks)  # equal in all learners
         self._own = [one for one in callbacks if loop.learner.learners.rank == 0 or one.every_rank]
         self.context = TrainingContext(loop, create_agent)
-        self._begun: Mapping[str, Tensor] = {}  # weights of the evaluation that runs
+        self._begun: Mapping[str, Tensor] = {}  # weights of the evaluation in progress
 
     def judge(self, weights: Mapping[str, Tensor]) -> None:
-        """Keep the weights that an evaluation begins with: the learner goes on with its own."""
+        """Copy the weights at the start of an evaluation, because the learner keeps changing its own."""
         if self._own:
             self._begun = {name: tensor.detach().clone() for name, tensor in weights.items()}
 
@@ -170,13 +169,13 @@ class Callbacks:
 
     def update(self, batch: Trajectories, terms: Mapping[str, Tensor]) -> None:
         """Call ``on_update``."""
-        if self._any:  # otherwise the batch is not kept
+        if self._any:  # otherwise the batch is not kept alive
             self.context.batch, self.context.terms = batch, terms
             self.context.updates += 1
             self.call("on_update")
 
     def stopped(self) -> bool:
-        """Return True, in all learners alike, if a callback of any of them wants to stop."""
+        """Return True in all learners if a callback of any learner wants to stop."""
         if not self._any:
             return False
         wanted = torch.tensor(float(self.context.reason is not None), dtype=torch.float64, device="cpu")
@@ -186,27 +185,27 @@ class Callbacks:
         return found
 
     def state_dict(self) -> list[dict[str, Any]]:
-        """Return the states of all."""
+        """Return the states of all callbacks."""
         return [{"class": type(one).__qualname__, "state": one.state_dict()} for one in self._own]
 
     def load_state_dict(self, saved: Sequence[Mapping[str, Any]]) -> None:
-        """Restore the states, by class and order; a callback that is new begins anew."""
+        """Restore the states, matched by class and order; a new callback keeps its initial state."""
         left = list(saved)
         for one in self._own:
             found = next((state for state in left if state["class"] == type(one).__qualname__), None)
             if found is not None:
                 left.remove(found)
-                if found["state"] is not None:  # as 0.3 wrote of callbacks without a state
+                if found["state"] is not None:  # 0.3 wrote None for callbacks without a state
                     one.load_state_dict(found["state"])
 
     def call(self, hook: str) -> None:
-        """Call a hook, such as ``on_evaluation``; say which callback raised."""
+        """Call a hook, such as ``on_evaluation``. An exception gets a note that names the callback."""
         for one in self._own:
             try:
                 getattr(one, hook)(self.context)
-            except Exception as error:  # the very same one is raised, which the caller may wait for
+            except Exception as error:  # raised again unchanged: the caller may catch its type
                 said = f"run_training: raised by the callback {type(one).__qualname__}.{hook}"
-                if hasattr(error, "add_note"):  # from Python 3.11 on
+                if hasattr(error, "add_note"):  # Python 3.11 or newer
                     error.add_note(said)
                 else:
                     _logger.error("%s", said)
@@ -214,7 +213,7 @@ class Callbacks:
 
 
 def for_others(callbacks: Sequence[Callback]) -> list[Callback]:
-    """Return what travels to the other learners, which need to know only that there are callbacks."""
+    """Return the callbacks for the other learners; a placeholder stands for each that only rank 0 calls."""
     for one in callbacks:
         if not isinstance(one, Callback):
             raise BadTypeError(

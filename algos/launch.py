@@ -45,8 +45,9 @@ JOIN_SECONDS = 300.0
 """Seconds that a learner waits for the others to start."""
 _LEAVING_SECONDS = 10.0
 
-_shares: dict[tuple[str, str, float | None], GpuSharing] = {}  # for life: this process has one of them
-_trainings = count()  # in this process: each has its own keys in the store
+# Kept for the life of the process, which can join one only.
+_shares: dict[tuple[str, str, float | None], GpuSharing] = {}
+_trainings = count()  # number of trainings in this process, each with its own keys in the store
 
 
 @dataclass(frozen=True)
@@ -54,15 +55,15 @@ class Place:
     """Rank of a learner, and the address of rank 0."""
 
     rank: int  # from 0, which evaluates, logs and writes the checkpoints
-    size: int  # how many there are
+    size: int  # number of learners
     local_rank: int  # from 0 on each machine, to choose a GPU
-    host: str  # where ``port`` is listened on
-    port: int  # of the store through which they find each other
-    listens: bool  # whether this process opens the store
+    host: str  # machine of the store
+    port: int  # of the store through which the learners meet
+    listens: bool  # True if this process opens the store
 
     @classmethod
     def of_launcher(cls) -> Place | None:
-        """Return what torchrun, or a launcher that sets the same variables, says; None if there is only one process."""
+        """Read the variables that torchrun and similar launchers set; None if there is only one process."""
         said = os.environ
         if int(said.get("WORLD_SIZE", "1")) < 2:
             return None
@@ -78,14 +79,14 @@ class Place:
 
 
 def launched_rank() -> int:
-    """Return the rank that torchrun gave this process, 0 if it gave none."""
+    """Return the rank from torchrun, or 0 without torchrun."""
     place = Place.of_launcher()
     return 0 if place is None else place.rank
 
 
 @contextlib.contextmanager
 def learning_together(config: TrainingConfig, train: Callable[[], object]) -> Iterator[Learners]:
-    """Find the other learners of this training, or start them to call ``train``; they are gone after the block."""
+    """Find the other learners, or start processes that call ``train``; processes started here end with the block."""
     place = Place.of_launcher()
     n = config.n_learners
     if place is None and n == 1:
@@ -114,7 +115,7 @@ def learning_together(config: TrainingConfig, train: Callable[[], object]) -> It
             listening = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
             store: Store = listening
             place = Place(0, n, 0, "127.0.0.1", listening.port, listens=True)
-            stack.callback(followers.end)  # if they do not come
+            stack.callback(followers.end)  # in case they never join
             followers.start(train, n, listening.port, share_gpus(config))
         else:
             store = _store(place)
@@ -122,16 +123,17 @@ def learning_together(config: TrainingConfig, train: Callable[[], object]) -> It
         own = PrefixStore(prefix if not followers.processes else "rlstruct/0/0", store)
         group = Group(place.rank, place.local_rank, own, _roll_call(place, own, _facts(config, place), followers))
         stack.callback(group.close)
-        stack.callback(followers.end)  # before: a group with a stopped learner does not close
+        stack.callback(followers.end)  # runs first, because a group with a stopped learner cannot close
         with learning_in(group):
             yield group
         followers.join()
 
 
 def share_gpus(config: TrainingConfig) -> GpuSharing | None:
-    """Give this process the first learner's share of a GPU, before anything here uses CUDA.
+    """Give this process rank 0's share of a GPU, before anything here uses CUDA.
 
-    Returns the shares of all learners, ``learner_device="cuda"`` being on all visible GPUs; None if they share nothing.
+    Returns the shares of all learners; ``learner_device="cuda"`` spreads them over all visible GPUs. None if the
+    learners share no GPU.
     """
     if not config.learners_share() or Place.of_launcher() is not None:
         return None
@@ -148,7 +150,7 @@ def share_gpus(config: TrainingConfig) -> GpuSharing | None:
 
 @lru_cache
 def _store(place: Place) -> Store:
-    """Open the store, or find it; a process may train several times."""
+    """Open the store or connect to it, with new keys for each training of this process."""
     limit = timedelta(seconds=JOIN_SECONDS)
     try:
         return TCPStore(place.host, place.port, is_master=place.listens, wait_for_workers=False, timeout=limit)
@@ -161,7 +163,7 @@ def _store(place: Place) -> Store:
 
 
 def _facts(config: TrainingConfig, place: Place) -> dict[str, Any]:
-    """Return the facts that learners must know of each other."""
+    """Return the facts about this learner that the others need."""
     device = config.learner_device
     device = f"cuda:{place.local_rank % max(1, torch.cuda.device_count())}" if device == "cuda" else device
     settings = json.loads(json.dumps({**asdict(config), "n_learners": place.size}, default=str))
@@ -170,20 +172,20 @@ def _facts(config: TrainingConfig, place: Place) -> dict[str, Any]:
 
 
 def gpu_facts(device: str) -> dict[str, str]:
-    """Return the UUID of a ``gpu``, or of its MIG instance, and its address on the PCI ``bus``; {} if there is none."""
+    """Return the UUID of a GPU or MIG instance as ``gpu`` and its PCI address as ``bus``; {} without a GPU."""
     if not device.startswith("cuda") or not torch.cuda.is_available():
         return {}
     index = torch.device(device).index or 0
     if index >= torch.cuda.device_count():
         return {}
-    found: Any = torch.cuda.get_device_properties(index)  # torch declares no addresses
+    found: Any = torch.cuda.get_device_properties(index)  # torch's type stubs lack the PCI address
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0].strip()
     bus = f"{found.pci_domain_id:04x}:{found.pci_bus_id:02x}:{found.pci_device_id:02x}"
     return {"gpu": visible if visible.startswith("MIG-") else str(found.uuid), "bus": bus}
 
 
 def _roll_call(place: Place, store: Store, facts: dict[str, Any], followers: Followers) -> list[dict[str, Any]]:
-    """Return the facts of all learners, once all have come."""
+    """Wait until all learners have joined, and return their facts."""
     store.set(f"{place.rank}", json.dumps(facts))
     end = time.monotonic() + JOIN_SECONDS
     while missing := [rank for rank in range(place.size) if not store.check([f"{rank}"])]:
@@ -210,18 +212,18 @@ def _roll_call(place: Place, store: Store, facts: dict[str, Any], followers: Fol
 
 
 class Followers:
-    """Processes that train as the learners 1, 2, … of the training of this one."""
+    """Processes of the learners with ranks 1, 2, …, started by rank 0."""
 
     def __init__(self) -> None:
-        self.processes: list[SpawnProcess] = []  # in the order of their ranks
+        self.processes: list[SpawnProcess] = []  # ordered by rank
 
     def start(self, train: Callable[[], object], n: int, port: int, sharing: GpuSharing | None = None) -> None:
-        """Start ``n - 1`` processes that call ``train``, with shares of GPUs; they find the others at ``port``."""
+        """Start ``n - 1`` processes that call ``train``, with their shares of GPUs; they join through ``port``."""
         payload, parent = cloudpickle.dumps(train), mortal_parent()
         with quiet_start():
             for rank in range(1, n):
                 arguments = (payload, rank, n, port, torch.get_num_threads(), parent)
-                # Not a daemon: a learner has its own worker processes.
+                # Not a daemon, because a learner starts worker processes.
                 process = get_context("spawn").Process(
                     target=_follow, args=arguments, name=f"{WORKER_NAME}-learner-{rank}"
                 )
@@ -230,7 +232,7 @@ class Followers:
                 self.processes.append(process)
 
     def refuse_dead(self) -> None:
-        """Raise LearnerError if one has ended."""
+        """Raise LearnerError if one of them has ended."""
         for i, process in enumerate(self.processes):
             if has_ended(process):
                 code = process.exitcode
@@ -242,18 +244,18 @@ class Followers:
                 )
 
     def join(self) -> None:
-        """Wait for their end, once the training is over."""
+        """Wait for them to end after the training."""
         end = time.monotonic() + _LEAVING_SECONDS
         for process in self.processes:
             process.join(max(0.0, end - time.monotonic()))
 
     def end(self) -> None:
-        """End them at once, even stopped ones; their worker processes die with them."""
+        """Kill them, even stopped ones. Their worker processes die with them."""
         for process in self.processes:
             process.kill()
         for process in self.processes:
             process.join(_LEAVING_SECONDS)
-            with contextlib.suppress(ValueError):  # it has not ended
+            with contextlib.suppress(ValueError):  # it is still running
                 process.close()
         self.processes = []
 
@@ -264,12 +266,12 @@ def _follow(payload: bytes, rank: int, size: int, port: int, n_threads: int, par
         die_with(parent)
     torch.set_num_threads(n_threads)
     said = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    said |= {"TORCHELASTIC_RESTART_COUNT": 0}  # torchrun may have restarted the first learner, but not this one
+    said |= {"TORCHELASTIC_RESTART_COUNT": 0}  # torchrun may have restarted rank 0, but not this process
     os.environ.update({name: str(value) for name, value in said.items()})
     try:
         cloudpickle.loads(payload)()
     except Exception as error:
         if not getattr(error, "reported", False):
             raise
-        sys.exit(1)  # the first learner says what happened
+        sys.exit(1)  # rank 0 reports the error
     leave()

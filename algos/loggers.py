@@ -1,6 +1,6 @@
-"""Loggers besides ``metrics.csv``: TensorBoard, Weights & Biases, MLflow, a class of yours; and the progress bar.
+"""Loggers in addition to ``metrics.csv``: TensorBoard, Weights & Biases, MLflow or your own; and the progress bar.
 
-A package is imported when its logger is made, and never otherwise.
+A package is imported only when its logger is created.
 """
 
 from __future__ import annotations
@@ -21,31 +21,31 @@ Settings = Mapping[str, "bool | int | float | str"]
 
 
 class Logger(Protocol):
-    """Takes the numbers of one training."""
+    """Protocol of a logger: the destination of one training's numbers."""
 
     def log(self, env_steps: int, values: Mapping[str, float]) -> None:
         """Write numbers by name, such as ``train/loss`` and ``evaluation/mean_return``.
 
-        An evaluation that runs during the training comes late: later lines may have fewer ``env_steps``.
+        An evaluation that runs during the training arrives late, so ``env_steps`` may decrease between calls.
         """
 
     def close(self) -> None:
-        """Write what waits, and end."""
+        """Flush and close."""
 
 
 CreateLogger = Callable[[Path, Settings, "int | None"], Logger]
-"""Makes a logger for a run folder and its settings, as ``learning_rate`` and ``training/learning_rate``. The third
-argument is None in a new run; in one that goes on, the environment steps from which it is logged again."""
+"""Creates a logger from a run folder and its settings, such as ``learning_rate`` and ``training/learning_rate``. The
+third argument is None in a new run; in a resumed run it is the environment step at which logging continues."""
 
 
 class TensorBoardLogger:
-    """Writes an event file into the run folder; the settings are in the tab HPARAMS, with the last evaluation."""
+    """Writes an event file into the run folder; the tab HPARAMS shows the settings and the last evaluation."""
 
     def __init__(self, path: Path, settings: Settings, again_from: int | None) -> None:
         board = import_extra("torch.utils.tensorboard", "train", "RunFolder")
         summaries = importlib.import_module("torch.utils.tensorboard.summary")
         self._board = board.SummaryWriter(str(path), purge_step=again_from)
-        # What SummaryWriter.add_hparams writes, but into this run in place of one below it.
+        # As SummaryWriter.add_hparams, but in this run instead of a sub-run.
         *begins, self._ends = summaries.hparams(dict(settings), {"evaluation/mean_return": 0.0})
         for summary in begins:
             self._board.file_writer.add_summary(summary)
@@ -62,13 +62,13 @@ class TensorBoardLogger:
 
 
 class WandbLogger:
-    """Sends everything to Weights & Biases, in a run of the folder's name; ``WANDB_MODE=offline`` keeps it here."""
+    """Sends everything to Weights & Biases, as a run with the folder's name; ``WANDB_MODE=offline`` keeps it local."""
 
     def __init__(self, path: Path, settings: Settings, again_from: int | None) -> None:
-        """Begin a run, or go on with that of this folder.
+        """Start a run, or continue the one of this folder.
 
         Raises:
-            RuntimeError: wandb begins none, usually because no user is logged in.
+            RuntimeError: wandb cannot start a run, usually because no user is logged in.
         """
         wandb = import_extra("wandb", "wandb", "RunFolder")
         try:
@@ -85,12 +85,12 @@ class WandbLogger:
         self._run.log({**values, "env_steps": env_steps})
 
     def close(self) -> None:
-        """Wait until everything is sent."""
+        """Wait until everything has been sent."""
         self._run.finish()
 
 
 class MlflowLogger:
-    """Writes an MLflow run of the folder's name, below the active run if there is one, to ``MLFLOW_TRACKING_URI``."""
+    """Writes an MLflow run with the folder's name to ``MLFLOW_TRACKING_URI``, nested in the active run, if any."""
 
     def __init__(self, path: Path, settings: Settings, again_from: int | None) -> None:
         self._mlflow = import_extra("mlflow", "mlflow", "RunFolder")
@@ -100,7 +100,7 @@ class MlflowLogger:
             before = self._mlflow.search_runs(filter_string=query, max_results=1, output_format="list")
         known = {"run_id": before[0].info.run_id} if before else {"run_name": path.name}
         self._id: str = self._mlflow.start_run(**known, nested=True).info.run_id
-        if not before:  # MLflow keeps the settings that a run began with
+        if not before:  # MLflow does not let a run change its settings
             self._mlflow.log_params(dict(settings))
 
     def log(self, env_steps: int, values: Mapping[str, float]) -> None:
@@ -116,7 +116,7 @@ LOGGERS: dict[str, CreateLogger] = {"tensorboard": TensorBoardLogger, "wandb": W
 
 
 def find_loggers(chosen: Sequence[str | CreateLogger]) -> list[CreateLogger]:
-    """Return what makes the chosen loggers."""
+    """Return the factories of the chosen loggers."""
     if unknown := [name for name in chosen if isinstance(name, str) and name not in LOGGERS]:
         raise BadValueError(
             f"RunFolder: loggers has {unknown[0]!r}, expected some of {', '.join(LOGGERS)}, or a function."
@@ -125,7 +125,7 @@ def find_loggers(chosen: Sequence[str | CreateLogger]) -> list[CreateLogger]:
 
 
 def flat_settings(settings: Mapping[str, Any], prefix: str = "") -> dict[str, bool | int | float | str]:
-    """Write nested settings out, one plain value for each path: what is neither number nor text becomes text.
+    """Flatten nested settings to one value per path; values other than numbers and strings become strings.
 
     >>> flat_settings({"training": {"seed": 0, "sizes": [64, 64]}})
     {'training/seed': 0, 'training/sizes': '[64, 64]'}
@@ -140,7 +140,7 @@ def flat_settings(settings: Mapping[str, Any], prefix: str = "") -> dict[str, bo
 
 
 def create_bar(total: int | None, progress: bool) -> Any:  # noqa: ANN401 - tqdm has no types
-    """Make what shows the progress on the standard error stream; nothing is shown without ``progress``."""
+    """Create the progress bar on the standard error stream; without ``progress`` it shows nothing."""
     tqdm = import_extra("tqdm", "train", "RunFolder").tqdm
     if progress and not sys.stderr.isatty() and "ipykernel" not in sys.modules:
         return LogLines(total)
@@ -161,7 +161,7 @@ class LogLines:
         self._from = 0
 
     def update(self, n: int) -> None:
-        """Count ``n`` more steps."""
+        """Add ``n`` steps."""
         self.n += n
         self._write()
 
@@ -171,11 +171,11 @@ class LogLines:
         self._write()
 
     def reset(self) -> None:
-        """Begin the rate anew."""
+        """Restart the measurement of the rate."""
         self._start, self._from = time.monotonic(), self.n
 
     def close(self) -> None:
-        """Write nothing more."""
+        """Stop writing."""
 
     def _write(self) -> None:
         now = time.monotonic()

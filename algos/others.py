@@ -19,24 +19,25 @@ from torch.distributed.distributed_c10d import Store
 from rlstruct.errors import LearnerError
 
 ANSWER_SECONDS = 1800.0
-"""Seconds that a learner waits for one that still lives, or whose machine does not say; rank 0 may be evaluating."""
+"""Seconds that a learner waits for one that is alive or on another machine; rank 0 may be busy evaluating."""
 SILENT_SECONDS = 30.0
-"""Seconds that a learner on another machine may give no sign of life, where a thread looks after it."""
+"""Seconds without a sign of life after which a watching thread gives up a learner on another machine."""
 
 _LOOK_SECONDS = 0.5
-_STATES = {"T": "was stopped by a signal", "t": "is held by a debugger", "Z": "has died", "X": "has died"}  # of Linux
+# Process states in Linux.
+_STATES = {"T": "was stopped by a signal", "t": "is held by a debugger", "Z": "has died", "X": "has died"}
 
 _logger = logging.getLogger(__name__)
 
 
 class Others:
-    """The other learners, as one of them sees them through a store and this machine's list of processes.
+    """The other learners, as seen by one of them through the store and this machine's process table.
 
-    A sum of NCCL waits on the device for learners that have died. All that another thread can do is to end it: the
-    numbers that follow are worthless, so the thread that learns must call `refuse_lost` before it uses any.
+    An all-reduce of NCCL waits on the device for a learner that has died, and another thread can only abort it. The
+    numbers after that are invalid, so the learning thread must call `refuse_lost` before it uses any.
 
-    With ``abort``, a thread looks after them twice a second. It keeps the error of a lost one as ``lost``, and calls
-    ``abort``, which ends what this process waits for.
+    With ``abort``, a thread checks the others twice a second. If one is lost, the thread stores the error as ``lost``
+    and calls ``abort``, which ends the all-reduce that this process waits for.
     """
 
     def __init__(
@@ -44,7 +45,7 @@ class Others:
     ) -> None:
         self._rank, self._facts = rank, facts
         self._store = store.clone()  # type: ignore[attr-defined] # a wait in another thread would block a shared one
-        self._beats: dict[int, tuple[bytes, float]] = {}  # the last sign of life of each, and when it came
+        self._beats: dict[int, tuple[bytes, float]] = {}  # by rank: last sign of life, and its time
         self.lost: LearnerError | None = None
         self._seen = time.monotonic()
         self._over = threading.Event()
@@ -54,28 +55,28 @@ class Others:
             self._thread.start()
 
     def refuse_lost(self) -> None:
-        """Note that this learner goes on; raise LearnerError if another one is lost."""
+        """Record that this learner makes progress; raise LearnerError if another one is lost."""
         self._seen = time.monotonic()
         if self.lost is not None:
             raise self.lost
 
     def close(self) -> None:
-        """Stop looking."""
+        """Stop watching."""
         self._over.set()
         if self._thread is not None:
             self._thread.join()
 
     def tell(self, error: Exception) -> None:
-        """Let them know why this learner leaves, and mark the error as reported."""
-        with contextlib.suppress(dist.DistError):  # whoever holds the store is gone
+        """Report to the others why this learner fails, and mark the error as reported."""
+        with contextlib.suppress(dist.DistError):  # the process that holds the store is gone
             text = "".join(traceback.format_exception(error))
             self._store.compare_set("failed", "", json.dumps([self._rank, text]))
             error.reported = True  # type: ignore[attr-defined]
 
     def finish(self) -> None:
-        """Stop looking, and let them know that this learner may end before they do."""
+        """Stop watching, and record that this learner has finished, so that the others do not miss it."""
         self.close()
-        with contextlib.suppress(dist.DistError):  # whoever holds the store has finished, too
+        with contextlib.suppress(dist.DistError):  # the process that holds the store has finished as well
             self._store.set(f"finished {self._rank}", "")
 
     def look_after(self, waited: float) -> None:
@@ -89,13 +90,13 @@ class Others:
                 raise LearnerError(f"run_training: {name(rank, one)} {how}.", ranks=(rank,))
         if waited > ANSWER_SECONDS:
             raise LearnerError(
-                f"run_training: learner {self._rank} has waited {waited:.0f} s for the others, which live but do not "
-                "answer. Look at what they do, with py-spy for example."
+                f"run_training: learner {self._rank} has waited {waited:.0f} s for the others, which are alive but "
+                "do not answer. Find out what they are doing, for example with py-spy."
             )
         self._refuse_failed()
 
     def watch(self, waited: float) -> None:
-        """Look after those of other machines, too, by the signs of life that all give in this call, and the store."""
+        """Check learners on other machines as well: each call writes a sign of life and reads the others'."""
         self.look_after(waited)
         try:
             self._store.set(f"beat {self._rank}", repr(time.monotonic()))
@@ -113,7 +114,7 @@ class Others:
             try:
                 self.watch(time.monotonic() - self._seen)
             except LearnerError as error:
-                self.lost = error  # before what waits is freed
+                self.lost = error  # before the waiting thread continues
                 _logger.error("%s", error)
                 abort()
                 return
@@ -126,7 +127,7 @@ class Others:
                     raise LearnerError(f"run_training: {name(rank, self._facts[rank])} failed:\n{text}", ranks=(rank,))
 
     def _refuse_silent(self, rank: int) -> None:
-        if self._finished(rank) or not self._store.check([f"beat {rank}"]):  # or it has not begun to look
+        if self._finished(rank) or not self._store.check([f"beat {rank}"]):  # finished, or not watching yet
             return
         beat, now = self._store.get(f"beat {rank}"), time.monotonic()
         before, since = self._beats.get(rank, (b"", now))
@@ -148,7 +149,7 @@ def name(rank: int, facts: Mapping[str, Any]) -> str:
 
 
 def _gone(pid: int) -> str:
-    """Say why a process of this machine does nothing any more; "" if it may, or where there is no /proc."""
+    """Return why a process of this machine cannot continue; "" if it can, or if there is no /proc."""
     proc = Path("/proc")
     if not (proc / "self" / "stat").exists():
         return ""

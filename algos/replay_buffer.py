@@ -1,8 +1,8 @@
-"""A replay buffer that keeps each observation once and still knows the true next one of every step.
+"""A replay buffer that stores every observation once, and still has the true next observation of every step.
 
-Each environment has a ring of slots. An episode of n steps takes n + 1 of them, in a row: what the agent saw at each
-step, and then the final observation, on which no agent acted. So the observation that a step led to is always in the
-next slot, at truncation and termination too, and the one that n steps led to is n slots further.
+Each environment has a ring of slots. An episode of n steps takes n + 1 consecutive slots: one for the observation of
+each step, and one for the final observation, on which the agent does not act. So the next observation of a step is
+always in the next slot, also at truncation and termination, and the observation after n steps is n slots further.
 """
 
 from __future__ import annotations
@@ -23,39 +23,40 @@ from rlstruct.profiling import operation
 
 _POSITIVE = 2**63 - 1
 _FROM_STEPS = ("_observation/reward", "_observation/terminated")
-# Whether a slot holds a step that can be drawn; how many such steps come before it in its environment; which slot the
-# step with this number has; how many steps of its episode come before it.
+# Per slot: True if it holds a step that can be sampled; number of such steps before it in its environment; slot of the
+# step with this number; number of steps of its episode before it.
 _OF_SLOTS = {"ready": torch.bool, "number": torch.int64, "slot_of": torch.int64, "age": torch.int64}
 
 
 def least_capacity(n_envs: int, n_timesteps: int, n_stack: int = 1) -> int:
-    """Return how many observations a buffer must keep for batches of ``n_timesteps``, each step of which may end."""
+    """Return the smallest capacity for batches of ``n_timesteps``, any step of which may end an episode."""
     return n_envs * (2 * n_timesteps + n_stack)
 
 
 class ReplayBuffer:
-    """Keeps the latest steps of B environments and samples from them uniformly, with replacement.
+    """Replay buffer of the latest steps of B environments, sampled uniformly with replacement.
 
-    All memory is allocated at the first `extend`, when dtypes and shapes are known. Nothing here waits for the device,
-    except `n_transitions`.
+    All memory is allocated by the first `extend`, when dtypes and shapes are known. Only `n_transitions` waits for the
+    device.
 
     Args:
-        capacity: observations to keep, over all environments: one for each step, and one more for each episode.
-        device: where they are kept: the trajectories' and, usually, the learner's.
-        n_step: steps of the return, cut at the end of an episode and at the latest step.
-        discount: per-step factor of the n-step return; negative where two players take turns.
-        n_stack: the frames are stacks [n_stack, ...], the newest image last, or single images [1, ...], as for
-            `rlstruct.agents.StackingAgent`: only the newest is kept, and stacks are put together from the steps before.
+        capacity: number of observations over all environments: one per step, and one more per episode.
+        device: device of the buffer: that of the trajectories and usually of the learner.
+        n_step: number of steps in the return; fewer at the end of an episode and of the data.
+        discount: per-step factor of the n-step return; negative if two players take turns.
+        n_stack: number of images in a frame: frames are stacks [n_stack, ...] with the newest image last, or single
+            images [1, ...] as for `rlstruct.agents.StackingAgent`. Only the newest image is stored; samples rebuild
+            the stack from earlier steps.
         stack_padding: how the environment fills the stack of an episode's first steps: with its first frame
             (``"reset"``, as gymnasium's FrameStackObservation does by default) or with zeros.
-        seed: of the sampling; equal on all devices.
+        seed: seed of the sampling, which is equal on all devices.
 
     Raises:
         ValueError: a number is out of range, or the device does not exist.
 
     Attributes:
-        device: where everything is.
-        columns: name to tensor, one row for each slot: all memory that is held.
+        device: device of the buffer.
+        columns: all stored tensors by name, with one row per slot.
     """
 
     def __init__(
@@ -75,27 +76,27 @@ class ReplayBuffer:
         self.capacity, self.n_step, self.discount, self.n_stack = capacity, n_step, discount, n_stack
         self.stack_padding = stack_padding
         self.columns: dict[str, Tensor] = {}
-        self._state: dict[str, Tensor] = {}  # one number for each environment
+        self._state: dict[str, Tensor] = {}  # one number per environment
         self._ring, self._width = 0, 0
         self._bases = torch.zeros(0, dtype=torch.int64, device=self.device)
         self._seed = torch.full((1,), seed, dtype=torch.int64, device=self.device)
         self._n_draws = 0
-        self._drawable = False  # whether some step surely can be drawn
+        self._drawable = False  # True once at least one step can certainly be sampled
 
     @operation("replay buffer")
     def extend(self, trajectories: Trajectories) -> None:
-        """Add steps; the oldest make room.
+        """Add steps, overwriting the oldest.
 
-        Where a row does not continue that of the previous call, because the environments were reset or a batch was left
-        out, the previous episode counts as unfinished.
+        If a row does not continue the previous call, because the environments were reset or a batch was skipped, the
+        previous episode counts as unfinished.
 
         Args:
-            trajectories: the next steps of every environment, which restarts by itself.  [B, T] on ``device``
+            trajectories: the next steps of every environment, which must reset itself.  [B, T] on ``device``
 
         Raises:
-            DeviceMismatchError: they are on another device.
-            ShapeMismatchError: they have another number of rows than before, or T steps do not fit.
-            KeyError: they lack a key.
+            DeviceMismatchError: the trajectories are on another device.
+            ShapeMismatchError: the number of rows has changed, or T steps do not fit.
+            KeyError: the trajectories lack a key.
         """
         steps = trajectories.trajectories
         if steps.n_steps() == 0:
@@ -111,12 +112,12 @@ class ReplayBuffer:
         slot, following = self._slot(place, real), self._slot(place + 1, real)
         for name, column in self.columns.items():
             if name.startswith("observation/"):
-                # What a step led to is what the next one starts from, or the last frame of its episode: the same slot.
+                # The next observation of a step, or the final one of its episode, has the same slot as the step after.
                 self._write(column, following, self._newest(steps[f"_{name}"]))
                 self._write(column, slot, self._newest(steps[name]))
             elif name not in _OF_SLOTS:
                 self._write(column, slot, steps[name])
-        # No agent acts from a final observation, nor from the latest one until its step is known.
+        # A final observation has no step, nor has the latest one until its step arrives.
         for name, here, behind in (
             ("ready", ready, torch.zeros_like(ready)),
             ("number", number, number + ready),
@@ -133,29 +134,29 @@ class ReplayBuffer:
 
     @operation("replay buffer")
     def sample(self, batch_size: int) -> DictTensor:
-        """Draw steps.
+        """Sample steps.
 
         Returns:
-            The frames that the agent saw (``observation/frame…``), all that it returned (``action/…``), and what came
-            of it after m steps: m is ``n_step``, or fewer where the episode or the data ends.  [K]
+            The agent's observations (``observation/frame…``), its outputs (``action/…``), and the result after m
+            steps, where m is ``n_step``, or fewer if the episode or the data ends before.  [K]
 
             ===================== ========================================================================
             key                   meaning
             ===================== ========================================================================
             reward                sum over i < m of discount^i * reward i.  float32
             discount              discount^m.  float32
-            terminated            the episode terminated with these m steps.  bool
+            terminated            True if the episode terminated within the m steps.  bool
             ``_observation/…``    the true frames after m steps, also at an episode's end
-            index                 where the step is kept.  int64
-            weight                its importance in the loss, 1 for uniform draws.  float32
+            index                 slot of the step.  int64
+            weight                importance in the loss, 1 for uniform sampling.  float32
             ===================== ========================================================================
 
         Raises:
-            ValueError: there is nothing to sample.
+            ValueError: the buffer holds no step that can be sampled.
         """
         if not self.columns:
             raise BadValueError(f"{type(self).__name__}.sample: the buffer is empty. Call extend() first.")
-        # Waits for the device only while all batches so far were shorter than a stack.
+        # This waits for the device only as long as every batch was shorter than a stack.
         self._drawable = self._drawable or self.n_transitions() > 0
         if not self._drawable:
             raise BadValueError(
@@ -163,7 +164,7 @@ class ReplayBuffer:
                 f"mid-episode, and n_stack is {self.n_stack}, so its first {self.n_stack - 1} steps lack images of "
                 "their stacks. Add the steps that follow, or begin with the batch after a reset."
             )
-        # One key for each draw, from a counter: the same on all devices, without a wait.
+        # One key per draw, from a counter: equal on all devices, without waiting.
         lanes = torch.arange(batch_size, device=self.device, dtype=torch.int64)
         key = random.step_keys(self._seed, self._n_draws, lanes).squeeze(1)  # [K]
         self._n_draws += 1
@@ -175,11 +176,11 @@ class ReplayBuffer:
         return int(self._state["ends"][-1]) if self.columns else 0  # sync: the answer is a Python int, once per call
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint needs; the tensors are the buffer's own."""
+        """Return the state for a checkpoint; its tensors share the buffer's memory."""
         return {"columns": dict(self.columns), "state": dict(self._state), "n_draws": self._n_draws}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was called, in a buffer with the same settings."""
+        """Continue from the `state_dict` of a buffer with the same settings."""
         columns: dict[str, Tensor] = state["columns"]
         self.columns = {name: self._zeros(tuple(v.shape), v.dtype).copy_(v) for name, v in columns.items()}
         self._state = {name: value.to(self.device, copy=True) for name, value in state["state"].items()}
@@ -188,7 +189,7 @@ class ReplayBuffer:
             self._lay_out(len(self._state["head"]))
 
     def _draw(self, key: Tensor) -> tuple[Tensor, Tensor]:
-        """Choose steps by random keys [K]: their slots [K] int64 and importance [K] float32."""
+        """Choose steps by random keys [K]; return their slots [K] int64 and importance [K] float32."""
         ends, first = self._state["ends"], self._state["first"]
         drawn = (key & _POSITIVE) % ends[-1].clamp(min=1)  # 63 random bits: the bias is negligible
         row = torch.searchsorted(ends, drawn, right=True)
@@ -197,7 +198,7 @@ class ReplayBuffer:
         return self.columns["slot_of"].index_select(0, index), torch.ones_like(drawn, dtype=torch.float32)
 
     def _stored(self, slot: Tensor, following: Tensor, ready: Tensor) -> None:
-        """Called with the slots written: of steps, of what they led to, and which steps can be sampled; [B, T] each."""
+        """Called after a write: slots of steps, slots of their next observations, and which can be drawn; [B, T]."""
 
     def _read(self, index: Tensor) -> dict[str, Tensor]:
         columns = self.columns
@@ -216,7 +217,7 @@ class ReplayBuffer:
         }
 
     def _frames(self, name: str, index: Tensor) -> Tensor:
-        """Observations [K, ...], or stacks [K, n_stack, ...] from the slots before, as far as the episode goes back."""
+        """Return observations [K, ...], or stacks [K, n_stack, ...] of the latest images of the same episode."""
         if self.n_stack == 1:
             return self.columns[name].index_select(0, index)
         back = torch.arange(self.n_stack - 1, -1, -1, device=self.device)
@@ -231,12 +232,12 @@ class ReplayBuffer:
         return frames if self.n_stack == 1 else frames[:, :, -1]
 
     def _move(self, index: Tensor, by: Tensor) -> Tensor:
-        """Go forward or backward from slots, around the ring of their environment."""
+        """Move forward or backward from slots, around the ring of their environment."""
         position = index % self._width
         return index - position + (position + by) % self._ring
 
     def _slot(self, place: Tensor, real: Tensor) -> Tensor:
-        """Turn places [B, T], counted from an environment's first, into slots; what is not real gets the spare one."""
+        """Convert places [B, T], counted per environment, to slots; padding gets the environment's spare slot."""
         return self._bases.unsqueeze(1) + torch.where(real, place % self._ring, self._ring)
 
     @staticmethod
@@ -247,17 +248,17 @@ class ReplayBuffer:
         """Find the places of new steps, and move each environment's head past them.
 
         Returns:
-            ``(place, age, ready)``: where each step goes, counted from the environment's first; how many steps of its
-            episode are known before it; whether it can be sampled.  [B, T] each
+            ``(place, age, ready)``: place of each step, counted per environment; number of known earlier steps of its
+            episode; True if it can be sampled.  [B, T] each
         """
         state, T = self._state, real.shape[1]
         broken = (step != state["next_step"]) | initial[:, 0]
-        # Unless its episode ended, the last observation of a broken row keeps its slot: a step led there.
+        # Unless its episode ended, the last observation of a broken row keeps its slot as a next observation.
         head = state["head"] + (broken & ~state["ended"])
         times = torch.arange(T, device=self.device)
         age_before = torch.where(broken, 0, state["age"]).unsqueeze(1)
         age = times - torch.where(initial, times, -age_before).cummax(dim=1).values
-        # A row that starts mid-episode lacks the first stacks.
+        # A row that starts in mid-episode has no full stacks at first.
         whole = (state["whole"] & ~broken).unsqueeze(1) | (initial.cumsum(1) > 0)
         ready = real & (whole | (age >= self.n_stack - 1))
         taken = real.to(torch.int64) + done  # a final observation takes an extra slot
@@ -274,7 +275,7 @@ class ReplayBuffer:
         return place, age, ready
 
     def _find_range(self) -> None:
-        """Find the oldest step of each environment that is still whole, and count the steps from there."""
+        """Find the oldest intact step of each environment, and count the steps from there."""
         state = self._state
         oldest = (state["head"] - self._ring + self.n_stack).clamp(min=0)  # a stack needs the slots before
         number = self.columns["number"].index_select(0, self._bases + oldest % self._ring)
@@ -297,7 +298,7 @@ class ReplayBuffer:
         self._state = {"head": zero, "count": zero, "age": zero, "next_step": zero - 1, "ended": ~no, "whole": no}
 
     def _lay_out(self, n_envs: int) -> None:
-        """Divide the slots among the environments, with a spare one each for writes that should have no effect."""
+        """Divide the slots among the environments, each with a spare slot that absorbs writes of padding."""
         self._ring = self.capacity // n_envs
         self._width = self._ring + 1
         self._bases = torch.arange(n_envs, device=self.device) * self._width

@@ -17,8 +17,8 @@ class EarlyStopping(Callback):
     """Stops a training whose evaluations no longer improve.
 
     Args:
-        patience: evaluations in a row without an improvement, after which the training stops.
-        min_improvement: what counts as one, in the unit of the mean return.
+        patience: number of evaluations in a row without an improvement after which the training stops.
+        min_improvement: smallest increase of the mean return that counts as an improvement.
     """
 
     kept = "best", "n_worse"
@@ -46,7 +46,7 @@ class BestCheckpoint(Callback):
     The untrained network is not kept.
 
     Args:
-        file: where to; None for ``best.pt`` in the run folder.
+        file: path of the file; None for ``best.pt`` in the run folder.
     """
 
     kept = ("best",)
@@ -56,11 +56,11 @@ class BestCheckpoint(Callback):
         self.best = -math.inf
 
     def on_start(self, context: TrainingContext) -> None:
-        """Refuse a training without a place for the file."""
+        """Raise if there is no place for the file."""
         _place("BestCheckpoint", self.file, context, "best.pt")
 
     def on_evaluation(self, context: TrainingContext) -> None:
-        """Write the weights that were judged, if they are the best so far."""
+        """Save the policy if this evaluation is the best so far."""
         result = context.evaluations[-1]
         if result.env_steps and result.mean_return > self.best:
             self.best = result.mean_return
@@ -68,7 +68,7 @@ class BestCheckpoint(Callback):
 
 
 class OptunaPruning(Callback):
-    """Reports every evaluation to a trial of Optuna, and ends the trial when its pruner says so.
+    """Reports every evaluation to an Optuna trial, and ends the trial if its pruner decides to.
 
     Args:
         trial: an ``optuna.Trial``.
@@ -82,9 +82,9 @@ class OptunaPruning(Callback):
         self.trial, self._reported = trial, 0
 
     def on_evaluation(self, context: TrainingContext) -> None:
-        """Report the mean return; raises ``optuna.TrialPruned``, which Optuna expects from an objective."""
+        """Report the mean return; raise ``optuna.TrialPruned``, which Optuna expects, if the trial is pruned."""
         result = context.evaluations[-1]
-        if result.env_steps <= self._reported:  # of the untrained network, or again of the same weights
+        if result.env_steps <= self._reported:  # the untrained network, or the same weights again
             return
         self._reported = result.env_steps
         self.trial.report(result.mean_return, result.env_steps)
@@ -93,13 +93,13 @@ class OptunaPruning(Callback):
 
 
 class PeriodicVideo(Callback):
-    """Films an episode after every few evaluations, as ``videos/STEPS.gif`` in the run folder.
+    """Records an episode after every few evaluations, as ``videos/STEPS.gif`` in the run folder.
 
     Args:
-        create_env: makes one gymnasium environment with ``render_mode="rgb_array"``, wrapped as in the training.
-        every: evaluations from one film to the next.
-        longest: steps of a film at most.
-        folder: where the films go, if not into the run folder.
+        create_env: returns one gymnasium environment with ``render_mode="rgb_array"``, wrapped as in the training.
+        every: number of evaluations between two videos.
+        longest: maximum number of steps in a video.
+        folder: folder of the videos; None for the run folder.
     """
 
     def __init__(
@@ -115,11 +115,11 @@ class PeriodicVideo(Callback):
         self._n = 0
 
     def on_start(self, context: TrainingContext) -> None:
-        """Refuse a training without a place for the films."""
+        """Raise if there is no place for the videos."""
         _place("PeriodicVideo", self.folder, context, "videos")
 
     def on_evaluation(self, context: TrainingContext) -> None:
-        """Play an episode with the policy that was judged, and draw every step; training waits."""
+        """Play and render an episode with the evaluated policy; the training waits."""
         self._n += 1
         if not context.evaluations[-1].env_steps or self._n % self.every:
             return
@@ -141,7 +141,7 @@ class PeriodicVideo(Callback):
 
 
 def _place(who: str, given: str | Path | None, context: TrainingContext, name: str) -> Path:
-    """Return where results go: a place that was given, or one in the run folder."""
+    """Return the given path, or one in the run folder."""
     if given is not None:
         return Path(given)
     if context.run is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -306,11 +307,12 @@ def test_a_policy_needs_an_evaluation_and_a_batch() -> None:
 class Saves(Callback):
     """Keeps what `save_policy` writes after each update: the evaluation that it names, and weights or an error."""
 
-    def __init__(self, file: Path) -> None:
-        self.file = file
+    def __init__(self, file: Path, seconds: float = 0.0) -> None:
+        self.file, self.seconds = file, seconds
         self.found: list[tuple[int, Any]] = []
 
     def on_update(self, context: TrainingContext) -> None:
+        time.sleep(self.seconds)
         try:
             context.save_policy(self.file)
         except RuntimeError as error:
@@ -322,10 +324,12 @@ class Saves(Callback):
 
 def test_a_policy_is_saved_with_the_weights_of_the_evaluation_that_it_names(tmp_path: Path) -> None:
     """Also while worker processes judge newer weights, and not before an evaluation of a resumed training."""
-    saves, remembers = Saves(tmp_path / "saved.pt"), Remembers()
-    train([remembers, Saves(tmp_path / "other.pt")])
-    train([saves], evaluation_processes=1)
-    assert {env_steps for env_steps, _ in saves.found} >= {0, 512}
+    saves, remembers = Saves(tmp_path / "saved.pt", seconds=0.05), Remembers()
+    train([remembers, Saves(tmp_path / "other.pt")], n_env_steps=8192, evaluation_interval=128)  # after every update
+    train([saves], n_env_steps=8192, evaluation_processes=1)
+    named = [env_steps for env_steps, _ in saves.found]
+    assert named[0] == 0
+    assert len(set(named)) >= 2  # three seconds of updates are long enough for an evaluation
     for env_steps, weights in saves.found:
         for name, tensor in remembers.weights[env_steps].items():
             assert torch.equal(tensor, weights[name])

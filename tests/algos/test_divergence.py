@@ -106,9 +106,7 @@ def test_an_evaluation_that_never_ends_is_cut_with_a_warning() -> None:
 
 
 def test_episodes_longer_than_a_batch_of_reinforce_are_named_once() -> None:
-    with pytest.warns(
-        UserWarning, match=r"none of 4 episodes ended within n_timesteps = 5 steps.*max_episode"
-    ) as seen:
+    with pytest.warns(UserWarning, match=r"none of 4 episodes ended within n_timesteps = 5 steps.*max_episode") as seen:
         train("reinforce", None, n_timesteps=5, evaluation_timesteps=60, n_env_steps=100)
     assert len(seen) == 1
 
