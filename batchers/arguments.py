@@ -181,7 +181,7 @@ def spread(name: str, info: DictTensor, B: int) -> DictTensor:
         raise ShapeMismatchError(
             f"RL_Batcher: {name} has {info.n_elems()} rows, expected {B}, one per environment, or 1 for all alike."
         )
-    return info.map(lambda value: value.repeat(B, *[1] * (value.dim() - 1))) if info.n_elems() < B else info.clone()
+    return info.map(lambda value: value.expand(B, *value.shape[1:]).clone())
 
 
 def split(info: DictTensor, n_envs: Sequence[int]) -> list[DictTensor]:

@@ -59,12 +59,8 @@ class BatchChecks:
         B = steps.running.shape[1]
         if n_steps and (steps.running.is_cpu or not self._read):
             self._read = True
-            wrong = []
-            for name, where in self._wrong(steps, n_steps):
-                if bool(where.any()):  # sync: off the CPU, in the first batch only
-                    wrong.append((name, int(_first(where))))  # sync: only for errors
-            if wrong:
-                self._raise_first(wrong, B, steps)
+            places = [(name, int(_first(wrong))) for name, wrong in self._wrong(steps, n_steps)]  # sync: in one batch
+            self._raise_first(places, B, steps)
         elif n_steps:
             self._later.append((B, AsyncRead(self.look(steps, n_steps) if found is None else found)))
             while self._later and (places := self._later[0][1].read()) is not None:

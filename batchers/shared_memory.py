@@ -41,16 +41,15 @@ class SharedBlock:
         size = sum(_padded(shape, dtype) for shape, dtype in layout.values())
         if os.fstat(self._fd).st_size < size:
             os.ftruncate(self._fd, size)
-        memory = mmap.mmap(self._fd, max(size, 1)) if size else None
+        memory = mmap.mmap(self._fd, size) if size else None
         self.layout, self._tensors = layout, {}
         offset = 0
         for name, (shape, dtype) in layout.items():
             count = math.prod(shape)
-            if memory is None or count == 0:
-                self._tensors[name] = torch.empty(shape, dtype=dtype, device="cpu")
+            if count:
+                self._tensors[name] = torch.frombuffer(memory, dtype=dtype, count=count, offset=offset).view(shape)
             else:
-                flat = torch.frombuffer(memory, dtype=dtype, count=count, offset=offset)
-                self._tensors[name] = flat.view(shape)
+                self._tensors[name] = torch.empty(shape, dtype=dtype, device="cpu")
             offset += _padded(shape, dtype)
         return self._tensors
 

@@ -42,39 +42,29 @@ class Session:
         learn: called with every batch.
 
     Attributes:
-        batch: the last batch, if it is held.
-        bytes: memory in use by the batcher with its largest batch.
+        bytes: memory in use by the batcher and its largest batch.
     """
 
     def __init__(self, batcher: RL_Batcher, learn: Learn | None) -> None:
         self._batcher, self._learn = batcher, learn
         self._ended = True
-        self.batch: Trajectories | None = None
+        self.bytes = 0
         try:
             self._collect()
         except BaseException:
             batcher.close()
             raise
-        self.bytes = 0
 
     def rate(self, seconds: float = _TURN) -> float:
         """Collect for at least this many seconds, and return the steps per second."""
-        self.batch = None
         start, steps = time.perf_counter(), 0
         while True:
             steps += self._collect()
             if (spent := time.perf_counter() - start) >= seconds:
                 return steps / spent
 
-    def more_after_a_restart(self) -> int:
-        """Return how many bytes larger than the held batch a batch with restarts is."""
-        held = {} if self.batch is None else dict(self.batch.trajectories.items())
-        memory = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in held.values()}
-        return max(0, self._batcher.memory_report().batch - sum(memory.values()))
-
     def close(self) -> None:
         """Close the batcher."""
-        self.batch = None
         self._batcher.close()
 
     def _collect(self) -> int:
@@ -83,11 +73,11 @@ class Session:
         if self._ended:
             batcher.reset()
         batcher.execute()
-        self.batch, n_running = batcher.get()
+        batch, n_running = batcher.get()
         self._ended = n_running < batcher.n_envs()  # an episode has ended: reset all, as a training does
-        if self._learn is not None and (weights := self._learn(self.batch)) is not None:
+        if self._learn is not None and (weights := self._learn(batch)) is not None:
             batcher.update(weights)
-        return int(self.batch.lengths.sum())  # sync: once a batch, to count steps and to wait for the device
+        return int(batch.lengths.sum())  # sync: once a batch, to count steps and to wait for the device
 
 
 class Prober:
@@ -162,10 +152,10 @@ class Prober:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*CUDA contexts")  # whether they pay is measured here
             learn = self._create_learner() if self._create_learner else None
-            session = Session(self._create(candidate), learn)
+            batcher = self._create(candidate)
+            session = Session(batcher, learn)
         self._opening = time.perf_counter() - begin
-        session.bytes = memory_in_use(self._device) - before + session.more_after_a_restart()
-        session.batch = None
+        session.bytes = memory_in_use(self._device) - before + batcher.memory_report().batch
         return session
 
     def close(self, but: Candidate | None = None) -> None:
