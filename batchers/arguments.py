@@ -163,7 +163,7 @@ def one_each(name: str, values: Sequence[int], n: int) -> tuple[int, ...]:
 
 def check_info(name: str, info: DictTensor | None) -> DictTensor:
     """Return an agent_info or env_info, empty for None. Raise TypeError unless it is a DictTensor."""
-    fix = "Pass DictTensor({...}) with tensors of one row per environment, or of 1 row for all alike."
+    fix = "Pass DictTensor({...}) with tensors of one row per environment, or of 1 row for all of them."
     expect_type(f": {name} is", info, DictTensor | None, "a DictTensor", fix)
     return DictTensor() if info is None else info
 
@@ -179,7 +179,7 @@ def spread(name: str, info: DictTensor, B: int) -> DictTensor:
         )
     if info.n_elems() not in (1, B):
         raise ShapeMismatchError(
-            f"RL_Batcher: {name} has {info.n_elems()} rows, expected {B}, one per environment, or 1 for all alike."
+            f"RL_Batcher: {name} has {info.n_elems()} rows, expected {B}, one per environment, or 1 for all of them."
         )
     return info.map(lambda value: value.expand(B, *value.shape[1:]).clone())
 

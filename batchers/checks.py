@@ -59,8 +59,8 @@ class BatchChecks:
         B = steps.running.shape[1]
         if n_steps and (steps.running.is_cpu or not self._read):
             self._read = True
-            places = [(name, int(_first(wrong))) for name, wrong in self._wrong(steps, n_steps)]  # sync: in one batch
-            self._raise_first(places, B, steps)
+            first = [(name, int(_first(wrong))) for name, wrong in self._wrong(steps, n_steps)]  # sync: in one batch
+            self._raise_first(first, B, steps)
         elif n_steps:
             self._later.append((B, AsyncRead(self.look(steps, n_steps) if found is None else found)))
             while self._later and (places := self._later[0][1].read()) is not None:

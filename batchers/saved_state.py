@@ -53,7 +53,7 @@ def check_state(state: Mapping[str, Any], n_collectors: int) -> None:
     _require(state, BatcherState.__required_keys__, "the state")
     if len(state["collectors"]) != n_collectors:
         raise BadValueError(
-            f"RL_Batcher.load_state_dict: the state is that of {len(state['collectors'])} collecting processes, "
+            f"RL_Batcher.load_state_dict: the state comes from {len(state['collectors'])} collecting processes, "
             f"expected {n_collectors}. Create the batcher with the same n_processes."
         )
 
@@ -64,8 +64,8 @@ def check_rows(state: CollectorState, n_envs: int) -> None:
     rows = len(state["running"])
     if state["episode"] >= 0 and rows != n_envs:
         raise ShapeMismatchError(
-            f"RL_Batcher.load_state_dict: the state is that of {rows} environments in each process, expected {n_envs}. "
-            "Create as many as were saved."
+            f"RL_Batcher.load_state_dict: the state comes from {rows} environments per process, expected {n_envs}. "
+            "Create as many environments as were saved."
         )
 
 

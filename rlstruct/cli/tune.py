@@ -126,21 +126,24 @@ def run(arguments: Sequence[str]) -> None:
     if ":" in words[0]:
         if len(words) < 2 or ":" not in words[1]:
             raise UserError("name both factories: rlstruct tune my_module:create_agent my_module:create_env")
-        given: TuneFactories = _parsed(TuneFactories, words[2:], f"rlstruct tune {words[0]} {words[1]}")
-        arguments_of: dict[str, Any] = {
-            "agent_args": read_settings("--agent-args", given.agent_args, "hidden=64"),
-            "env_args": read_settings("--env-args", given.env_args, "difficulty=3"),
-        }
-        answer = _search(given.search, imported(words[0]), imported(words[1]), (8, 32, 128), **arguments_of)
+        given: TuneFactories = _parse(TuneFactories, words[2:], f"rlstruct tune {words[0]} {words[1]}")
+        answer = _search(
+            given.search,
+            imported(words[0]),
+            imported(words[1]),
+            (8, 32, 128),
+            agent_args=read_settings("--agent-args", given.agent_args, "hidden=64"),
+            env_args=read_settings("--env-args", given.env_args, "difficulty=3"),
+        )
         if given.search.out is not None:
             file = answer.save(given.search.out)
             say(f"preset: RL_Batcher(create_agent=…, create_env=…, **json.loads(Path({str(file)!r}).read_text()))")
         return
-    algorithm_of(words[0])  # refuses a wrong one
-    _tune_training(words[0], _parsed(TuneTraining, words[1:], f"rlstruct tune {words[0]}"))
+    algorithm_of(words[0])  # raises an error for an unknown algorithm
+    _tune_training(words[0], _parse(TuneTraining, words[1:], f"rlstruct tune {words[0]}"))
 
 
-def _parsed(kind: type[Any], words: Sequence[str], program: str) -> Any:  # noqa: ANN401 - of that kind
+def _parse(kind: type[Any], words: Sequence[str], program: str) -> Any:  # noqa: ANN401 - of that kind
     return tyro.cli(kind, args=words, prog=program, config=(tyro.conf.OmitArgPrefixes,))
 
 
@@ -163,18 +166,17 @@ def _tune_training(algorithm: str, given: TuneTraining) -> None:
     config = with_stacks(config, factory.stack)
     model = choice.create_model()
 
-    of_learner = algorithm, config, choice.create_agent, model
+    learner_args = algorithm, config, choice.create_agent, model
     agent_args = {"model": model, "copy_model": True, "device": options.device, "stochastic": True}
-    rows = getattr(config, "n_minibatches", 1) if given.learn else 1
     answer = _search(
         options,
         choice.create_agent,
         PlacedEnv(factory, options.device),
         (config.n_timesteps,),
-        fewest=rows,
+        fewest=getattr(config, "n_minibatches", 1) if given.learn else 1,
         agent_args=agent_args,
-        agent_info=_learner(*of_learner).agent_info(_HALF, 1),
-        create_learner=partial(_learning, *of_learner) if given.learn else None,
+        agent_info=_create_learner(*learner_args).agent_info(_HALF, 1),
+        create_learner=partial(_create_learn, *learner_args) if given.learn else None,
     )
     tuned = replace(config, **answer.settings())
     if given.n_learners is not None:
@@ -187,19 +189,19 @@ def _tune_training(algorithm: str, given: TuneTraining) -> None:
         options.out.mkdir(parents=True, exist_ok=True)
         (options.out / "config.json").write_text(json.dumps(asdict(record), indent=2, default=str) + "\n")
         say(f"preset: rlstruct train --config {options.out}")
-    say(f"now {config.n_processes} x {config.n_envs} environments x {config.n_timesteps} steps.\n"
-        "More of them for one update may need another learning rate.")  # fmt: skip
+    say(f"default: {config.n_processes} x {config.n_envs} environments x {config.n_timesteps} steps.\n"
+        "More steps per update may need another learning rate.")  # fmt: skip
 
 
-def _learner(algorithm: str, config: TrainingConfig, create_agent: Callable[..., Any], model: nn.Module) -> Any:  # noqa: ANN401 - of that algorithm
+def _create_learner(algorithm: str, config: TrainingConfig, create_agent: Callable[..., Any], model: nn.Module) -> Any:  # noqa: ANN401 - of that algorithm
     """Create a learner with a copy of the network."""
     own = copy.deepcopy(model).to(config.learner_device)
     return algorithm_of(algorithm).learner.create(own, create_agent, config)
 
 
-def _learning(*of_learner: Any) -> Callable[[Trajectories], Any]:  # noqa: ANN401 - see `_learner`
+def _create_learn(*learner_args: Any) -> Callable[[Trajectories], Any]:  # noqa: ANN401 - see `_create_learner`
     """Create a function that learns from batches. As arguments of a partial, its inputs are part of the cache key."""
-    learner = _learner(*of_learner)
+    learner = _create_learner(*learner_args)
 
     def learn(batch: Trajectories) -> Any:  # noqa: ANN401 - weights by name
         learner.update(batch, _HALF)

@@ -115,7 +115,7 @@ def tune_learners(
         say(f"{used * n:>8} {found:>14,.0f} steps/s on {used} GPUs, measured")
     if gpus is not None and gpus > visible:
         say(f"{gpus * n:>8} {gpus * rates[n]:>14,.0f} steps/s on {gpus} GPUs at most: projected, {gpus} times one's,")
-        say("         without what sums of gradients between GPUs take")
+        say("         without the time for all-reduce between GPUs")
     shared = f" --sharing {best.sharing}" if best.sharing != "none" else ""
     say(f"paste: --learners {best.n_learners} --n-processes {best.n_processes} --n-envs {best.n_envs}{shared}")
     return best

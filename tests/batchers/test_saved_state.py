@@ -154,9 +154,9 @@ def test_a_foreign_state_is_refused_with_the_reason() -> None:
     with create_batcher(n_envs=3) as other:
         with pytest.raises(KeyError, match=r"load_state_dict: the state has no \['begun', .*only \['model'\]"):
             other.load_state_dict({"model": {}})
-        with pytest.raises(ValueError, match=r"that of 0 collecting processes, expected 1\..* same n_processes"):
+        with pytest.raises(ValueError, match=r"comes from 0 collecting processes, expected 1\..* same n_processes"):
             other.load_state_dict({**state, "collectors": []})
-        with pytest.raises(WorkerError, match=r"that of 4 environments in each process, expected 3") as caught:
+        with pytest.raises(WorkerError, match=r"comes from 4 environments per process, expected 3") as caught:
             other.load_state_dict(state)
     assert caught.value.phase == "loading a checkpoint"
 
