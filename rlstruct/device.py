@@ -1,4 +1,4 @@
-"""Devices by name: `resolve_device` alone turns words into devices, and never falls back in silence."""
+"""Devices by name. Only `resolve_device` turns strings into devices, and it never falls back silently."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ DeviceLike = str | torch.device
 
 _BACKENDS: dict[str, str] = {}
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # M_… of glibc's malloc.h
-_NEVER = -1  # as a number of bytes: more than there are
+_NEVER = -1  # as an unsigned number of bytes: more than exist
 
 
 def register_backend(device_type: str, module: str) -> None:
-    """Tell which module must be imported before devices of this type exist, here and in worker processes."""
+    """Register the module that must be imported, here and in workers, before devices of this type exist."""
     _BACKENDS[device_type] = module
 
 
@@ -32,7 +32,7 @@ def registered_backends() -> dict[str, str]:
 
 
 def resolve_device(device: DeviceLike) -> torch.device:
-    """Turn a word into a device that exists on this machine, with its index.
+    """Return the device of this name on this machine, with its index.
 
     Args:
         device: such as ``"cpu"``, ``"cuda"`` (the same as ``"cuda:0"``), ``"cuda:1"``, or a torch.device.
@@ -41,7 +41,7 @@ def resolve_device(device: DeviceLike) -> torch.device:
         The device; indexed unless it is ``cpu`` or ``meta``.
 
     Raises:
-        ValueError: the word does not name a device, or there is no such device here; the message lists those that do.
+        ValueError: the name is not a device, or this machine has no such device. The message lists the existing ones.
 
     >>> resolve_device("cpu")
     device(type='cpu')
@@ -74,7 +74,7 @@ def device_count(device_type: str) -> int:
 
 
 def free_memory(device: torch.device) -> int | None:
-    """Return how many bytes could be allocated on a device now; None if that is unknown."""
+    """Return the number of bytes that can be allocated on a device now; None if unknown."""
     if device.type == "cuda":
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return int(torch.cuda.mem_get_info(device)[0]) + unused
@@ -85,12 +85,12 @@ def free_memory(device: torch.device) -> int | None:
 
 
 def usable_cores() -> int:
-    """Count the cores that this process may use, which may be fewer than there are."""
+    """Count the cores that this process may use, which may be fewer than the machine has."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def processor() -> str:
-    """Return the model of the CPU, or at least its kind."""
+    """Return the model of the CPU, or its architecture."""
     try:
         named = re.search(r"^model name\s*: (.*)$", pathlib.Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     except OSError:
@@ -101,13 +101,13 @@ def processor() -> str:
 def keep_freed_memory() -> bool:
     """Keep freed CPU memory in this process for the next tensors, as torch does on a GPU.
 
-    The C library of Linux hands every block beyond 32 MB back to the system as soon as it is freed, and gets new pages,
-    all to be filled with zeros, for the next one: a network that acts in 262,144 environments on the CPU takes half of
-    its time for that. Afterwards the process stays as large as it ever was. Call it once, at the start of a program;
-    worker processes are not affected, nor are large tensors of other threads.
+    The C library of Linux returns every block above 32 MB to the system as soon as it is freed, and must have new pages
+    zeroed for the next one. A network that acts in 262,144 environments on the CPU spends half of its time on that.
+    With this setting the process never shrinks. Call it once, at the start of a program. It affects neither worker
+    processes nor large tensors of other threads.
 
     Returns:
-        Whether it had an effect: only glibc has this option.
+        True if it had an effect; only glibc has this option.
     """
     advise = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if advise is None:

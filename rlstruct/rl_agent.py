@@ -15,35 +15,35 @@ from rlstruct.device import DeviceLike, resolve_device
 from rlstruct.errors import BadTypeError, MissingMethodError
 
 CPU = torch.device("cpu")
-# The attributes of RL_Agent_CheckDevice itself; all others are those of the agent inside.
+# Attributes of RL_Agent_CheckDevice itself; all others belong to the wrapped agent.
 _OWN_ATTRIBUTES = frozenset({"agent", "device", "_guard", "_name"})
 
 
 class RL_Agent(ABC):  # noqa: N801 - the name that users of rlstructures know
-    """A policy that acts for B environments at once, with its state outside of it.
+    """A policy that acts for B environments at once. Its state is passed in and returned, not stored.
 
     For an agent on device d, state, observation, history, action and new state are on d (empty structures are on any
     device). ``agent_info`` is on the CPU, unless ``agent_info_on_device`` is True.
 
-    Draw random numbers from ``observation["rng"]`` ([B] int64, put there by the batcher) with
-    `rlstruct.functional.random`: then the agent acts the same however the environments are split over processes, and
-    a replay draws the same actions again. torch's global generator works too, reproducibly for one layout only.
-    In a replay the observation also holds ``chosen_action``, what the agent did then: it need not draw again.
+    Draw random numbers from ``observation["rng"]`` ([B] int64, added by the batcher) with
+    `rlstruct.functional.random`. The agent then acts the same however the environments are split over processes, and
+    a replay samples the same actions again. torch's global generator also works, but is reproducible only for one
+    layout. In a replay, ``observation["chosen_action"]`` is the stored action, so the agent need not sample again.
 
     Attributes:
-        agent_info_on_device: whether the agent wants ``agent_info`` on its own device instead of the CPU.
-        pure: the author's promise that what `__call__` returns depends on the parameters and buffers of the agent's
-            modules and on its arguments, and on nothing else: no global, no attribute that changes, no generator.
-            Batchers then run it compiled or as part of a CUDA graph, which would not see such things.
-            `rlstruct.testing.check_agent` tests the promise. An agent that does not promise acts eagerly. A subclass
-            that defines methods makes its own promise, or none: the one of its base is not about them.
+        agent_info_on_device: True if the agent expects ``agent_info`` on its own device instead of the CPU.
+        pure: the author's promise that the result of `__call__` depends only on the parameters and buffers of the
+            agent's modules and on the arguments: on no global, no changing attribute and no generator. Batchers may
+            then compile the agent or capture it in a CUDA graph, both of which would ignore such changes.
+            `rlstruct.testing.check_agent` tests the promise. Agents without it run eagerly. A subclass that overrides
+            a method must repeat the promise.
     """
 
     agent_info_on_device: bool = False
     pure: bool = False
 
     def __init_subclass__(cls, **settings: Any) -> None:  # noqa: ANN401 - whatever other bases take
-        """Let the promise of a base end where a class redefines what the agent does."""
+        """Reset ``pure`` in a subclass that changes what the agent does."""
         super().__init_subclass__(**settings)
         for kind in cls.__mro__:
             if "pure" in vars(kind):
@@ -63,11 +63,11 @@ class RL_Agent(ABC):  # noqa: N801 - the name that users of rlstructures know
         """Choose one action for each environment.
 
         Args:
-            state: what the last call returned as new state, or `initial_state`.  [B], may be empty
-            observation: what the environments show, plus ``rng`` [B] int64. It is memory of the batch that is being
-                collected: never write to it, and copy anything that an attribute keeps beyond this batch; a state may
-                hold it.  [B]
-            agent_info: settings of each environment's policy, such as its epsilon.  [B] or empty
+            state: the new state that the last call returned, or that of `initial_state`.  [B], may be empty
+            observation: observation of the environments, plus ``rng`` [B] int64. Its memory belongs to the batch that
+                is being collected: never write to it, and copy whatever you keep on the agent. The returned state may
+                refer to it.  [B]
+            agent_info: settings of the policy in each environment, such as an epsilon.  [B] or empty
             history: the steps of this batch so far, keys as in Trajectories.  [B, t]; None unless `require_history`
 
         Returns:
@@ -76,7 +76,7 @@ class RL_Agent(ABC):  # noqa: N801 - the name that users of rlstructures know
         """
 
     def initial_state(self, agent_info: DictTensor, B: int) -> DictTensor:
-        """Return the state of B environments that have not acted yet.
+        """Return the agent's state before the first step.
 
         Args:
             agent_info: as in `__call__`.  [B] or empty
@@ -88,7 +88,7 @@ class RL_Agent(ABC):  # noqa: N801 - the name that users of rlstructures know
         return DictTensor()
 
     def update(self, info: Mapping[str, Tensor]) -> None:
-        """Take over new weights.
+        """Load new weights.
 
         Args:
             info: name to tensor, usually a state_dict, on the CPU; valid during this call only, so copy from it.
@@ -102,11 +102,11 @@ class RL_Agent(ABC):  # noqa: N801 - the name that users of rlstructures know
         )
 
     def seed(self, seed: int) -> None:
-        """Seed whatever generator the agent owns. Agents that draw from ``observation["rng"]`` need none."""
+        """Seed the agent's own generator, if it has one. Agents that draw from ``observation["rng"]`` need none."""
         return
 
     def require_history(self) -> bool:
-        """Return whether `__call__` wants the ``history`` of the batch."""
+        """Return True if `__call__` needs the ``history`` of the batch."""
         return False
 
     def call_replay(
@@ -117,7 +117,7 @@ class RL_Agent(ABC):  # noqa: N801 - the name that users of rlstructures know
         Args:
             trajectories: [B, T] on the agent's device.
             t: the step, from 0 to T - 1.
-            state: what the call for t - 1 returned; None at t = 0, where the stored ``agent_state`` is taken.
+            state: the new state that the call for t - 1 returned; None at t = 0, which uses the stored ``agent_state``.
 
         Returns:
             ``(action, new_state)`` as `__call__` returns them.
@@ -133,46 +133,46 @@ class RL_Agent(ABC):  # noqa: N801 - the name that users of rlstructures know
         return self(state, replayed_observation(steps).temporal_index(t), agent_info, history)
 
     def states_at(self, trajectories: Trajectories, steps: Tensor | None = None) -> DictTensor | None:
-        """Return the states before stored steps, if they are known without acting.
+        """Return the agent's states before stored steps, if they can be computed without acting.
 
-        Then a learner replays all steps in one call, and learns from any of them by itself, in any order.
+        A learner can then replay all steps in one call, and learn from single steps in any order.
 
         Args:
             trajectories: [B, T] on the agent's device.
-            steps: which ones, step t of row b being number b * T + t; None for all.  [K] int64, same device
+            steps: numbers b * T + t of the steps; None for all.  [K] int64, same device
 
         Returns:
-            What `call_replay` would be given there; empty for an agent that keeps no state. None if only acting step by
-            step can tell, as for an agent that learns what to remember, wants a history or defines `call_replay`.
-            [K], or [B * T] for all
+            The state argument of `call_replay` at these steps; empty for an agent without a state. None if acting step
+            by step is the only way to know, as for an agent that learns what to remember, needs a history or defines
+            `call_replay`.  [K], or [B * T] for all
         """
         keeps_state = any(key.startswith("agent_state/") for key in trajectories.info.keys())
         by_steps = keeps_state or self.require_history() or type(self).call_replay is not RL_Agent.call_replay
         return None if by_steps else DictTensor()
 
     def creator(self) -> Callable[..., RL_Agent]:
-        """Return what makes such agents, called as trainings call their ``create_agent``; `rlstruct.load` needs it."""
+        """Return a factory of such agents with the arguments of ``create_agent``, for `rlstruct.load`."""
         return type(self)
 
     def close(self) -> None:
-        """Release what the agent holds."""
+        """Release the agent's resources."""
         return
 
 
 class RL_Agent_CheckDevice(RL_Agent):  # noqa: N801 - the name that users of rlstructures know
-    """An agent that behaves exactly like ``agent``, and raises where a tensor is on the wrong device.
+    """An agent that behaves exactly like ``agent``, and raises if a tensor is on the wrong device.
 
-    The checks read where tensors are, never what they hold: no host sync, and under 2 % of a step. They are plain
-    ``if`` statements, so ``python -O`` keeps them.
+    The checks read devices, never values, so they cause no host sync and cost less than 2 % of a step. They are plain
+    ``if`` statements, which ``python -O`` keeps.
 
-    An agent meets ``env_info`` in replays only, inside the trajectories, where it is checked with the rest; on its way
-    to the environments the batcher, `DeviceEnv` and the environments themselves refuse it unless it is on the CPU.
+    An agent sees ``env_info`` only in replays, inside the trajectories, where it is checked with the rest. Batcher,
+    `DeviceEnv` and environments raise unless the ``env_info`` that they receive is on the CPU.
 
     Args:
-        agent: the agent to watch.
-        device: where its tensors belong.
-        host_syncs: a context manager factory that is entered whenever the agent acts or replays, usually
-            `rlstruct.testing.forbid_host_sync`, which fails on hidden copies to the CPU; None watches placement only.
+        agent: the agent to check.
+        device: the device that its tensors should be on.
+        host_syncs: a factory of context managers, entered whenever the agent acts or replays: usually
+            `rlstruct.testing.forbid_host_sync`, which raises on hidden copies to the CPU. None checks placement only.
 
     Raises:
         ValueError: the device does not exist on this machine.
@@ -192,12 +192,12 @@ class RL_Agent_CheckDevice(RL_Agent):  # noqa: N801 - the name that users of rls
 
     @property
     def agent_info_on_device(self) -> bool:  # type: ignore[override]
-        """Setting of the wrapped agent."""
+        """The wrapped agent's setting."""
         return self.agent.agent_info_on_device
 
     @property
     def pure(self) -> bool:  # type: ignore[override]
-        """Promise of the wrapped agent; False if ``host_syncs`` watches every call, which a graph would skip."""
+        """The wrapped agent's promise; False with ``host_syncs``, which a graph would skip."""
         return self._guard is None and self.agent.pure
 
     def __call__(
@@ -226,7 +226,7 @@ class RL_Agent_CheckDevice(RL_Agent):  # noqa: N801 - the name that users of rls
         """Check trajectories, state and results; see `RL_Agent.call_replay`."""
         self.check_trajectories(trajectories)
         if type(self.agent).call_replay is RL_Agent.call_replay:
-            return super().call_replay(trajectories, t, state)  # goes through __call__, which checks all the rest
+            return super().call_replay(trajectories, t, state)  # calls __call__, which checks the rest
         self._check("call_replay", state=state)
         with self._guarded():
             answer = self.agent.call_replay(trajectories, t, state)
@@ -241,7 +241,7 @@ class RL_Agent_CheckDevice(RL_Agent):  # noqa: N801 - the name that users of rls
         return states
 
     def check_trajectories(self, trajectories: Trajectories) -> None:
-        """Raise DeviceMismatchError unless trajectories with their agent_info, env_info and first state are here."""
+        """Raise DeviceMismatchError unless trajectories, agent_info, env_info and first state are on this device."""
         parts: dict[str, DictTensor | TemporalDictTensor] = {
             "trajectories.info": trajectories.info,
             "trajectories": trajectories.trajectories,
@@ -270,14 +270,13 @@ class RL_Agent_CheckDevice(RL_Agent):  # noqa: N801 - the name that users of rls
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever the agent has
         """Forward every other attribute to the agent."""
-        # Protocols such as __deepcopy__ are the wrapper's own business; "agent" is missing only before __init__ has
-        # run, when unpickling asks.
+        # Protocols such as __deepcopy__ concern the wrapper itself; unpickling asks for "agent" before __init__ runs.
         if name == "agent" or (name.startswith("__") and name.endswith("__")):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return getattr(self.agent, name)
 
     def __setattr__(self, name: str, value: Any) -> None:  # noqa: ANN401 - whatever the agent takes
-        """Set attributes on the agent, all but the wrapper's own."""
+        """Set an attribute on the agent, unless it is the wrapper's own."""
         if name in _OWN_ATTRIBUTES:
             object.__setattr__(self, name, value)
         else:
@@ -295,7 +294,7 @@ class RL_Agent_CheckDevice(RL_Agent):  # noqa: N801 - the name that users of rls
     def _check(
         self, method: str, kind: str = "argument", /, **structures: DictTensor | TemporalDictTensor | None
     ) -> None:
-        """Raise unless all structures that are there are on the agent's device, or on the CPU for agent_info."""
+        """Raise unless every structure is on the agent's device, or on the CPU for agent_info."""
         for name, structure in structures.items():
             if structure is not None:
                 on = CPU if name == "agent_info" and not self.agent.agent_info_on_device else self.device
@@ -309,10 +308,10 @@ def _acts(name: str) -> bool:
 
 
 def replayed_observation(steps: TemporalDictTensor) -> TemporalDictTensor:
-    """Return what an agent sees in a replay: the observations [B, T], and the action taken as ``chosen_action``.
+    """Return the observations of a replay [B, T], with the stored action as ``chosen_action``.
 
     Args:
-        steps: of trajectories; without ``action/action``, as of next observations, nothing was chosen.  [B, T]
+        steps: steps of trajectories; ``chosen_action`` is left out if they have no ``action/action``.  [B, T]
     """
     seen = steps.truncate_key("observation/")
     chosen = {"chosen_action": steps["action/action"]} if "action/action" in steps else {}
@@ -320,7 +319,7 @@ def replayed_observation(steps: TemporalDictTensor) -> TemporalDictTensor:
 
 
 def check_answer(where: str, answer: object) -> tuple[DictTensor, DictTensor]:
-    """Return what an agent returned; raise TypeError unless it has the form of ``(action, new_state)``."""
+    """Return an agent's answer, or raise TypeError unless it is a pair ``(action, new_state)`` of DictTensors."""
     if isinstance(answer, tuple) and len(answer) == 2:
         action, new_state = answer
         if isinstance(action, DictTensor) and isinstance(new_state, DictTensor):
@@ -358,5 +357,5 @@ def frame_of(observation: DictTensor) -> Tensor:
         return observation["frame"]
     parts = [observation[key].flatten(1) for key in sorted(observation.keys()) if key.startswith("frame/")]
     if not parts:
-        return observation["frame"]  # raises, and names the keys that are there
+        return observation["frame"]  # raises a KeyError that lists the keys
     return torch.cat([part.to(torch.float32) for part in parts], dim=1)

@@ -1,4 +1,4 @@
-"""Gymnasium spaces as named tensors: the one place that walks through nested spaces.
+"""Gymnasium spaces as named tensors. Only this module walks through nested spaces.
 
 `import rlstruct` does not import this module, because it imports gymnasium.
 """
@@ -30,11 +30,11 @@ class Leaf:
 
     Attributes:
         key: name of its tensor, such as ``frame/inventory/count``.
-        path: how to reach it inside an element of the nested space; empty when the space is plain itself.
+        path: keys and indices that lead to it in an element of the nested space; empty if the space is plain.
         space: Box, Discrete, MultiDiscrete or MultiBinary.
         shape: shape of one element, without the batch axis.
         dtype: numpy dtype of the space.
-        torch_dtype: the same for torch.
+        torch_dtype: the equivalent torch dtype.
     """
 
     key: str
@@ -45,7 +45,7 @@ class Leaf:
     torch_dtype: torch.dtype
 
     def get(self, element: Element) -> Element:
-        """Take this leaf's entry out of an element (or a batch of elements) of the nested space."""
+        """Return this leaf's entry of an element (or batch of elements) of the nested space."""
         value = element
         try:
             for name in self.path:
@@ -58,7 +58,7 @@ class Leaf:
         return value
 
     def bounds(self) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-        """Return the least and the greatest value, both included.  each of ``shape``, or one for all entries."""
+        """Return the smallest and the largest value, inclusive: each of ``shape``, or one number for all entries."""
         space = self.space
         if isinstance(space, spaces.Box):
             return space.low, space.high
@@ -76,10 +76,10 @@ def leaves(space: Space, key: str, *, where: str = "spaces") -> dict[str, Leaf]:
         space: Box, Discrete, MultiDiscrete, MultiBinary, or a Dict or Tuple of them, nested as deep as you like.
         key: name of the tensor of a plain space, and first part of the names of a nested one: ``frame``,
             ``frame/<key>``, ``frame/<key>/<key>``, and ``frame/0`` in tuples.
-        where: start of the error messages.
+        where: start of error messages.
 
     Returns:
-        Key to leaf, in the space's own order.
+        Leaves by key, in the space's own order.
 
     Raises:
         TypeError: not a space, or some part of it has no fixed shape (Text, Graph, Sequence, …), is empty, or has
@@ -100,10 +100,10 @@ def leaves(space: Space, key: str, *, where: str = "spaces") -> dict[str, Leaf]:
 
 
 def nest(space: Space, values: Mapping[str, Element], key: str) -> Element:
-    """Put an element (or a batch of elements) of a space together from the values of its leaves.
+    """Build an element (or batch of elements) of a space from the values of its leaves.
 
     Returns:
-        Dicts and tuples as the space nests them, around the same values.
+        The same values in dicts and tuples, nested like the space.
     """
     if isinstance(space, spaces.Dict):
         return {name: nest(child, values, f"{key}/{name}") for name, child in space.spaces.items()}
@@ -113,14 +113,14 @@ def nest(space: Space, values: Mapping[str, Element], key: str) -> Element:
 
 
 class Limits:
-    """Least and greatest values of the discrete parts of a space, for actions that become indices.
+    """Bounds of the discrete parts of a space, for actions that are used as indices.
 
-    An index out of range ends all work on CUDA in this process, without a message. Environments that compute with
-    tensors clamp what they get; batchers keep the action itself, and report it.
+    On CUDA an index out of range makes every later call of the process fail, without a useful message. Environments
+    that compute with tensors therefore clamp their actions. Batchers store the original action and report it.
 
     Args:
-        space: see `leaves`, as is ``key``. Boxes have no limits here, since environments clip them.
-        device: where the actions are.
+        space: see `leaves`, also for ``key``. Boxes have no bounds here, because environments clip them.
+        device: device of the actions.
     """
 
     def __init__(self, space: Space, key: str, device: torch.device) -> None:
@@ -136,13 +136,13 @@ class Limits:
                 self._limits[name] = tensors[0], tensors[1]
 
     def clamp(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the values [B, ...] by name, discrete ones within their limits and in new memory."""
+        """Return the values [B, ...] by name; discrete ones are clamped, in new memory."""
         limits = self._limits
         return {name: value.clamp(*limits[name]) if name in limits else value for name, value in values.items()}
 
 
 def zeros(space: Space, key: str, n: int, device: torch.device) -> dict[str, Tensor]:
-    """Make n rows of zeros for every key of a space; see `leaves`.  each [n, ...]."""
+    """Return n rows of zeros for every key of a space; see `leaves`.  each [n, ...]."""
     return {
         name: torch.zeros((n, *leaf.shape), dtype=leaf.torch_dtype, device=device)
         for name, leaf in leaves(space, key).items()
@@ -150,7 +150,7 @@ def zeros(space: Space, key: str, n: int, device: torch.device) -> dict[str, Ten
 
 
 def sample(space: Space, key: str, n: int, device: torch.device) -> dict[str, Tensor]:
-    """Draw n elements for every key of a space, from the space's own generators: seed the space, not torch.
+    """Sample n elements for every key of a space with the space's own generators: seed the space, not torch.
 
     The tensors have the space's dtypes.  each [n, ...]
     """

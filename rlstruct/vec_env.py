@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     import gymnasium
 
 IDLE_STEPS = 1000
-"""Most steps that may pass without any environment running; batchers look at least every 16 steps."""
-_MASK = "mask/"  # of a mask that travels with an observation, whose keys begin otherwise
+"""Steps that may pass without a running environment before an error; batchers check at least every 16 steps."""
+_MASK = "mask/"  # prefix of a mask that is moved together with an observation
 
 Observed = tuple[DictTensor, Tensor]
 """An observation of all B environments, and the mask [B] bool of those that run."""
@@ -32,19 +32,20 @@ class _Pair(NamedTuple):
 class StepResult(_Pair):
     """Result of `VecEnv.step`: the pair ``((reached, running), (current, still_running))``, with a hint about restarts.
 
-    It unpacks like the plain pair, which an environment of your own may return instead: then everything is assumed.
+    It unpacks like a plain pair. Your own environment may return a plain pair, which means that any row may have
+    restarted.
 
     Attributes:
         reached: ``(reached, running)``.
         current: ``(current, still_running)``.
-        restarted: False says that no environment restarted in this step, so that ``current`` equals ``reached`` in
-            every row and a batcher has no final observation to keep. True says that some may have.
+        restarted: False if no environment restarted in this step, so ``current`` equals ``reached`` in every row and
+            a batcher has no final observation to store. True if some may have restarted.
     """
 
     restarted: bool
 
     def __new__(cls, reached: Observed, current: Observed, *, restarted: bool = True) -> StepResult:
-        """Put the pair together."""
+        """Create the pair."""
         made = super().__new__(cls, reached, current)
         made.restarted = restarted
         return made
@@ -54,28 +55,29 @@ Stepped = StepResult  # its name in 0.2
 
 
 class VecEnv(ABC):
-    """B environments that step together. B is fixed for life: nothing ever shrinks.
+    """B environments that step together. B never changes.
 
     Every observation is a DictTensor [B] on ``device`` with the frame keys (``frame``, or ``frame/<key>`` for nested
-    spaces) in their native dtype, and besides them:
+    spaces) in their native dtype, and these keys:
 
     ===================== ======= ==============================================================================
     key                   dtype   meaning
     ===================== ======= ==============================================================================
     reward [B]            float32 reward of the step that led here; 0 after a reset
-    terminated [B]        bool    the episode ended by its own rules: its value is 0 from here on
-    truncated [B]         bool    the episode was cut, by a time limit for example: bootstrap from this observation
+    terminated [B]        bool    the episode ended by its own rules: the value of this state is 0
+    truncated [B]         bool    the episode was cut, for example by a time limit: bootstrap from this observation
     done [B]              bool    terminated or truncated
-    initial_state [B]     bool    first observation of an episode: recurrent agents restart their state here
+    initial_state [B]     bool    first observation of an episode: recurrent agents reset their state here
     last_action [B, ...]  native  the action that led here (``last_action/<key>`` for nested spaces); 0 after a reset
     ===================== ======= ==============================================================================
 
     Attributes:
         action_space: gymnasium space of one environment's action.
         observation_space: gymnasium space of one environment's frame.
-        auto_reset: whether an ended environment restarts within the same step; otherwise it idles until `reset`.
-        restarts_take_steps: whether `step` may leave out rows of an auto-resetting environment (see there). False lets
-            a batcher return a batch without asking the device whether there were any.
+        auto_reset: True if an environment restarts in the step in which its episode ends; otherwise it idles until
+            `reset`.
+        restarts_take_steps: True if `step` of an auto-resetting environment may leave out rows (see there). False lets
+            a batcher return a batch without asking the device for such rows.
     """
 
     action_space: gymnasium.Space[Any]
@@ -86,7 +88,7 @@ class VecEnv(ABC):
     @property
     @abstractmethod
     def device(self) -> torch.device:
-        """The device of every tensor that goes in (actions) and comes out (observations, masks)."""
+        """Device of all actions, observations and masks."""
 
     @abstractmethod
     def n_envs(self) -> int:
@@ -114,33 +116,33 @@ class VecEnv(ABC):
         Returns:
             ``((reached, running), (current, still_running))``, each a DictTensor [B] with a mask [B] bool.
             ``reached`` is the true next observation of the environments that ran (``running``), also at an episode's
-            end. ``current`` is what the agent acts on next; it differs from ``reached`` only in the rows where an
-            auto-resetting environment restarted. Return a `StepResult` with ``restarted=False`` where none did, which
-            spares the batcher a look.
-            Masks keep their B entries: a loop goes on while ``running.any()``, and counts with ``running.sum()``.
-            In an auto-resetting environment all rows run in every step. Only a wrapped vector environment that takes a
-            step to restart may leave a row out of one step; batchers drop that step.
+            end. ``current`` is the observation for the agent's next action. It differs from ``reached`` only in rows
+            whose auto-resetting environment restarted. If none did, return a `StepResult` with ``restarted=False``,
+            which saves the batcher a check.
+            Masks always have B entries: loop while ``running.any()``, and count with ``running.sum()``. In an
+            auto-resetting environment all rows run in every step. The exception is a wrapped vector environment that
+            needs a step to restart: it leaves that row out of one step, which batchers drop.
         """
 
     def close(self) -> None:
-        """Release what the environments hold. Calling it again does nothing."""
+        """Release the environments' resources. A second call does nothing."""
         return
 
     def state_dict(self) -> dict[str, Tensor] | None:
-        """Return all that decides what comes next, for a checkpoint; None: these environments cannot be saved.
+        """Return the complete state for a checkpoint, or None if these environments cannot be saved.
 
         Override `load_state_dict` too.
 
         Returns:
-            Tensors of any shape by name, on any device; later steps do not write to them.
+            Tensors of any shape by name, on any device. Later steps do not modify them.
         """
         return None
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Go on, bit by bit, where `state_dict` was called, here or in environments made alike.
+        """Continue from a `state_dict` of these or identically created environments, bit for bit.
 
         Args:
-            state: what `state_dict` returned; its tensors may be on any device, and are copied.
+            state: the result of `state_dict`. Its tensors may be on any device, and are copied.
 
         Raises:
             NotImplementedError: these environments cannot be saved.
@@ -152,14 +154,14 @@ class VecEnv(ABC):
 
 
 def check_action(where: str, action: object) -> DictTensor:
-    """Return what was passed to `VecEnv.step`, if it is a DictTensor; an environment of your own may call this first.
+    """Return the argument of `VecEnv.step` if it is a DictTensor. Your own environment can call this first.
 
     Args:
-        where: start of the message, the name of the environment.
-        action: what was passed.
+        where: name of the environment, the start of the message.
+        action: the argument of ``step``.
 
     Raises:
-        TypeError: it is something else, such as the tensor itself.
+        TypeError: the argument is something else, such as a plain tensor.
     """
     if isinstance(action, DictTensor):
         return action
@@ -171,13 +173,13 @@ def check_action(where: str, action: object) -> DictTensor:
 
 
 class IdleWatch:
-    """Guard against loops that go on after every episode has ended, as one that counts rows does.
+    """Guard against loops that keep stepping after every episode has ended, for example because they count rows.
 
-    An environment of your own calls `begin` in ``reset`` and `look` in ``step``.
+    Your own environment can call `begin` in ``reset`` and `look` in ``step``.
 
     Args:
-        where: start of the message, the name of the environment.
-        time_limit: steps after which no episode goes on; None if there is no limit.
+        where: name of the environment, the start of the message.
+        time_limit: number of steps after which every episode has ended; None if there is no limit.
     """
 
     def __init__(self, where: str, time_limit: int | None = None) -> None:
@@ -189,11 +191,11 @@ class IdleWatch:
         self._n_steps, self._idle = 0, False
 
     def look(self, ran: Tensor) -> None:
-        """Count a step, and see at every 1,000th whether all episodes have ended long ago.
+        """Count a step. Every 1,000 steps, check whether all episodes ended long ago.
 
         Args:
-            ran: who took the step; looked at where there is no time limit, on the CPU: elsewhere the host would wait.
-                [B] bool
+            ran: True for environments that took the step. It is read only on the CPU and without a time limit, since
+                reading it on another device would make the host wait.  [B] bool
 
         Raises:
             RuntimeError: no environment has run for 1,000 steps.
@@ -216,30 +218,30 @@ class IdleWatch:
 
 @runtime_checkable
 class Capturable(Protocol):
-    """A VecEnv that can show and take back all that one step passes to the next, as tensors.
+    """A VecEnv whose complete state between two steps can be read and set as tensors.
 
-    Such an environment can be captured in a CUDA graph (its `step` uses no other state, and never waits for the
-    device), and can go on where another one, made alike, has stopped.
+    It can be captured in a CUDA graph, because its `step` uses no other state and never waits for the device. It can
+    also continue where another, identically created one has stopped.
     """
 
     def state_tensors(self) -> dict[str, Tensor]:
-        """Return the whole simulation by name; these tensors are never written to afterwards."""
+        """Return the complete state by name. These tensors are never modified afterwards."""
 
     def set_state_tensors(self, tensors: dict[str, Tensor]) -> None:
-        """Go on from what `state_tensors` returned."""
+        """Continue from a result of `state_tensors`."""
 
 
 Carrying = Capturable  # its name in 0.2
 
 
 class EnvWrapper(VecEnv):
-    """A VecEnv around another one that does everything as that one does: override what is to differ.
+    """A VecEnv that forwards everything to another one. Override whatever should differ.
 
     Args:
         env: the environment to wrap.
 
     Attributes:
-        env: as given.
+        env: the wrapped environment.
     """
 
     def __init__(self, env: VecEnv) -> None:
@@ -269,11 +271,11 @@ class EnvWrapper(VecEnv):
         self.env.close()
 
     def state_dict(self) -> dict[str, Tensor] | None:
-        """Return what the wrapped environment does; see `VecEnv.state_dict`."""
+        """Return the wrapped environment's state; see `VecEnv.state_dict`."""
         return self.env.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Let the wrapped environment go on from a state; see `VecEnv.load_state_dict`."""
+        """Restore the wrapped environment's state; see `VecEnv.load_state_dict`."""
         self.env.load_state_dict(state)
 
 

@@ -1,4 +1,4 @@
-"""Trajectories: the batches of a batcher, one info row and T steps for each environment."""
+"""Trajectories: a batch with one row of info and up to T steps per environment."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ _FORMAT_KEY, _FORMAT = "rlstruct.Trajectories", 1
 
 
 class Trajectories(Batched):
-    """B trajectories of up to T steps. Those of a batcher are read-only: keys may share memory.
+    """B trajectories of up to T steps. Batches of a batcher are read-only, because keys may share memory.
 
-    Keys of ``trajectories``: ``observation/<k>`` what the agent saw at t, ``action/<k>`` everything it returned,
-    ``_observation/<k>`` what the environment answered at t + 1, before any reset. Keys of ``info``:
+    Keys of ``trajectories``: ``observation/<k>``, the agent's observation at t; ``action/<k>``, everything the agent
+    returned; ``_observation/<k>``, the environment's observation at t + 1, before any reset. Keys of ``info``:
     ``agent_info/<k>``, ``env_info/<k>``, ``agent_state/<k>`` at the first step, ``policy_version``, ``environment``,
     ``env_seed``, ``step``. In a batch ``observation/<k>`` and ``_observation/<k>`` are views of one tensor unless an
-    environment restarted, so what writes to one writes to both: make new tensors, or write to what `clone` returns.
+    environment restarted, so a write to one changes both: create new tensors, or write to a `clone`.
     `rlstruct.testing.forbid_batch_writes` finds code that writes.
 
     Args:
-        info: what holds for a whole trajectory.  [B], or empty
+        info: values that hold for a whole trajectory.  [B], or empty
         trajectories: the steps.  [B, T]
 
     Attributes:
-        info: as given.  [B]
-        trajectories: as given.  [B, T]
+        info: the argument.  [B]
+        trajectories: the argument.  [B, T]
 
     Raises:
         TypeError: an argument is of another class.
@@ -57,7 +57,7 @@ class Trajectories(Batched):
 
     @classmethod
     def unchecked(cls, info: DictTensor, trajectories: TemporalDictTensor) -> Trajectories:
-        """Join two parts without checking that they fit; see `DictTensor.unchecked`."""
+        """Combine the two parts without checking that they match; see `DictTensor.unchecked`."""
         made = cls.__new__(cls)
         made.info = info
         made.trajectories = trajectories
@@ -78,7 +78,7 @@ class Trajectories(Batched):
         return self.trajectories.n_elems()
 
     def mask(self) -> Tensor:
-        """Return which steps are real.  [B, T] bool."""
+        """Return a mask that is True at real steps and False at padding.  [B, T] bool."""
         return self.trajectories.mask()
 
     def _each(self, fn: Callable[[Tensor], Tensor]) -> Trajectories:
@@ -91,15 +91,15 @@ class Trajectories(Batched):
         return cls.unchecked(info, TemporalDictTensor.cat([part.trajectories for part in parts]))
 
     def sample(self, n: int, generator: torch.Generator | None = None) -> Trajectories:
-        """Draw rows without replacement.
+        """Sample rows without replacement.
 
         Args:
-            n: how many, at most B.
-            generator: where the randomness comes from; None for torch's global one of the structure's device. One on
-                the CPU draws the same rows on every device.
+            n: number of rows, at most B.
+            generator: source of randomness; None for torch's global generator of the structure's device. A generator
+                on the CPU samples the same rows on every device.
 
         Returns:
-            The rows in the order drawn, in new memory.  [n, T]
+            The rows in sampled order, in new memory.  [n, T]
 
         Raises:
             ValueError: n is negative or larger than B.
@@ -111,14 +111,14 @@ class Trajectories(Batched):
     def transitions(self) -> DictTensor:
         """Return all real steps in one flat batch, row by row, each with the info of its trajectory.
 
-        Its shape depends on the lengths, so it waits for the device once; `minibatches` does not.
+        The shape depends on the lengths, so this waits for the device once; `minibatches` does not.
 
         Returns:
             The keys of the trajectories and, repeated for each step, those of info, in new memory.
             [N, ...], N the sum of the lengths
 
         Raises:
-            KeyError: a key is in both parts.
+            KeyError: both parts have the same key.
         """
         rows, steps = self.mask().nonzero(as_tuple=True)  # sync: N is a shape, once per call
         flat = DictTensor.unchecked({key: v[rows, steps] for key, v in self.trajectories.items()})
@@ -127,12 +127,12 @@ class Trajectories(Batched):
     def minibatches(self, n: int, generator: torch.Generator | None = None) -> Iterator[DictTensor]:
         """Shuffle all steps and split them, for one epoch of updates; see `DictTensor.minibatches`.
 
-        Shapes depend on B, T and n alone, so nothing waits for the device: padding is in the minibatches too, and
-        ``mask`` says which steps are real. Where much is padding, ``transitions().minibatches(n)`` leaves it out. What
-        else a loss needs, such as advantages [B, T], is added first with ``trajectories.trajectories.set``.
+        Shapes depend only on B, T and n, so nothing waits for the device. The minibatches contain padding, and ``mask``
+        is True at real steps. If much is padding, ``transitions().minibatches(n)`` leaves it out. First add whatever
+        else the loss needs, such as advantages [B, T], with ``trajectories.trajectories.set``.
 
         Args:
-            n: how many minibatches; their sizes differ by at most one step.
+            n: number of minibatches; their sizes differ by at most one step.
             generator: as in `DictTensor.minibatches`.
 
         Returns:
@@ -141,7 +141,7 @@ class Trajectories(Batched):
 
         Raises:
             ValueError: n is less than 1 or more than B * T.
-            KeyError: a key is in both parts, or one is called ``mask``.
+            KeyError: both parts have the same key, or a key is named ``mask``.
         """
         T = self.trajectories.n_steps()
         flat = DictTensor.unchecked({key: v.flatten(0, 1) for key, v in self.trajectories.items()})
@@ -149,9 +149,9 @@ class Trajectories(Batched):
         return (flat + info + DictTensor({"mask": self.mask().flatten()})).minibatches(n, generator)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write them to a file that `load` reads: keys, dtypes, values and lengths, without the autograd graph.
+        """Save keys, dtypes, values and lengths to a file for `load`, without the autograd graph.
 
-        The file appears at once, when it is complete, and replaces one that is there.
+        The file appears only when it is complete, and replaces an existing one.
         """
 
         def stored(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -169,12 +169,13 @@ class Trajectories(Batched):
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], device: DeviceLike = "cpu") -> Trajectories:
-        """Read what `save` wrote. No code in the file is run (``torch.load`` with ``weights_only``).
+        """Load a file written by `save` onto ``device``.  [B, T].
 
-        They are put on ``device``, wherever they were when saved.  [B, T]
+        No code in the file is run (``torch.load`` with ``weights_only``).
 
         Raises:
-            ValueError: the file is not one of these, is damaged, or has another format; or the device does not exist.
+            ValueError: the file was not written by `save`, is damaged, or has an unknown format; or the device does
+                not exist.
             FileNotFoundError: there is no such file.
         """
         try:
@@ -201,5 +202,5 @@ class Trajectories(Batched):
 
 
 def _on_its_own(tensor: Tensor) -> Tensor:
-    """Copy to the CPU, without the rest of the memory that a view is part of, which would be saved with it."""
+    """Copy to the CPU; of a view, copy only its own elements, since torch would save all memory behind it."""
     return tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
