@@ -18,10 +18,10 @@ from rlstruct.rl_agent import frame_of
 
 
 def discrete_choice(agent: ModelAgent[Any], policy: Tensor, value: Tensor, observation: DictTensor) -> DictTensor:
-    """Draw actions from logits, or take the most probable ones; see `ActorCriticAgent`.
+    """Sample actions from logits, or take the most probable ones; see `ActorCriticAgent`.
 
     Args:
-        agent: says whether to draw.
+        agent: samples if it is ``stochastic``.
         policy: unnormalised log-probabilities.    [B, A] or [B, K, A] float
         value: the baseline.                       [B] float
         observation: its ``rng`` is drawn from, unless there is a ``chosen_action``.  [B]
@@ -31,18 +31,18 @@ def discrete_choice(agent: ModelAgent[Any], policy: Tensor, value: Tensor, obser
         action = known = observation["chosen_action"]
     else:
         action = categorical.sample(detached, observation["rng"]) if agent.stochastic else detached.argmax(dim=-1)
-        known = action.clamp(max=policy.shape[-1] - 1)  # logits that are NaN draw no class, which the batcher tells
+        known = action.clamp(max=policy.shape[-1] - 1)  # NaN logits give an invalid class, which the batcher reports
     each = categorical.log_probability(policy, known)  # [B] or [B, K]
     log_probability = each if each.dim() == 1 else each.sum(-1)
     return DictTensor({"action": action, "action_logits": policy, "log_probability": log_probability, "value": value})
 
 
 def gaussian_choice(agent: ModelAgent[Any], policy: Tensor, value: Tensor, observation: DictTensor) -> DictTensor:
-    """Draw continuous actions, or take their mean; see `GaussianAgent`.
+    """Sample continuous actions, or take their mean; see `GaussianAgent`.
 
     Args:
-        agent: says whether to draw.
-        policy: mean and log sigma side by side.  [B, 2 D] float
+        agent: samples if it is ``stochastic``.
+        policy: mean and log sigma, concatenated.  [B, 2 D] float
         value: the baseline.                      [B] float
         observation: its ``rng`` is drawn from, unless there is a ``chosen_action``.  [B]
     """
@@ -58,12 +58,12 @@ def gaussian_choice(agent: ModelAgent[Any], policy: Tensor, value: Tensor, obser
 
 
 class ActorCriticAgent(ModelAgent[nn.Module]):
-    """Draws one of A actions from a network's logits, or K actions at once; keeps no state.
+    """Samples one of A actions from a network's logits, or K actions at once. It keeps no state.
 
     It returns ``action`` [B] int64, ``action_logits`` [B, A], ``log_probability`` [B] of that action and ``value`` [B],
-    the baseline; for a MultiDiscrete space ``action`` [B, K] and ``action_logits`` [B, K, A], and the log-probabilities
-    of the K actions add up. A replay, with other weights too, returns the ``action`` that was taken and its present
-    ``log_probability``, with gradients.
+    the baseline. For a MultiDiscrete space these are ``action`` [B, K] and ``action_logits`` [B, K, A], and
+    ``log_probability`` is the sum over the K actions. A replay, also with other weights, returns the stored ``action``
+    and its current ``log_probability``, with gradients.
 
     Args:
         model: maps ``frame`` [B, ...] to logits and value [B], as `rlstruct.agents.ActorCritic` does.
@@ -71,7 +71,7 @@ class ActorCriticAgent(ModelAgent[nn.Module]):
     """
 
     pure = True
-    choose = discrete_choice  # what the network says, turned into actions
+    choose = discrete_choice  # turns the network's output into actions
 
     def __call__(
         self, state: DictTensor, observation: DictTensor, agent_info: DictTensor, history: object = None
@@ -81,7 +81,7 @@ class ActorCriticAgent(ModelAgent[nn.Module]):
         return self.choose(policy, value, observation), state
 
     def perceptron(self) -> Perceptron | None:
-        """Return what this agent is to a kernel, see `rlstruct.engine.fused`; None if its model is no `ActorCritic`."""
+        """Return the agent as a kernel sees it, see `rlstruct.engine.fused`; None without an `ActorCritic`."""
         model = self.model
         if type(self) is not ActorCriticAgent or type(model) is not ActorCritic or has_hooks(model):
             return None
@@ -91,7 +91,7 @@ class ActorCriticAgent(ModelAgent[nn.Module]):
 
 
 def _layers(network: nn.Module) -> tuple[Layers, str]:
-    """Return weights and biases of linear layers and the activation between them; "" if there is anything else."""
+    """Return weights, biases and the activation between linear layers; "" if there are other layers."""
     parts = list(network.layers) if type(network) is MLP else []
     linear = [part for part in parts[::2] if type(part) is nn.Linear and part.bias is not None]
     between = {type(part).__name__ for part in parts[1::2]}
@@ -101,10 +101,10 @@ def _layers(network: nn.Module) -> tuple[Layers, str]:
 
 
 class RecurrentAgent(ModelAgent[RecurrentActorCritic]):
-    """Acts as `ActorCriticAgent` does, with a recurrent network.
+    """An `ActorCriticAgent` with a recurrent network.
 
-    Its state is ``hidden`` [B, H], which starts from zero wherever ``observation["initial_state"]`` is true: an
-    environment that restarts in the middle of a batch remembers nothing of the episode before.
+    Its state is ``hidden`` [B, H]. It is reset to zero where ``observation["initial_state"]`` is True, so nothing is
+    remembered from an earlier episode, also if an environment restarts in the middle of a batch.
 
     Args:
         model: see `RecurrentActorCritic`.
@@ -130,11 +130,11 @@ class RecurrentAgent(ModelAgent[RecurrentActorCritic]):
 
 
 class GaussianAgent(ActorCriticAgent):
-    """Draws D continuous actions; keeps no state.
+    """Samples D continuous actions. It keeps no state.
 
     It returns ``action`` [B, D], ``action_mean`` and ``action_log_std`` [B, D], ``log_probability`` [B] and ``value``
-    [B]. Actions are not bounded and not clipped here: the density of what was drawn is what the policy gradient needs.
-    Where the environment does not clip them itself, wrap it: ``gymnasium.wrappers.ClipAction``.
+    [B]. Actions are not clipped, because the policy gradient needs the density of the sampled action. If the
+    environment does not clip them, wrap it in ``gymnasium.wrappers.ClipAction``.
 
     Args:
         model: maps ``frame`` to mean and log sigma [B, 2 D] and value [B], as `GaussianActorCritic` does.
@@ -147,7 +147,7 @@ class GaussianAgent(ActorCriticAgent):
 
 
 class RecurrentGaussianAgent(RecurrentAgent):
-    """As `GaussianAgent`, with the state of a `RecurrentAgent`; its model is a `RecurrentGaussianActorCritic`."""
+    """A `GaussianAgent` with the state of a `RecurrentAgent`; its model is a `RecurrentGaussianActorCritic`."""
 
     pure = True
     choose = gaussian_choice

@@ -1,4 +1,4 @@
-"""Networks for images: frames of pixels in, logits and values out."""
+"""Networks for images, from frames of pixels to logits and values."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ _SMALLEST_MNIH_FRAME = 36  # its three convolutions need 36 pixels each way
 class ConvolutionalTrunk(KeepsArguments, nn.Module):
     """Convolutions with rectifiers between them and one dense layer: features of an image.
 
-    Bytes are scaled from 0..255 to 0..1 where they are, so that a frame crosses devices as one byte per pixel; other
-    dtypes are taken as numbers. Weights start orthogonal with gain sqrt(2), biases at zero.
+    Bytes are scaled from 0..255 to 0..1 on the network's device, so a frame is moved as one byte per pixel; other
+    dtypes are only converted. Weights start orthogonal with gain sqrt(2), biases at zero.
 
     Args:
         frame_shape: [C, H, W], or [H, W, C] with ``channels_last``, or [H, W] for one channel.
         n_features: D, width of the dense layer.
         layers: filters, kernel and stride of each convolution; by default `MNIH_2015` for frames of 36 x 36 pixels or
             more, else `MINATAR`.
-        channels_last: the channels are the frame's last axis, as MinAtar has them; Atari frames stacked by gymnasium
-            have them first.
+        channels_last: the channels are the frame's last axis, as in MinAtar. Atari frames stacked by gymnasium have
+            them first.
 
     Raises:
-        ValueError: the shape has no two or three axes, or the convolutions do not fit into the frame.
+        ValueError: the shape does not have two or three axes, or the frame is too small for the convolutions.
     """
 
     frame_shape: Final[tuple[int, ...]]
@@ -76,7 +76,7 @@ class ConvolutionalTrunk(KeepsArguments, nn.Module):
         self.dense = initialise(nn.Linear(channels * size[0] * size[1], n_features))
 
     def forward(self, frame: Tensor) -> Tensor:
-        """See features in frames.
+        """Compute features of frames.
 
         Args:
             frame: [B, *frame_shape] uint8, bool or float.
@@ -86,7 +86,7 @@ class ConvolutionalTrunk(KeepsArguments, nn.Module):
         """
         pixels = frame.to(self.dense.weight.dtype)
         if frame.dtype is torch.uint8:
-            pixels = pixels.mul_(1.0 / 255.0)  # in the new memory: float copies of a batch of pixels are large
+            pixels = pixels.mul_(1.0 / 255.0)  # in place: float copies of a batch of pixels are large
         if len(self.frame_shape) == 2:
             pixels = pixels.unsqueeze(1)  # [B, 1, H, W]
         elif self.channels_last:
@@ -95,7 +95,7 @@ class ConvolutionalTrunk(KeepsArguments, nn.Module):
 
 
 class ConvolutionalActorCritic(KeepsArguments, nn.Module):
-    """A policy and a learned baseline on one trunk (Mnih et al., ICML 2016, section 5.1).
+    """A policy and a learned baseline with a shared trunk (Mnih et al., ICML 2016, section 5.1).
 
     `rlstruct.agents.ActorCriticAgent` acts with it.
 
@@ -123,7 +123,7 @@ class ConvolutionalActorCritic(KeepsArguments, nn.Module):
         self.critic = MLP(n_features, 1, hidden=())
 
     def forward(self, frame: Tensor) -> tuple[Tensor, Tensor]:
-        """Judge frames.
+        """Compute policy and value.
 
         Args:
             frame: [B, *frame_shape] uint8, bool or float.

@@ -21,19 +21,19 @@ class ModelAgent(RL_Agent, Generic[Model]):
 
     Args:
         model: the network.
-        device: where the agent lives; by default where the model is.
-        stochastic: draw actions; False takes the most probable one, for evaluation. It is fixed at birth, so that no
-            step depends on a value that the device would have to wait for: build two agents, or two batchers.
-        copy_model: keep a copy, so that training goes on while this agent acts with its own weights; False shares the
-            module, which is what the learner wants: gradients then reach ``model`` itself.
+        device: device of the agent; by default that of the model.
+        stochastic: sample actions; False takes the most probable one, for evaluation. It cannot change later, so that
+            no step depends on a value of the host. Create two agents, or two batchers, to have both.
+        copy_model: act with a copy of the model, while training changes the original. False shares the module, as a
+            learner needs it: gradients then reach ``model`` itself.
 
     Raises:
-        DeviceMismatchError: the model is to be shared and is not on ``device``.
+        DeviceMismatchError: the model is shared and not on ``device``.
 
     Attributes:
         model: the agent's own module, or the shared one.
-        device: where state, observations and actions are.
-        stochastic: whether actions are drawn.
+        device: device of state, observations and actions.
+        stochastic: True if actions are sampled.
     """
 
     stochastic: Final[bool]
@@ -52,7 +52,7 @@ class ModelAgent(RL_Agent, Generic[Model]):
         self.stochastic = stochastic
 
     def update(self, info: Mapping[str, Tensor]) -> None:
-        """Take over new weights; see `RL_Agent.update`."""
+        """Load new weights; see `RL_Agent.update`."""
         self.model.load_state_dict(info)
 
 

@@ -19,17 +19,17 @@ class MLP(KeepsArguments, nn.Module):
     """Linear layers with an activation between them.
 
     Args:
-        n_inputs: D, features that come in.
-        n_outputs: features that go out.
+        n_inputs: D, number of input features.
+        n_outputs: number of output features.
         hidden: width of each hidden layer.
-        activation: what makes the function between two layers.
-        orthogonal: start from orthogonal weights (Saxe, McClelland and Ganguli, ICLR 2014) of gain sqrt(2) and from
-            zero biases, instead of torch's own initial values.
+        activation: class of the function between two layers.
+        orthogonal: initialise with orthogonal weights (Saxe, McClelland and Ganguli, ICLR 2014) of gain sqrt(2) and
+            zero biases, instead of torch's defaults.
         output_gain: gain of the last layer if ``orthogonal``; 0.01 makes a policy that starts close to uniform
             (Andrychowicz et al., 2020, section 3.2).
 
     Raises:
-        ValueError: a hidden layer has no width of 1 or more.
+        ValueError: the width of a hidden layer is not at least 1.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class MLP(KeepsArguments, nn.Module):
         output_gain: float = 1.0,
     ) -> None:
         super().__init__()
-        given: Any = hidden  # the command line may pass other things
+        given: Any = hidden  # the command line may pass other types
         if isinstance(given, str) or not all(isinstance(width, Integral) and int(width) >= 1 for width in given):
             raise BadValueError(
                 f"MLP: hidden is {hidden!r}, expected a sequence of whole numbers, 1 or more: (64, 64)."
@@ -62,9 +62,9 @@ class MLP(KeepsArguments, nn.Module):
 
 
 class ActionLogits(nn.Module):
-    """Lays the outputs of a network out as logits: [B, A] for one choice, [B, K, A] for K choices at once.
+    """Arranges a network's outputs as logits: [B, A] for one choice, [B, K, A] for K choices at once.
 
-    Of choices that differ in size, the smaller ones are filled up with -inf, which is never drawn.
+    Choices with fewer than A options are padded with -inf, which is never sampled.
 
     Args:
         n_actions: A of a Discrete action space, or the K sizes of a MultiDiscrete one.
@@ -90,13 +90,13 @@ class ActionLogits(nn.Module):
 
 
 class MeanAndDeviation(nn.Module):
-    """Appends a learned deviation to the means of D actions, independent of the frame.
+    """Appends a learned standard deviation, independent of the frame, to the means of D actions.
 
     As in Schulman et al., "Trust region policy optimization" (ICML 2015), section 8.
 
     Args:
         n_dimensions: D, of a Box action space of shape [D].
-        initial_log_std: logarithm of the standard deviation at the beginning, in units of the action.
+        initial_log_std: initial logarithm of the standard deviation, in units of the action.
     """
 
     def __init__(self, n_dimensions: int, initial_log_std: float) -> None:
@@ -110,7 +110,7 @@ class MeanAndDeviation(nn.Module):
 
 
 class ActorCritic(KeepsArguments, nn.Module):
-    """A policy and a learned baseline, in two networks that share nothing.
+    """A policy and a learned baseline, as two separate networks.
 
     Args:
         n_inputs: D, the number of entries of a frame, counted over all its axes.
@@ -133,10 +133,10 @@ class ActorCritic(KeepsArguments, nn.Module):
         self.critic = MLP(n_inputs, 1, hidden=hidden, orthogonal=orthogonal)
 
     def forward(self, frame: Tensor) -> tuple[Tensor, Tensor]:
-        """Judge frames.
+        """Compute policy and value.
 
         Args:
-            frame: what the environments show; integers and bools are taken as numbers.  [B, ...] any dtype
+            frame: frames of the environments; integers and bools are converted.  [B, ...] any dtype
 
         Returns:
             ``(logits, value)``: logits [B, A] or [B, K, A], value [B], both in the dtype of the weights.
@@ -169,10 +169,10 @@ class RecurrentActorCritic(KeepsArguments, nn.Module):
         self.critic = MLP(n_hidden, 1, hidden=(), orthogonal=orthogonal)
 
     def forward(self, frame: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Judge frames in the light of what came before.
+        """Compute policy, value and the next recurrent state.
 
         Args:
-            frame: what the environments show.  [B, ...] any dtype
+            frame: frames of the environments.  [B, ...] any dtype
             hidden: the recurrent state.        [B, H] float
 
         Returns:
@@ -228,11 +228,11 @@ class RecurrentGaussianActorCritic(RecurrentActorCritic):
 
 
 def as_features(frame: Tensor, model: nn.Module) -> Tensor:
-    """Turn frames of any dtype into rows of numbers, on the device where they are.
+    """Flatten frames and convert them to the dtype of a model's weights, on their own device.
 
     Args:
         frame: [B, ...] any dtype.
-        model: whose weights give the dtype.
+        model: the model that gives the dtype.
 
     Returns:
         [B, D] in the dtype of the weights; D = 1 for frames of shape [B].
@@ -241,7 +241,7 @@ def as_features(frame: Tensor, model: nn.Module) -> Tensor:
 
 
 def initialise(layer: nn.Conv2d | nn.Linear, gain: float = 2.0**0.5) -> nn.Conv2d | nn.Linear:
-    """Give a layer orthogonal weights, and zero biases."""
+    """Initialise a layer with orthogonal weights and zero biases."""
     nn.init.orthogonal_(layer.weight, gain)
     if layer.bias is not None:
         nn.init.zeros_(layer.bias)

@@ -1,4 +1,4 @@
-"""Frames and rewards of about unit size, by running statistics that travel with the weights."""
+"""Normalisation of frames and rewards by running statistics, which are published with the weights."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from rlstruct.policies.blueprint import KeepsArguments
 
 
 class RunningMoments(nn.Module):
-    """Mean and variance of everything seen so far, in buffers (Chan, Golub and LeVeque, 1979).
+    """Running mean and variance, in buffers (Chan, Golub and LeVeque, 1979).
 
     Attributes:
-        mean: 0 at first.         float64
-        variance: 1 at first.     float64
-        count: how many values, 1e-4 at first, as in gymnasium.  [] float64
+        mean: initially 0.         float64
+        variance: initially 1.     float64
+        count: number of values, initially 1e-4 as in gymnasium.  [] float64
     """
 
     mean: Tensor
@@ -34,11 +34,11 @@ class RunningMoments(nn.Module):
 
     @torch.no_grad()
     def update(self, values: Tensor, mask: Tensor) -> None:
-        """Take in values, in place and without waiting for the device; those of all learners of a training.
+        """Add the values of all learners, in place and without waiting for the device.
 
         Args:
             values: [N, *shape], any dtype.
-            mask: which of them count.  [N] bool, same device
+            mask: True for values that count.  [N] bool, same device
         """
         real = mask.view(-1, *[1] * (values.dim() - 1))
         n = sum_over_learners(mask.sum().to(torch.float64))
@@ -52,18 +52,18 @@ class RunningMoments(nn.Module):
 
 
 class Normalised(KeepsArguments, nn.Module):
-    """A network that sees frames of mean 0 and variance 1, and whose learner sees scaled rewards.
+    """A network that gets normalised frames, and whose learner gets scaled rewards.
 
-    The learners of `rlstruct.algos` update the statistics: of rewards before they learn from a batch, of frames after
-    it, so that a replay sees the frames as the policy that acted did. They are buffers: they reach the agents with the
-    weights, and are in every checkpoint.
+    The learners of `rlstruct.algos` update the statistics: those of rewards before they learn from a batch, those of
+    frames after it, so that a replay normalises frames as the acting policy did. The statistics are buffers, so they
+    are published with the weights and saved in every checkpoint.
 
     Args:
-        model: takes a frame first, as all networks of `rlstruct.agents` do.
-        frame_shape: of one frame; None leaves frames unchanged.
-        discount: of the returns by whose standard deviation rewards are divided (Engstrom et al., "Implementation
+        model: a network whose first argument is a frame, like all networks of `rlstruct.agents`.
+        frame_shape: shape of one frame; None leaves frames unchanged.
+        discount: discount of the returns whose standard deviation divides the rewards (Engstrom et al., "Implementation
             matters in deep policy gradients", ICLR 2020), as gymnasium's NormalizeReward does; None leaves rewards.
-        clip: normalised frames and scaled rewards are cut at plus and minus this number.
+        clip: bound of the absolute value of normalised frames and scaled rewards.
     """
 
     discount: Final[float | None]
@@ -85,7 +85,7 @@ class Normalised(KeepsArguments, nn.Module):
         return size
 
     def forward(self, frame: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
-        """Normalise frames [B, ...] and hand them to ``model``, with what else it takes."""
+        """Normalise frames [B, ...] and call ``model`` with them and its other arguments."""
         if self.frames is not None:
             scale = (self.frames.variance + 1e-8).rsqrt()
             dtype = next(self.model.parameters()).dtype
@@ -101,18 +101,18 @@ class Normalised(KeepsArguments, nn.Module):
         return (reward * scale).clamp(-self.clip, self.clip)
 
     def see_rewards(self, reward: Tensor, done: Tensor, mask: Tensor, before: Tensor | None) -> Tensor | None:
-        """Update the statistics of the returns: the discounted sums of all rewards of an episode until each step.
+        """Update the statistics of returns: at each step, the discounted sum of the episode's rewards so far.
 
         Unlike in gymnasium, an episode's last reward still counts to its own return, and a truncation ends a sum, too.
 
         Args:
-            reward: as the environments gave them.                    [B, T] float
-            done: an episode ended with this step.                    [B, T] bool
-            mask: which steps are real.                               [B, T] bool
-            before: what the call before returned, None at first.     [B]
+            reward: rewards of the environments.                          [B, T] float
+            done: True where the step ended an episode.                   [B, T] bool
+            mask: True at real steps.                                     [B, T] bool
+            before: result of the previous call; None in the first.       [B]
 
         Returns:
-            The sums that the next batch goes on from.  [B]
+            The sums with which the next batch continues.  [B]
         """
         if self.returns is None or self.discount is None:
             return None
@@ -121,6 +121,6 @@ class Normalised(KeepsArguments, nn.Module):
         return torch.where(done[:, -1], 0.0, sums[:, -1])
 
     def see_frames(self, frame: Tensor, mask: Tensor) -> None:
-        """Update the statistics of the frames [B, T, ...], of which those with mask [B, T] are real."""
+        """Update the statistics of frames [B, T, ...]; the mask [B, T] is True at real steps."""
         if self.frames is not None:
             self.frames.update(frame.flatten(0, 1), mask.flatten())

@@ -1,4 +1,4 @@
-"""An agent that takes the best of A action values, and a random one now and then, and its networks."""
+"""The epsilon-greedy agent and its networks of action values."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from rlstruct.rl_agent import frame_of
 
 
 class QAgent(ModelAgent[nn.Module]):
-    """Acts greedily on a network's action values, or at random with probability epsilon; keeps no state.
+    """Epsilon-greedy agent: takes the action with the highest value, or with probability epsilon a random one.
 
-    Epsilon is ``agent_info["epsilon"]`` [B] float, one for each environment; without it, and with ``stochastic=False``,
-    the agent is greedy. It returns ``action`` [B] int64 and ``action_values`` [B, A].
+    Epsilon is ``agent_info["epsilon"]`` [B] float, one per environment. Without it, or with ``stochastic=False``, the
+    agent is greedy. It keeps no state, and returns ``action`` [B] int64 and ``action_values`` [B, A].
 
     Args:
         model: maps ``frame`` [B, ...] to action values [B, A], as `rlstruct.agents.QNetwork` does.
@@ -28,7 +28,7 @@ class QAgent(ModelAgent[nn.Module]):
     """
 
     pure = True
-    agent_info_on_device = True  # epsilon meets numbers that are drawn on the device
+    agent_info_on_device = True  # epsilon is compared with random numbers on the device
 
     def __call__(
         self, state: DictTensor, observation: DictTensor, agent_info: DictTensor, history: object = None
@@ -45,12 +45,12 @@ class QAgent(ModelAgent[nn.Module]):
 
 
 class DuellingHead(KeepsArguments, nn.Module):
-    """Action values from features, by way of one state value and A advantages; see `duelling_values`.
+    """Action values from features, as the sum of a state value and A advantages; see `duelling_values`.
 
     Args:
         n_features: F.
         n_actions: A.
-        hidden: width of each hidden layer of either stream; Wang et al. (ICML 2016) take one of 512.
+        hidden: width of each hidden layer of either stream; Wang et al. (ICML 2016) use one of 512.
         orthogonal: see `MLP`.
     """
 
@@ -97,10 +97,10 @@ class QNetwork(KeepsArguments, nn.Module):
         )
 
     def forward(self, frame: Tensor) -> Tensor:
-        """Judge frames.
+        """Compute action values.
 
         Args:
-            frame: what the environments show; integers and bools are taken as numbers.  [B, ...] any dtype
+            frame: frames of the environments; integers and bools are converted.  [B, ...] any dtype
 
         Returns:
             Q(s, a).  [B, A] in the dtype of the weights

@@ -18,14 +18,14 @@ from rlstruct.spaces import Leaf, leaves
 
 
 class RandomAgent(RL_Agent):
-    """Draws every part of an action space at random, from ``observation["rng"]``.
+    """Samples every part of an action space at random, from ``observation["rng"]``.
 
-    As gymnasium's own ``sample``: discrete spaces uniformly; boxes uniformly between finite bounds, exponentially from
-    the one finite bound, normally where there is none.
+    The distributions are those of gymnasium's ``sample``: uniform for discrete spaces; for boxes uniform between finite
+    bounds, exponential with one finite bound, and normal without.
 
     Args:
-        action_space: Box, Discrete, MultiDiscrete or MultiBinary, or Dict and Tuple of them, nested at will.
-        device: where observations and actions are.
+        action_space: Box, Discrete, MultiDiscrete or MultiBinary, or Dict and Tuple of them, nested to any depth.
+        device: device of observations and actions.
 
     Raises:
         TypeError: some part of the space has no fixed shape; the message names its key.

@@ -1,4 +1,4 @@
-"""An agent that draws bounded continuous actions from a squashed normal distribution, and its networks."""
+"""The agent of soft actor-critic, which samples from a squashed normal distribution, and its networks."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from rlstruct.functional import random, squashed
 from rlstruct.policies.blueprint import KeepsArguments
 from rlstruct.rl_agent import frame_of
 
-_LOG_STD = -5.0, 2.0  # narrowest and widest policy, as in CleanRL
+_LOG_STD = -5.0, 2.0  # bounds of the policy's width, as in CleanRL
 
 
 class Critics(KeepsArguments, nn.Module):
-    """N networks of action values, which share nothing and compute side by side.
+    """N separate networks of action values, computed as one batch of matrices.
 
     Args:
-        n_inputs: D + A, entries of a frame and of an action.
+        n_inputs: D + A, number of entries of a frame and an action.
         hidden: width of each hidden layer.
         n_critics: N.
     """
@@ -39,12 +39,12 @@ class Critics(KeepsArguments, nn.Module):
             self.biases.append(nn.Parameter(torch.stack([layer.bias.detach() for layer in layers]).unsqueeze(1)))
 
     def forward(self, frame: Tensor, action: Tensor, *, constant: bool = False) -> Tensor:
-        """Judge actions.
+        """Compute action values.
 
         Args:
-            frame: what the environments show.  [B, ...] any dtype
+            frame: frames of the environments.  [B, ...] any dtype
             action: [B, A] float.
-            constant: let gradients flow into the actions only, and not into the weights.
+            constant: treat the weights as constants, so gradients reach only the actions.
 
         Returns:
             Q_n(s, a).  [N, B]
@@ -69,7 +69,7 @@ class SoftActorCritic(KeepsArguments, nn.Module):
         hidden: width of each hidden layer of every network.
 
     Raises:
-        ValueError: a bound is not finite, or there is no room between them.
+        ValueError: a bound is not finite, or ``low`` is not below ``high``.
 
     Attributes:
         critics: see `Critics`.
@@ -101,18 +101,18 @@ class SoftActorCritic(KeepsArguments, nn.Module):
             self.register_buffer(name, torch.tensor(values, device=device), persistent=False)
 
     def forward(self, frame: Tensor) -> Tensor:
-        """Return the policy in frames [B, ...] of any dtype: mean and log sigma before the squashing.  [B, 2 A]."""
+        """Return the policy for frames [B, ...] of any dtype: mean and log sigma before squashing.  [B, 2 A]."""
         mean, log_std = self.actor(as_features(frame, self)).chunk(2, dim=-1)
         low, high = _LOG_STD
         return torch.cat([mean, low + 0.5 * (high - low) * (torch.tanh(log_std) + 1.0)], dim=-1)
 
 
 class SquashedGaussianAgent(ModelAgent[Any]):
-    """Draws continuous actions within the bounds of the action space; keeps no state.
+    """Samples continuous actions within the bounds of the action space. It keeps no state.
 
-    It returns ``action`` [B, A] and ``log_probability`` [B], the logarithm of the density that the action was drawn
-    from, both with gradients. With ``agent_info["epsilon"]`` [B] float, that share of the actions is uniform. Without
-    ``stochastic`` it returns the squashed mean as ``action``, and nothing else.
+    It returns ``action`` [B, A] and its log-density ``log_probability`` [B], both with gradients. With
+    ``agent_info["epsilon"]`` [B] float, that share of the actions is uniform. Without ``stochastic`` it returns only
+    ``action``, the squashed mean.
 
     Args:
         model: maps ``frame`` to mean and log sigma [B, 2 A], and has ``center`` and ``scale`` [A] of the actions, as
@@ -121,7 +121,7 @@ class SquashedGaussianAgent(ModelAgent[Any]):
     """
 
     pure = True
-    agent_info_on_device = True  # epsilon meets numbers that are drawn on the device
+    agent_info_on_device = True  # epsilon is compared with random numbers on the device
 
     def __call__(
         self, state: DictTensor, observation: DictTensor, agent_info: DictTensor, history: object = None

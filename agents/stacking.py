@@ -1,4 +1,4 @@
-"""An agent that sees the last pictures of an environment that shows one at a time, so that a batch holds each once."""
+"""An agent that stacks the latest frames itself, so that a batch stores every frame once."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ _EARLIER = "earlier_frames"
 
 
 class StackingAgent(RL_Agent):
-    """Shows an agent stacks of the last n frames (Mnih et al., 2015), where the environment shows single ones.
+    """Gives an agent stacks of the last n frames (Mnih et al., 2015) of an environment that returns single frames.
 
-    Actions, losses and weights are those of ``agent`` in an environment that shows the stacks itself, as gymnasium's
-    FrameStackObservation does, bit by bit, and a batch takes a quarter of the memory for n = 4. The first frame of an
+    Actions, losses and weights equal, bit for bit, those of ``agent`` in an environment that stacks frames itself, such
+    as gymnasium's FrameStackObservation; with n = 4 a batch needs a quarter of the memory. The first frame of an
     episode fills the first stack.
 
     The state is ``earlier_frames`` [B, n - 1, ...] and the wrapped agent's own state. Whole stacks without this state,
     as a `ReplayBuffer` with ``n_stack`` samples them, are shown unchanged.
 
     Args:
-        agent: sees ``frame`` [B, n, ...]. It wants no history and defines no `call_replay`.
-        shape: of a stack, [n, ...], n at least 2. The environment shows ``frame`` [B, 1, ...].
-        device: where the agent lives.
-        dtype: of the frames.
+        agent: the agent, which gets ``frame`` [B, n, ...]. It must neither need a history nor define `call_replay`.
+        shape: shape of a stack, [n, ...], n at least 2. The environment returns ``frame`` [B, 1, ...].
+        device: device of the agent.
+        dtype: dtype of the frames.
 
     Raises:
-        TypeError: the agent wants a history, or defines `call_replay`.
+        TypeError: the agent needs a history, or defines `call_replay`.
         ValueError: the shape has fewer than 2 frames.
 
     >>> from rlstruct.agents import ActorCriticAgent, ConvolutionalActorCritic
@@ -72,41 +72,41 @@ class StackingAgent(RL_Agent):
         device: DeviceLike | None = None,
         **settings: Any,  # noqa: ANN401 - whatever create_agent takes
     ) -> StackingAgent:
-        """Make agent and wrapper: ``partial(StackingAgent.create, create_agent=…, shape=…)`` is what trainings want.
+        """Create agent and wrapper: pass ``partial(StackingAgent.create, create_agent=…, shape=…)`` to a training.
 
         Args:
             model: the network.
-            create_agent: makes the agent, such as `rlstruct.agents.ActorCriticAgent`.
+            create_agent: factory of the agent, such as `rlstruct.agents.ActorCriticAgent`.
             shape: see `StackingAgent`.
-            dtype: likewise.
-            device: where they live; by default where the model is.
-            settings: further ones of create_agent.
+            dtype: see `StackingAgent`.
+            device: device of both; by default that of the model.
+            settings: further arguments of create_agent.
         """
         device = module_device(model) if device is None else device
         return cls(create_agent(model, device=device, **settings), shape, device=device, dtype=dtype)
 
     @property
     def pure(self) -> bool:  # type: ignore[override]
-        """Promise of the wrapped agent."""
+        """The wrapped agent's promise."""
         return self.agent.pure
 
     @property
     def agent_info_on_device(self) -> bool:  # type: ignore[override]
-        """Setting of the wrapped agent."""
+        """The wrapped agent's setting."""
         return self.agent.agent_info_on_device
 
     def initial_state(self, agent_info: DictTensor, B: int) -> DictTensor:
-        """Return the agent's own state and ``earlier_frames``, zeros that are never seen."""
+        """Return the agent's own state and ``earlier_frames``, zeros that the agent never sees."""
         earlier = torch.zeros(B, self.shape[0] - 1, *self.shape[1:], dtype=self.dtype, device=self.device)
         return self.agent.initial_state(agent_info, B) + DictTensor({_EARLIER: earlier})
 
     def __call__(
         self, state: DictTensor, observation: DictTensor, agent_info: DictTensor, history: object = None
     ) -> tuple[DictTensor, DictTensor]:
-        """Let the agent act on the stack of the earlier frames and ``observation["frame"]``; see `RL_Agent.__call__`.
+        """Call the agent with the stack of the earlier frames and ``observation["frame"]``; see `RL_Agent.__call__`.
 
         Raises:
-            ShapeMismatchError: the frames are neither single ones of this shape, nor stacks without ``earlier_frames``.
+            ShapeMismatchError: the frames are neither single ones of this shape nor stacks without ``earlier_frames``.
         """
         n, frame = self.shape[0], observation["frame"]
         single = _EARLIER in state
@@ -142,8 +142,8 @@ class StackingAgent(RL_Agent):
         if steps is None:
             steps = torch.arange(B * T, device=frames.device)
         times = torch.arange(T, device=frames.device)
-        # Places count from the oldest of the earlier frames. Where does the episode of each step begin, as far as it is
-        # known? A state knows the steps before it only.
+        # Places count from the oldest earlier frame. Find the place where the episode of each step begins, as far as
+        # the state knows, which holds only the steps before it.
         begun = torch.where(initial, times + n, 0).cummax(1).values  # [B, T]
         begun = torch.cat([torch.zeros_like(begun[:, :1]), begun[:, :-1]], 1)
         wanted = (steps % T).unsqueeze(1) + torch.arange(n, device=frames.device)  # [K, n]
@@ -152,7 +152,7 @@ class StackingAgent(RL_Agent):
         return states + DictTensor({_EARLIER: found})
 
     def creator(self) -> Callable[..., RL_Agent]:
-        """Return what makes wrapper and agent; see `RL_Agent.creator`."""
+        """Return a factory of wrapper and agent; see `RL_Agent.creator`."""
         inner = self.agent.creator()
         return partial(StackingAgent.create, create_agent=inner, shape=self.shape, dtype=self.dtype)
 

@@ -1,4 +1,4 @@
-"""Environments on the CPU that write their observations where they stay, and the memory that they get for that."""
+"""Environments on the CPU that write their observations directly into a batch, and the buffers for that."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FLAGS = ("terminated", "truncated", "done", "initial_state")
 
 
 class ObservationBuffer:
-    """Memory of one observation of B environments on the CPU, as numpy arrays.
+    """One observation of B environments on the CPU, as writable numpy arrays.
 
     Args:
         arrays: by key, in the order of the observation's keys, without ``rng``.  [B, ...]
@@ -58,9 +58,9 @@ class Ended(NamedTuple):
     """Result of `StepsInto.step_into` where an episode ended, or an environment did not run.
 
     Attributes:
-        ran: who took the step; None for all.          [B] bool
-        running: who takes the next one; None for all. [B] bool
-        restarted: the rows that restarted in this step.
+        ran: True for rows that took the step; None for all.          [B] bool
+        running: True for rows that take the next one; None for all.  [B] bool
+        restarted: numbers of the rows that restarted in this step.
     """
 
     ran: Tensor | None
@@ -69,22 +69,22 @@ class Ended(NamedTuple):
 
 
 class StepsInto(Protocol):
-    """A `VecEnv` on the CPU that can write observations where they stay: batchers call this in the place of ``step``.
+    """A `VecEnv` on the CPU that can write observations directly into a batch. Batchers call this instead of ``step``.
 
-    It is optional: without it, or where a subclass overrides ``step`` alone, a batcher calls ``step`` and copies.
+    It is optional. Without it, or if a subclass overrides only ``step``, a batcher calls ``step`` and copies.
     """
 
     def step_into(
         self, action: DictTensor, before: ObservationBuffer, out: ObservationBuffer, final: ObservationBuffer | None
     ) -> Ended | None:
-        """Take the step of `VecEnv.step`.
+        """Take one step; see `VecEnv.step`.
 
         Args:
-            action: as there.
-            before: the observation that the action answers, to be read only.
-            out: gets ``current``. Its flags are False already; everything else must be written in every row.
-            final: gets ``reached`` in the rows that restart; other rows are left alone, so that their memory need not
-                become real. None for environments that do not restart by themselves.
+            action: see `VecEnv.step`.
+            before: the observation that the agent acted on. Do not modify it.
+            out: buffer for ``current``. Its flags are already False; write everything else in every row.
+            final: buffer for ``reached``, to be written only in rows that restart, so that the other rows need no real
+                memory. None for environments that do not reset themselves.
 
         Returns:
             None if every environment took the step and no episode ended.
@@ -92,7 +92,7 @@ class StepsInto(Protocol):
 
 
 def steps_into(env: VecEnv) -> Any | None:  # noqa: ANN401 - a bound `StepsInto.step_into`
-    """Return the ``step_into`` of an environment; None where it has none, or where ``step`` does something else."""
+    """Return an environment's ``step_into``; None if it has none, or if ``step`` was overridden without it."""
     if "step" in vars(env):
         return None
     kind = next((kind for kind in type(env).__mro__ if "step_into" in vars(kind) or "step" in vars(kind)), VecEnv)

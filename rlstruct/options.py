@@ -1,7 +1,6 @@
-"""Settings as data: fields of a dataclass that know the values they accept. Layer 1.
+"""Settings as data: dataclass fields that declare the values they accept. Layer 1.
 
-The constructor checks them, and its errors, the help of the command line and the tables of the documentation say the
-same: all of them read the field.
+The constructor's checks and errors, the command line's help and the documentation's tables all read these fields.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _ENTRY = re.compile(r"^    (\w+): (.*(?:\n {8}.*)*)", re.MULTILINE)
 
 @dataclass(frozen=True, kw_only=True)
 class Range:
-    """Values that an argument accepts: some choices, or numbers within bounds; and perhaps None.
+    """Values that an argument accepts: choices, or numbers within bounds; and optionally None.
 
     >>> str(Range(at_least=1)), str(Range(at_least=0, at_most=1)), str(Range(above=0, or_none=True))
     ('at least 1', '0 to 1', 'more than 0, or None')
@@ -42,7 +41,7 @@ class Range:
     or_none: bool = False
 
     def check(self, where: str, name: str, value: object) -> None:
-        """Raise TypeError or ValueError unless ``where`` accepts a value of its argument ``name``; never NaN."""
+        """Raise TypeError or ValueError unless the value is accepted for ``name``, an argument of ``where``."""
         if (value is None and self.or_none) or value in self.choices:
             return
         if not self.choices:
@@ -57,7 +56,7 @@ class Range:
         raise BadValueError(f"{where}: {name} is {value!r}, expected {self}.")
 
     def __str__(self) -> str:
-        """Spell the values: "" for any number."""
+        """Describe the values in words; "" for any number."""
         *others, last = map(repr, self.choices or [""])
         if others:
             bounds = f"{', '.join(others)} or {last}"
@@ -80,20 +79,19 @@ def option(
 ) -> T:
     """Declare a field of `Options` and the numbers that it accepts.
 
-    A subclass that only gives another default keeps the range. None is accepted where the annotation has it, and of a
-    ``Literal`` its values alone.
+    A subclass that changes only the default keeps the range. None is accepted if the annotation allows it, and for a
+    ``Literal`` only its values are.
 
     Args:
-        default: of the field.
+        default: default of the field.
         at_least: smallest value.
-        above: bound that is itself refused.
+        above: exclusive lower bound.
         at_most: largest value.
-        may_change: the setting may be another one when a training is resumed.
-        divided: each of several learners gets its share of this number, such as the size of a batch that they learn
-            from together.
+        may_change: True if a resumed training may use another value.
+        divided: True if the number is divided among several learners, like the size of a batch.
 
     Returns:
-        A field of a dataclass; its type is that of the default, so that type checkers see an ordinary field.
+        A dataclass field, typed like its default, so that type checkers see an ordinary field.
     """
     known: dict[str, Any] = {"range": Range(at_least=at_least, above=above, at_most=at_most)}
     known |= {name: True for name, said in (("may_change", may_change), ("divided", divided)) if said}
@@ -139,7 +137,7 @@ class Options:
             cls.__doc__ = _ENTRY.sub(with_range, inspect.cleandoc(cls.__doc__))
 
     def __new__(cls, *values: object, **named: object) -> Self:
-        """Refuse a name that is no field, before `__init__` does."""
+        """Raise for an unknown setting, with the nearest known one, before `__init__` does."""
         known: dict[str, object] = getattr(cls, "__dataclass_fields__", {})
         for name in named.keys() - known:
             hint = nearest(name, known) or f" help({cls.__name__}) lists them."
@@ -153,20 +151,20 @@ class Options:
             accepted.check(kind.__name__, name, getattr(self, name))
 
     def require(self, name: str, fits: bool, expected: str) -> None:
-        """Raise ValueError unless a setting fits the others; ``expected`` are values that would, in words."""
+        """Raise ValueError unless a setting fits the others; ``expected`` describes values that would."""
         if not fits:
             raise BadValueError(f"{type(self).__name__}: {name} is {getattr(self, name)!r}, expected {expected}.")
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """Return `` Did you mean …?``, or nothing if nothing is near.
+    """Return `` Did you mean …?``, or "" if no name is similar.
 
     >>> nearest("CartPol-v1", ["CartPole-v1", "Pendulum-v1"])
     " Did you mean 'CartPole-v1'?"
     """
     word, by_lower = word.lower(), {name.lower(): name for name in known}
 
-    def likeness(name: str) -> float:  # of two equally like names the one that begins alike
+    def likeness(name: str) -> float:  # a common beginning decides between equally similar names
         return difflib.SequenceMatcher(None, word, name).ratio() + 0.001 * name.startswith(word[:1])
 
     near = max(sorted(by_lower, reverse=True), key=likeness, default="")  # the newest of several versions
