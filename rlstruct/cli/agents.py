@@ -26,23 +26,23 @@ _ATARI_PIXELS, _ATARI_FEATURES, _SMALL_FEATURES = 36, 512, 128
 
 @dataclass(frozen=True)
 class AgentChoice:
-    """An agent that fits."""
+    """The agent chosen for an environment and an algorithm."""
 
-    create_model: Callable[[], nn.Module]  # makes its network, on the CPU
-    create_agent: Callable[..., RL_Agent]  # acts with it
-    kind: str  # what it is, in words
+    create_model: Callable[[], nn.Module]  # returns the network, on the CPU
+    create_agent: Callable[..., RL_Agent]  # returns the agent
+    kind: str  # description for the user
 
 
 def choose(
     algorithm: str, task: Task, observation: spaces.Space[Any], action: spaces.Space[Any], stack: int = 1
 ) -> AgentChoice:
-    """Choose agent and network by the spaces, and let the agent see the last ``stack`` of the pictures shown."""
+    """Choose agent and network by the spaces; the agent sees the last ``stack`` frames."""
     if ALGORITHMS[algorithm].agents == "search":
         return _searching(task, observation, action)
     observation = _fitting(algorithm, task, observation, action)
     discrete, continuous = _n_actions(action), isinstance(action, spaces.Box)
     image, settings = is_image(observation), task.network_settings()
-    # Images are seen by convolutions, unless the user says how wide a perceptron is to be.
+    # Use convolutions for images, unless the user sets the widths of a perceptron.
     body = "recurrent" if task.recurrent else "convolutional" if image and "hidden" not in settings else "perceptron"
     family: str = ALGORITHMS[algorithm].agents
     family = "gaussian" if continuous and family == "policy" else family
@@ -58,7 +58,7 @@ def choose(
     if family == "soft":
         outputs = tuple(tuple(map(float, bound)) for bound in (action.low, action.high))  # type: ignore[attr-defined]
     known = [name for name, one in inspect.signature(network).parameters.items() if one.kind is one.KEYWORD_ONLY]
-    if family in ("policy", "gaussian"):  # the others keep no statistics
+    if family in ("policy", "gaussian"):  # the others do not support statistics
         known.append("normalise")
     for name in settings:
         if name not in known:
@@ -72,7 +72,7 @@ def choose(
 
 
 def _fitting(algorithm: str, task: Task, observation: spaces.Space[Any], action: spaces.Space[Any]) -> spaces.Box:
-    """Return what agents see; refuse what no bundled one of this algorithm sees, remembers or does."""
+    """Return the space that agents see; raise if no bundled agent of this algorithm supports the task."""
     if not isinstance(observation, spaces.Box):
         raise UserError(
             f"the bundled agents see one frame, and this environment shows a {type(observation).__name__} space. Wrap "
@@ -104,13 +104,13 @@ def _fitting(algorithm: str, task: Task, observation: spaces.Space[Any], action:
 
 
 def with_stacks(config: TrainingConfig, stack: int) -> TrainingConfig:
-    """Let a replay buffer put stacks together."""
+    """Make a replay buffer build the stacks of frames."""
     changes: dict[str, Any] = {"n_stack": stack} if hasattr(config, "n_stack") and stack > 1 else {}
     return replace(config, **changes)
 
 
 def _try(create_model: Callable[[], nn.Module], task: Task) -> None:
-    """Make the network once, without memory or random numbers."""
+    """Create the network once without memory or random numbers, to find errors early."""
     try:
         with torch.device("meta"):
             create_model()
@@ -127,7 +127,7 @@ def _normalised(create_model: Callable[[], nn.Module], frame_shape: tuple[int, .
 
 
 def _searching(task: Task, observation: spaces.Space[Any], action: spaces.Space[Any]) -> AgentChoice:
-    """Choose for a game for two players, which shows one picture and the legal actions."""
+    """Choose the agent of a two-player game, whose observation is a board and the legal actions."""
     n_actions = _n_actions(action)
     shown = dict(observation.spaces) if isinstance(observation, spaces.Dict) else {}
     boards = [space.shape for name, space in shown.items() if name != "legal" and isinstance(space, spaces.Box)]
@@ -142,7 +142,7 @@ def _searching(task: Task, observation: spaces.Space[Any], action: spaces.Space[
 
 
 def _n_actions(action: spaces.Space[Any]) -> int | tuple[int, ...] | None:
-    """Return A, or the sizes of K choices; None for other spaces, and where the numbers do not begin at 0."""
+    """Return A, or the sizes of K choices; None for other spaces and for actions that do not start at 0."""
     if isinstance(action, spaces.Discrete) and int(action.start) == 0:
         return int(action.n)
     if isinstance(action, spaces.MultiDiscrete) and action.nvec.ndim == 1 and not action.start.any():
@@ -163,12 +163,12 @@ def _convolutional_values(
 
 
 def _of_images(shape: tuple[int, ...]) -> dict[str, Any]:
-    """Large images get more features; the shorter end of the shape counts the channels."""
+    """Return the arguments of a convolutional network: more features for large images, the shorter axis as channels."""
     n_features = _ATARI_FEATURES if sorted(shape)[-2] >= _ATARI_PIXELS else _SMALL_FEATURES
     return {"n_features": n_features, "channels_last": len(shape) == 3 and shape[2] <= shape[0]}
 
 
-# By family and body: the network, the agent that acts with it, and both in words.
+# By family and body: network, agent, and a description of both.
 _BUNDLED: dict[str, dict[str, tuple[Callable[..., nn.Module], Callable[..., RL_Agent], str]]] = {
     "values": {
         "perceptron": (agents.QNetwork, agents.QAgent, "perceptron of action values, duelling"),

@@ -20,14 +20,14 @@ class UserError(Exception):
 
 
 def require(extra: str, *modules: str, what: str) -> None:
-    """Refuse to go on without an extra of this package."""
+    """Raise UserError unless an extra of this package is installed."""
     missing = [module for module in modules if importlib.util.find_spec(module) is None]
     if missing:
         raise UserError(f"{what} needs {', '.join(missing)}, which is not installed. {how_to_install(extra)}")
 
 
 def check_device(option: str, device: str) -> None:
-    """Refuse a device that is not here."""
+    """Raise UserError if this machine lacks the device."""
     from rlstruct.device import resolve_device  # imported here: it brings torch, and mistakes are reported without
 
     try:
@@ -37,7 +37,7 @@ def check_device(option: str, device: str) -> None:
 
 
 def refused(error: OSError) -> str:
-    """Say in one sentence that the operating system refuses more of something; "" for other errors.
+    """Describe in one sentence that the operating system refuses a resource; "" for other errors.
 
     >>> refused(OSError(errno.ENOSPC, "No space left on device", "a.gif"))
     'a.gif: No space left on device.'
@@ -58,15 +58,15 @@ def refused(error: OSError) -> str:
 
 
 def plural(n: int, word: str) -> str:
-    """Count things: ``1 core``, ``2 cores``."""
+    """Return a number with its noun: ``1 core``, ``2 cores``."""
     return f"{n} {word}" if n == 1 else f"{n} {word}s"
 
 
 def say(text: str = "") -> None:
-    """Write a line to the standard output; end the command once its reader has gone, as ``| head``."""
+    """Print a line; end the command if its reader, such as ``| head``, has closed the pipe."""
     try:
         sys.stdout.write(f"{text}\n")
         sys.stdout.flush()
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python writes once more when it ends
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more at exit
         raise SystemExit(1) from None

@@ -1,4 +1,4 @@
-"""`rlstruct devices`: what is here, and what should live where."""
+"""`rlstruct devices`: the machine's devices, and the recommended device of each part of a training."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _GIB = 2**30
 class Gpu:
     """A CUDA device as torch sees it."""
 
-    name: str  # of the model
-    memory: int  # bytes in all
-    free: int | None  # free bytes; None where it could not be asked
+    name: str  # model
+    memory: int  # total bytes
+    free: int | None  # free bytes; None if unknown
 
 
 def run(arguments: Sequence[str]) -> None:
-    """Say what is here; there are no ``arguments``."""
+    """Print the report; there are no ``arguments``."""
     if arguments and arguments[0] in ("-h", "--help"):
         say("usage: rlstruct devices\n\nShow the CPUs and GPUs that are here, and where things should live.")
         return
@@ -36,7 +36,7 @@ def run(arguments: Sequence[str]) -> None:
 
 
 def report(n_cpus: int, n_threads: int, gpus: Sequence[Gpu]) -> list[str]:
-    """Put into words what is here, and the layout that fits."""
+    """Describe the machine and the layout that fits it."""
     try:
         size = f", {os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / _GIB:.1f} GiB of memory"
     except (ValueError, OSError):
@@ -56,7 +56,7 @@ def report(n_cpus: int, n_threads: int, gpus: Sequence[Gpu]) -> list[str]:
 def layout(n_cpus: int, n_gpus: int) -> list[str]:
     """Recommend where environments, agent and learner live, with the options of `rlstruct train`."""
     learner = " --learner-device cuda:0" if n_gpus else ""
-    # One process per GPU that does everything: "cuda" gives each learner its own GPU.
+    # One process per GPU does everything; "cuda" gives each learner its own GPU.
     device, learners = ("cuda", f" --learners {n_gpus}") if n_gpus > 1 else ("cuda:0", "")
     workers = f"--n-processes {max(1, n_cpus - 1)}"
     layouts = {
@@ -89,7 +89,7 @@ def find_gpus() -> list[Gpu]:
         properties = torch.cuda.get_device_properties(i)
         try:
             free: int | None = torch.cuda.mem_get_info(i)[0]
-        except RuntimeError:  # exclusive mode, or full: it is there all the same
+        except RuntimeError:  # it exists, but is in exclusive mode or full
             free = None
         found.append(Gpu(properties.name, properties.total_memory, free))
     return found

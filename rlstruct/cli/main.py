@@ -1,4 +1,4 @@
-"""The first word of the command line chooses a module."""
+"""Entry point of the command line: the first word chooses a command."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ COMMANDS = {
     "devices": "show the CPUs and GPUs of this machine, and which layout suits them",
 }
 
-INTERRUPTED = 130  # as shells say it: 128 + SIGINT
+INTERRUPTED = 130  # the shell's convention: 128 + SIGINT
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command, and return the exit status: 0, 2 for a mistake of the user, 130 after Ctrl-C.
 
     Args:
-        arguments: after the name of the program; None for those of this process, which Ctrl-C then ends in here.
+        arguments: the words after the program's name; None for those of this process, which Ctrl-C then ends here.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     if not words or words[0] in ("-h", "--help", "help"):
@@ -71,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (UserError, ClusterError, LearnerError, SharingError, TrainingDiverged, WorkerError) as error:
         name = f"rlstruct {command}" if command in COMMANDS else "rlstruct"
         hint = f"To read more: rlstruct explain {error.topic}\n" if isinstance(error, Explained) else ""
-        remote = getattr(error, "remote_traceback", "")  # of what code of the user's raised, if it is not in the text
+        remote = getattr(error, "remote_traceback", "")  # traceback of the user's code, unless it is in the message
         trace = "" if remote in str(error) else f"\n{remote}"
         sys.stderr.write(f"{name}: {error}\n{trace}{hint}")
         return 2
@@ -85,20 +85,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt as stop:
         sys.stderr.write(_interrupted(command, str(stop)))
-        if arguments is None:  # end without taking torch's modules apart one by one: seconds on a busy machine
+        if arguments is None:  # exit without torch's teardown, which takes seconds on a busy machine
             atexit._run_exitfuncs()
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(INTERRUPTED)
         return INTERRUPTED
-    except SystemExit as leaving:  # of the parser of options: it has said why
+    except SystemExit as leaving:  # raised by the option parser, which has printed the reason
         return leaving.code if isinstance(leaving.code, int) else 2
     return 0
 
 
 @contextlib.contextmanager
 def _short_warnings(command: str) -> Iterator[None]:
-    """Show each warning as one line, with its place only if that is in other files than ours."""
+    """Show each warning as one line, with its location unless it is in this library."""
 
     def show(
         message: Warning | str, category: object, filename: str, lineno: int, file: object = None, line: object = None
@@ -119,7 +119,7 @@ def _short_warnings(command: str) -> Iterator[None]:
 def _leaving_at_once(command: str) -> Iterator[None]:
     """Let Ctrl-C end the process while torch is imported.
 
-    There is nothing to put in order yet, and an exception in there may come out as another one, or as a broken module.
+    There is nothing to clean up yet, and an exception during the import may surface as another one or break a module.
     """
     ours = threading.current_thread() is threading.main_thread()
     if not ours or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:

@@ -1,4 +1,4 @@
-"""`rlstruct play`: see what an agent sees; or play Connect Four yourself, against a search, in the terminal."""
+"""`rlstruct play`: film an agent; or play Connect Four against a search in the terminal."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ from rlstruct.sims.tensor_env import Backend
 
 @dataclass(frozen=True, kw_only=True)
 class Play(Options):
-    """Show an environment in pictures: acting at random, or the agent of a run.
+    """Film an environment with random actions, or with the agent of a run.
 
     rlstruct play connect-four lets you play against a search in the terminal.
 
     Attributes:
         what: name of an environment, such as Breakout-MinAtar, or the folder of a run.
-        simulator: draw the bundled simulator of this name, such as warp for games of Atari.
-        out: where to write: a film (.gif, .mp4), or a sheet of pictures (.png). By default play-NAME.gif.
-        steps: how many steps.
-        n_envs: how many environments, side by side.
-        seed: of environments and agent.
-        factory: for the run of a program: the functions that it trained with, see rlstruct evaluate --help.
+        simulator: use the bundled simulator, and this backend of it, such as warp for Atari games.
+        out: output file: a film (.gif, .mp4), or a contact sheet (.png). By default play-NAME.gif.
+        steps: number of steps.
+        n_envs: number of environments, side by side.
+        seed: seed of environments and agent.
+        factory: for the run of your own program: its factories, see rlstruct evaluate --help.
     """
 
     what: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="ENV|RUN")]
@@ -53,7 +53,7 @@ class Play(Options):
 
 
 def run(arguments: Sequence[str]) -> None:
-    """Draw as the words after ``play`` say."""
+    """Run ``rlstruct play`` with these arguments."""
     if arguments[:1] == ["connect-four"]:
         _play_connect_four(arguments[1:])
         return
@@ -86,13 +86,13 @@ _NAME = "ConnectFour-v0"
 
 @dataclass(frozen=True, kw_only=True)
 class Game(Options):
-    """Play Connect Four in the terminal, against a checkpoint or against random games.
+    """Play Connect Four in the terminal, against a trained network or a search with random games.
 
     Attributes:
-        run: folder of a run of alphazero; None for a search that judges by random games.
-        simulations: of the search for each of its moves.
-        first: who begins.
-        seed: of the search.
+        run: folder of an alphazero run; None for a search that evaluates positions with random games.
+        simulations: number of simulations for each of the search's moves.
+        first: the player who moves first.
+        seed: seed of the search.
     """
 
     run: Annotated[Path | None, tyro.conf.arg(metavar="RUN")] = None
@@ -102,7 +102,7 @@ class Game(Options):
 
 
 def _play_connect_four(arguments: Sequence[str]) -> None:
-    """Play as the words after ``play connect-four`` say; the columns are read from the standard input."""
+    """Run ``rlstruct play connect-four`` with these arguments; columns are read from standard input."""
     options: Game = tyro.cli(Game, args=arguments, prog="rlstruct play connect-four")
     torch.set_num_threads(1)
     model, who = (None, "random games") if options.run is None else _trained(options.run)
@@ -114,7 +114,7 @@ def _play_connect_four(arguments: Sequence[str]) -> None:
 
 
 def play(agent: SearchAgent, *, yours: bool, seed: int) -> None:
-    """Play one game against ``agent``; ``yours`` says whether the person begins, and ``seed`` is that of the search."""
+    """Play one game against ``agent``. ``yours`` is True if the person begins; ``seed`` seeds the search."""
     env = ConnectFour(1, auto_reset=False)
     current, _ = env.reset()
     seeds, move = torch.full((1,), seed, device="cpu"), 0
@@ -137,9 +137,9 @@ def play(agent: SearchAgent, *, yours: bool, seed: int) -> None:
 
 
 def drawn(observation: DictTensor, yours: bool) -> str:
-    """Draw the board, ``frame/board`` [1, 2, 6, 7], on which the stones of who moves next come first.
+    """Draw the board, ``frame/board`` [1, 2, 6, 7], whose first plane has the stones of the player to move.
 
-    ``yours`` says whether that is the person.
+    ``yours`` is True if that is the person.
     """
     marks = (".", "X", "O") if yours else (".", "O", "X")
     mine, theirs = observation["frame/board"][0].to(torch.int64)
@@ -148,7 +148,7 @@ def drawn(observation: DictTensor, yours: bool) -> str:
 
 
 def describe_search(found: DictTensor) -> str:
-    """Say what the search thinks ([1], from `SearchAgent`): visits, the policy that they make, and who is ahead."""
+    """Describe the search's result ([1], from `SearchAgent`): visits, policy, and who is ahead."""
     visits, policy = (found[name][0].tolist() for name in ("action_visits", "action_policy"))  # sync: on the CPU
     value = float(found["action_value"])
     return (
@@ -160,7 +160,7 @@ def describe_search(found: DictTensor) -> str:
 
 
 def _ask(legal: Sequence[bool]) -> int:
-    """Read a column that is not full."""
+    """Read a column that is not full from standard input."""
     while True:
         sys.stdout.write("Your column: ")
         sys.stdout.flush()

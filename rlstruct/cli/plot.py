@@ -18,18 +18,18 @@ from rlstruct.algos.run_folder import read_lines
 from rlstruct.cli.complaint import UserError, nearest, plural, say
 from rlstruct.cli.record import ForeignRun, load
 
-_TIME_BEHIND = re.compile(r"-\d{8}-\d{6}(-\d+)?$")  # of the name of a folder
+_TIME_BEHIND = re.compile(r"-\d{8}-\d{6}(-\d+)?$")  # end of a folder's name
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plot:
-    """Draw learning curves; runs that differ only by seed make one, with a band.
+    """Draw learning curves. Runs that differ only in their seed become one curve with a band.
 
     Attributes:
-        runs: folders of runs.
-        out: the picture, .png, .svg or .pdf.
-        metric: column of metrics.csv that is drawn.
-        title: stands above the picture, if all runs share an environment; None for its name.
+        runs: run folders.
+        out: output file, .png, .svg or .pdf.
+        metric: column of metrics.csv to draw.
+        title: title of the figure if all runs share an environment; None for the environment's name.
     """
 
     runs: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN [RUN ...]")]
@@ -39,13 +39,13 @@ class Plot:
 
 
 def run(arguments: Sequence[str]) -> None:
-    """Draw as the words after ``plot`` say."""
+    """Run ``rlstruct plot`` with these arguments."""
     options: Plot = tyro.cli(Plot, args=arguments, prog="rlstruct plot")
     if not options.runs:
         raise UserError("name one folder of a run, or several: rlstruct plot runs/*")
     if options.out.suffix.lower() not in (".png", ".svg", ".pdf"):
         raise UserError(f"--out {options.out}: expected a name that ends with .png, .svg or .pdf.")
-    # runs/* holds profiles, too, and trainings that were stopped before they logged anything
+    # runs/* may also contain profiles, and trainings stopped before they logged anything
     runs = [path for path in options.runs if (path / "metrics.csv").exists() or not path.exists()] or options.runs
     panels = _panels(runs, options.metric)
     options.out.parent.mkdir(parents=True, exist_ok=True)
@@ -67,9 +67,9 @@ def run(arguments: Sequence[str]) -> None:
 
 
 def _panels(folders: Sequence[Path], metric: str) -> dict[str, dict[str, list[Curve]]]:
-    """Read the curves: environment to label to those of one setting. Returns of two environments share no axis.
+    """Read the curves, by environment (returns of different environments need separate axes) and by label.
 
-    A label has the settings that tell a run from the others; runs with equal labels make one curve.
+    A label names the settings that distinguish a run from the others; runs with equal labels become one curve.
     """
     panels: dict[str, dict[str, list[Curve]]] = {}
     runs = {folder: _described(folder) for folder in folders}
@@ -87,7 +87,7 @@ def _panels(folders: Sequence[Path], metric: str) -> dict[str, dict[str, list[Cu
 
 
 def _described(folder: Path) -> tuple[str, str, dict[str, Any], dict[str, Any]]:
-    """Return environment and name of a run, and the settings of its task and of its algorithm, without the seed."""
+    """Return a run's environment, name, and the settings of task and algorithm, without the seed."""
     try:
         record = load(folder)
     except ForeignRun:  # a program of the user's trained there: several runs of one have the same name

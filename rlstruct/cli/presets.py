@@ -1,4 +1,4 @@
-"""Settings with which the command line of `rlstruct train` begins: those of a preset, or of a run."""
+"""Initial settings of `rlstruct train`, from a preset or a run, before the command line changes them."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _IMAGES = "Breakout-MinAtar"  # its settings are those for environments with ima
 def settings_for(
     algorithm: str, words: list[str], template: RunRecord | None
 ) -> tuple[tuple[Task, TrainingConfig] | None, list[str]]:
-    """Return environment and settings that a command line begins with, and what to say about them.
+    """Return the initial environment and settings, and a message about them.
 
-    They are those of a run, if there is a template, or of a preset; None for the defaults of the algorithm.
+    They come from a run if there is a template, or else from a preset; None stands for the algorithm's defaults.
     """
     given, _ = peek(words, "env", "preset", "simulator")
     env, chosen = given["env"], given["preset"]
@@ -42,14 +42,14 @@ def settings_for(
         raise UserError(f"--preset {chosen}: {algorithm} has only {known}.{nearest(chosen, names)}")
     name = chosen or env
     others = f" (--preset takes those for {', '.join(names)})" if names else ""
-    on_consoles = name is not None and name.startswith("ALE/")  # a thousand of them, on the device of the network
+    on_consoles = name is not None and name.startswith("ALE/")  # a thousand games, on the network's device
     network: tuple[str, ...] = ()
     if env and name in names and (chosen or not on_consoles or given["simulator"] == "warp"):
         preset = PRESETS[algorithm, name]
         network = tuple(f"{key}={json.dumps(value)}" for key, value in preset.network.items())
         config = preset.config
         if not name.startswith(env):
-            config = replace(config, target_return=None)  # a return of another task
+            config = replace(config, target_return=None)  # the target belongs to another task
         how = "made" if on_consoles else "tuned"
         notes = [f"settings: {how} for {name}, except those you set (--preset none for the defaults)"]
         if on_consoles and torch.cuda.is_available():
@@ -58,7 +58,7 @@ def settings_for(
             notes.append(f"learner, games and evaluations are on {gpu}, except those for which you name a device")
     elif env and (algorithm, _IMAGES) in PRESETS and not chosen and _shows_images(env, given["simulator"], words):
         config = PRESETS[algorithm, _IMAGES].config
-        # A greedy player that has learned little may never end an episode of another game.
+        # In another game, a greedy player that has learned little may never end its episode.
         config = replace(config, target_return=None, evaluation_stochastic=type(config).evaluation_stochastic)
         notes = [f"settings: those for {_IMAGES}, which shows images, too{others}"]
     else:
@@ -69,7 +69,7 @@ def settings_for(
 
 
 def _shows_images(env: str, simulator: Any, words: list[str]) -> bool:  # noqa: ANN401 - of Task
-    """Return True if an environment shows images; those of Atari are not made for it."""
+    """Return True if an environment's observations are images; Atari environments are not created to find out."""
     at = words.index("--env-options") + 1 if "--env-options" in words else len(words)
     options = tuple(itertools.takewhile(lambda word: not word.startswith("--"), words[at:]))
     task = Task(env=env, env_options=options, simulator=simulator)
@@ -77,7 +77,7 @@ def _shows_images(env: str, simulator: Any, words: list[str]) -> bool:  # noqa: 
 
 
 def _with_fitting_parts(config: TrainingConfig, words: list[str]) -> tuple[TrainingConfig, list[str]]:
-    """Let stored or tuned settings ask for no more minibatches of whole environments than the command line has."""
+    """Reduce the number of minibatches in stored settings to the number of environments on the command line."""
     if not isinstance(config, A2CConfig) and not (isinstance(config, PPOConfig) and "--recurrent" in words):
         return config, []
     given, _ = peek(words, "n-envs", "n-processes", "n-minibatches")
@@ -89,16 +89,16 @@ def _with_fitting_parts(config: TrainingConfig, words: list[str]) -> tuple[Train
     if n == config.n_minibatches:
         return config, []
     note = f"n_minibatches: {n} in place of {config.n_minibatches}, one for each environment"
-    if isinstance(config, A2CConfig) and config.window == config.n_minibatches:  # each step is learned from once
+    if isinstance(config, A2CConfig) and config.window == config.n_minibatches:  # keeps each step used once
         config = replace(config, n_minibatches=n, window=n)
     return replace(config, n_minibatches=n), [] if given["n-minibatches"] else [note]
 
 
 def peek(words: Sequence[str], *options: str) -> tuple[dict[str, str | None], list[str]]:
-    """Read options that must be known before the parser begins.
+    """Read options that must be known before the parser runs.
 
     Returns:
-        Option to its value, empty if it has none, None where it is not given; and the other words.
+        The value of each option ("" without a value, None if not given), and the remaining words.
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     for option in options:

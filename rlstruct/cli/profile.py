@@ -1,4 +1,4 @@
-"""`rlstruct profile`: run a command, and say where its time goes."""
+"""`rlstruct profile`: run a command, and report where its time goes."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ that imports rlstruct. The folder gets a table as JSON, a trace for https://ui.p
 
 
 def run(arguments: Sequence[str]) -> None:
-    """Profile as the words after ``profile`` say. The exit status is that of the command.
+    """Run ``rlstruct profile`` with these arguments. The exit status is that of the command.
 
     Raises:
-        UserError: they make no sense, or the command recorded nothing.
+        UserError: the arguments are invalid, or the command recorded nothing.
         SystemExit: the command failed.
-        KeyboardInterrupt: Ctrl-C; the recording up to then has been reported.
+        KeyboardInterrupt: Ctrl-C, after the recording so far has been reported.
     """
     options, command = _parse(list(arguments))
     if "help" in options:
         say(_USAGE)
         return
-    # Imported here: they bring torch, and mistakes are reported without.
+    # Imported here, because they import torch, which is not needed to report mistakes.
     from rlstruct.profiling.operations import settings
     from rlstruct.profiling.recorder import VARIABLE
     from rlstruct.profiling.report import differences, read, save
@@ -72,7 +72,7 @@ def run(arguments: Sequence[str]) -> None:
 
 
 def _parse(words: list[str]) -> tuple[dict[str, str], list[str]]:
-    """Split the options, which stand before the command, from it."""
+    """Separate the options from the command that follows them."""
     options: dict[str, str] = {}
     while words and words[0].startswith("-"):
         word = words.pop(0)
@@ -91,7 +91,7 @@ def _parse(words: list[str]) -> tuple[dict[str, str], list[str]]:
 
 
 def _program(words: list[str]) -> list[str]:
-    """Say what to start: a command of rlstruct, a script, or a program."""
+    """Return the program to start: a command of rlstruct, a script, or another program."""
     from rlstruct.cli.main import COMMANDS
 
     if words[0] in COMMANDS:
@@ -106,7 +106,7 @@ def _program(words: list[str]) -> list[str]:
 
 
 def _wait_for(program: list[str], environment: dict[str, str]) -> int:
-    """Run a program to its end. Ctrl-C reaches it too, and it may take its time to write what it has recorded."""
+    """Run a program to its end. It also receives Ctrl-C, and gets time to write its recording."""
     process = subprocess.Popen(program, env=environment)
     while True:
         try:

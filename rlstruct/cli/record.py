@@ -1,4 +1,4 @@
-"""Settings of a stored run, with which it is repeated, evaluated and drawn; and the network that it trained."""
+"""Settings of a stored run, for repeating, evaluating and plotting it; and its trained network."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ _PACKAGES = ("rlstruct", "torch", "gymnasium", "numpy", "ale-py")
 
 
 class ForeignRun(UserError):
-    """A run folder that a program of the user's has made: it does not say what would make its agent again."""
+    """The run folder was written by the user's own program, and does not contain the factories of its agent."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunRecord:
-    """Everything that decides what a training does; ``config.json`` of its folder."""
+    """All settings of a training: the content of ``config.json`` in its folder."""
 
     algorithm: str  # see `rlstruct.algos.ALGORITHMS`
     task: Task  # the environment
-    agent: str  # the agent that was chosen, in words
+    agent: str  # description of the chosen agent
     config: TrainingConfig  # the settings of the algorithm
     versions: Mapping[str, str]  # of Python and of the packages that matter
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of Python and of the packages that a result depends on, as far as they are installed."""
+    """Return the versions of Python and of the installed packages that a result depends on."""
     found = {"python": platform.python_version()}
     for package in _PACKAGES:
         try:
@@ -58,7 +58,7 @@ def algorithm_of(name: str) -> Algorithm[Any]:
 
 
 def load(run: Path) -> RunRecord:
-    """Read what a run folder remembers."""
+    """Read the settings in a run folder."""
     file = run if run.name == "config.json" else run / "config.json"
     if not file.exists():
         siblings = [str(other.parent) for other in run.parent.glob("*/config.json")]
@@ -87,15 +87,15 @@ def load(run: Path) -> RunRecord:
 class Trained:
     """A trained network."""
 
-    record: RunRecord  # what the folder remembers
-    factory: Factory  # makes its environments
-    choice: AgentChoice  # makes agents that act with the network
+    record: RunRecord  # settings of the run
+    factory: Factory  # of its environments
+    choice: AgentChoice  # factories of network and agent
     model: nn.Module  # the network, on the CPU
-    env_steps: int  # environment steps that it has learned from
+    env_steps: int  # environment steps of its training
 
 
 def load_trained(run: Path, *, auto_reset: bool, factories: Sequence[str] = ()) -> Trained:
-    """Load the network of a run's last checkpoint; ``factories`` are those of a run that a program has made."""
+    """Load the network of a run's last checkpoint; ``factories`` are needed for runs of the user's own program."""
     if factories:
         return _load_own(run, factories, auto_reset)
     record = load(run)
@@ -118,7 +118,7 @@ def load_trained(run: Path, *, auto_reset: bool, factories: Sequence[str] = ()) 
 
 
 def _load_own(run: Path, names: Sequence[str], auto_reset: bool) -> Trained:
-    """Load the network of a run that a program has made, with the factories that its training was given."""
+    """Load the network of a run of the user's own program, with the factories of its training."""
     if len(names) > 3 or not all(map(is_own, names)):
         raise UserError(
             f"--factory {' '.join(names)}: expected module:create_env, and if the checkpoint does not describe them "

@@ -90,12 +90,12 @@ class Training(Generic[Config]):
 
 @dataclass(frozen=True, kw_only=True)
 class ResumeOwn:
-    """Continue a run that a program has made.
+    """Continue a run of your own program.
 
     Attributes:
         resume: folder of the run.
-        factory: create_env as module:function, and create_model and create_agent if the checkpoint has none.
-        n_env_steps: environment steps in all; None for those of the run.
+        factory: create_env as module:function, and create_model and create_agent if the checkpoint lacks them.
+        n_env_steps: total number of environment steps; None for that of the run.
     """
 
     resume: Path
@@ -105,7 +105,7 @@ class ResumeOwn:
 
 
 def run(arguments: Sequence[str]) -> None:
-    """Train as the words after ``train`` say."""
+    """Run ``rlstruct train`` with these arguments."""
     if not arguments or arguments[0] in ("-h", "--help"):
         say(_HELP.format(algorithms="\n".join(f"  {name:<11} {one.about}" for name, one in ALGORITHMS.items())))
         return
@@ -116,7 +116,7 @@ def run(arguments: Sequence[str]) -> None:
 
 
 def _read(arguments: Sequence[str]) -> tuple[str, Training[Any], Path | None, list[str]]:
-    """Return the algorithm, its settings, the run to go on with, and what to say about them."""
+    """Return the algorithm, its settings, the run to continue, and a message about them."""
     given, words = peek([_LEARNERS.sub("--n-learners", word) for word in arguments], "resume", "config")
     if None not in given.values():
         raise UserError("--resume continues a run, --config starts another one like it: pass only one of them.")
@@ -136,12 +136,12 @@ def _read(arguments: Sequence[str]) -> tuple[str, Training[Any], Path | None, li
 
 
 def _train(algorithm: str, options: Training[Any], resumed: Path | None, notes: Sequence[str]) -> None:
-    """Find agent and environment, train, and say what came of it."""
+    """Choose agent and environment, train, and print the result."""
     task, config, output = options.environment, options.training, options.output
     for name in ("learner_device", "batcher_device", "evaluation_device", "replay_device"):
         if (device := getattr(config, name, None)) is not None:
             check_device(f"--{name.replace('_', '-')}", device)
-    share_gpus(config)  # here, as making the environments may use CUDA
+    share_gpus(config)  # before environments are created, which may use CUDA
     if config.cluster is not None:
         require("ray", "ray", what="--cluster")
     factory = find(task, auto_reset=not algorithm_of(algorithm).learner.whole_episodes)
@@ -191,7 +191,7 @@ def _learn(algorithm: str, config: TrainingConfig, choice: AgentChoice, factory:
 
 
 def _resume_own(arguments: Sequence[str]) -> None:
-    """Continue the run of a program, with the functions that it gave to the training."""
+    """Continue a run of the user's own program, with the factories of its training."""
     words = list(arguments)
     name = _algorithm(words, None)
     algorithm = algorithm_of(name)
@@ -217,7 +217,7 @@ def _begun(record: RunRecord, output: Output) -> RunFolder:
         return RunFolder(name, record, n_env_steps=config.n_env_steps, root=output.runs, **_shown(output))
     except OSError as error:
         raise UserError(f"--runs {output.runs}: no folder can be made there: {error.strerror}.") from None
-    except RuntimeError as error:  # of a logger
+    except RuntimeError as error:  # raised by a logger
         raise UserError(f"--loggers {' '.join(output.loggers)}: {str(error).partition(': ')[2]}") from None
 
 
@@ -238,17 +238,17 @@ def _resumed(run: Path, record: RunRecord, output: Output) -> RunFolder:
 
 
 def _shown(output: Output) -> dict[str, Any]:
-    """Return where a `RunFolder` shows its numbers."""
+    """Return a message that says where a `RunFolder` shows its numbers."""
     for extra in sorted({"wandb", "mlflow"} & set(output.loggers)):
         require(extra, extra, what=f"--loggers {extra}")
     return {"progress": output.progress, "loggers": output.loggers}
 
 
 def _algorithm(words: list[str], template: RunRecord | None) -> str:
-    """Take the algorithm from the command line, or from the run that is to be repeated."""
+    """Return the algorithm named on the command line, or that of the run to repeat."""
     if words and not words[0].startswith("-"):
         algorithm = words.pop(0)
-        algorithm_of(algorithm)  # refuses a wrong one
+        algorithm_of(algorithm)  # raises for an unknown name
         if template is not None and template.algorithm != algorithm:
             raise UserError(f"this is a run of {template.algorithm}, not of {algorithm}: omit {algorithm}.")
         return algorithm
@@ -265,7 +265,7 @@ def _parse(algorithm: str, words: list[str], default: Training[Any] | None) -> T
         Training[cls],  # type: ignore[valid-type]
         args=words,
         prog=f"rlstruct train {algorithm}",
-        # in 80 letters: tyro does not fold it
+        # at most 80 characters, because tyro does not wrap it
         description=f"Train with {algorithm.upper()}; results go into a new folder, see --runs.",
         config=(tyro.conf.OmitArgPrefixes,),
         **known,
@@ -274,7 +274,7 @@ def _parse(algorithm: str, words: list[str], default: Training[Any] | None) -> T
 
 
 def _plain(word: str, before: str) -> str:
-    """Write a large round number out: 1e6 and 2.5e5 are whole numbers, too."""
+    """Convert a number such as 1e6 or 2.5e5 to an integer."""
     option, equals, number = word.rpartition("=") if word.startswith("-") else ("", "", word)
     is_text = (option or before) in ("--name", "--runs", "--env")
     if is_text or not re.fullmatch(r"\d+(\.\d+)?[eE]\+?\d{1,2}", number) or not float(number).is_integer():
@@ -283,6 +283,6 @@ def _plain(word: str, before: str) -> str:
 
 
 def _say(text: str) -> None:
-    """Say it once, however many processes torchrun has started."""
+    """Print a message in rank 0 only."""
     if launched_rank() == 0:
         say(text)

@@ -1,4 +1,4 @@
-"""Networks and factories of agents as plain values, from which to rebuild them without running unknown code."""
+"""Descriptions of networks and agent factories as plain values, which rebuild them without running unknown code."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _TRUSTED = ("rlstruct.", "torch.nn.")
 
 
 class KeepsArguments:
-    """Base of networks that keep their constructor arguments, so that a checkpoint says how to rebuild them.
+    """Base of networks that remember their constructor arguments, so that a checkpoint can describe them.
 
     >>> class Scale(KeepsArguments):
     ...     def __init__(self, factor: float) -> None:
@@ -34,17 +34,17 @@ class KeepsArguments:
     """
 
     def __new__(cls, *args: Any, **named: Any) -> Self:  # noqa: ANN401 - those of __init__
-        """Keep the arguments."""
+        """Store the arguments."""
         made = super().__new__(cls)
         vars(made)["_arguments"] = args, named  # a module refuses attributes before its __init__
         return made
 
 
 def describe(value: Any) -> Any:  # noqa: ANN401 - a value of any kind
-    """Return plain values from which `build` makes an equal object, without its weights; TypeError if there are none.
+    """Return plain values from which `build` creates an equal object without its weights; TypeError if impossible.
 
-    It may be a plain value; a class or a factory of rlstruct or torch.nn, a `functools.partial` of one; or an instance
-    of a dataclass, of a network that `KeepsArguments`, or of a layer of torch.nn.
+    Supported are plain values; classes and factories of rlstruct and torch.nn, and a `functools.partial` of one; and
+    instances of dataclasses, of networks derived from `KeepsArguments`, and of layers of torch.nn.
     """
     if value is None or isinstance(value, bool | int | float | str):
         return value
@@ -65,9 +65,9 @@ def describe(value: Any) -> Any:  # noqa: ANN401 - a value of any kind
 
 
 def describe_network(model: nn.Module) -> Any:  # noqa: ANN401 - plain values
-    """Describe a network as `describe` does, and check that its weights fit into the result of `build`."""
+    """Describe a network with `describe`, and check that its weights fit the result of `build`."""
     plain = describe(model)
-    with torch.device("meta"):  # without memory or random numbers
+    with torch.device("meta"):  # needs neither memory nor random numbers
         again = build(plain)
     found, expected = ({k: (v.shape, v.dtype) for k, v in one.state_dict().items()} for one in (again, model))
     if found != expected:
@@ -77,7 +77,7 @@ def describe_network(model: nn.Module) -> Any:  # noqa: ANN401 - plain values
 
 
 def build(plain: Any) -> Any:  # noqa: ANN401 - what was described
-    """Rebuild the object that `describe` described; only classes of rlstruct and torch.nn are called."""
+    """Rebuild an object from the result of `describe`. Only classes of rlstruct and torch.nn are called."""
     if isinstance(plain, list | tuple):
         return tuple(build(one) for one in plain)
     if not isinstance(plain, Mapping):
@@ -115,7 +115,7 @@ def _arguments(value: object) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
 
 
 def _settings(layer: nn.Module) -> dict[str, Any]:
-    """Read the arguments of a layer of torch.nn from its attributes of the same names."""
+    """Read the constructor arguments of a torch.nn layer from its attributes of the same names."""
     found: dict[str, Any] = {}
     for name, parameter in inspect.signature(type(layer)).parameters.items():
         if name in ("device", "dtype"):
@@ -142,7 +142,7 @@ def _name(value: Callable[..., Any]) -> str:
 
 
 def _found(place: str, *, called: bool) -> Any:  # noqa: ANN401 - a class, or a factory of one
-    """Import a network, the settings of an agent, or a factory of agents; nothing else, since it will be called."""
+    """Import a network, an agent's settings or a factory of agents; refuse anything else, since it will be called."""
     module, _, name = str(place).partition(":")
     found: Any = None
     if module.startswith(_TRUSTED):

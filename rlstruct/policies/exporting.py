@@ -20,14 +20,14 @@ from rlstruct.rl_agent import RL_Agent
 
 Tensors = dict[str, Tensor]
 Acting = Callable[[Tensors], Mapping[str, Tensor]]
-_SIZES = (1, 2, 7, 32, 1)  # of the batches that are compared, in this order
-_STEPS = 4  # of each, so that memories are filled
+_SIZES = (1, 2, 7, 32, 1)  # batch sizes to compare, in this order
+_STEPS = 4  # steps per batch size, so that an agent's memory is filled
 _SCORES = ("action_logits", "action_values")  # they determine the best action
 _ABSOLUTE, _RELATIVE = 1e-5, 1e-4  # differences that rounding explains, in float32
 
 
 class ExportedPolicy(nn.Module):
-    """A policy as one function of tensors, which takes the best actions."""
+    """A policy as one function of tensors that returns the best actions."""
 
     def __init__(self, agent: RL_Agent, model: nn.Module, specs: Mapping[str, TensorSpec]) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class ExportedPolicy(nn.Module):
                 where an episode begins, and each ``state/…``, zeros or the last ``new_state/…``.  [B, ...]
 
         Returns:
-            ``action``, everything else that the agent returns, and each ``new_state/…``.  [B, ...]
+            ``action``, the agent's other outputs, and each ``new_state/…``.  [B, ...]
         """
         state = {key.removeprefix("state/"): value for key, value in inputs.items() if key.startswith("state/")}
         seen = {key: value for key, value in inputs.items() if not key.startswith("state/")}
@@ -49,7 +49,7 @@ class ExportedPolicy(nn.Module):
         return dict(action.items()) | {f"new_state/{key}": after[key] for key in state}
 
     def begin(self, B: int) -> Tensors:
-        """Return the inputs ``initial_state`` and ``state/…`` at the beginning of B episodes; {} for most agents."""
+        """Return the inputs ``initial_state`` and ``state/…`` at the start of B episodes; {} without memory."""
         state = dict(self.agent.initial_state(DictTensor(), B).items())
         first = {"initial_state": torch.ones(B, dtype=torch.bool, device="cpu")} if state else {}
         return first | {f"state/{key}": value for key, value in state.items()}
@@ -79,7 +79,7 @@ def export(policy: Policy, file: str | Path) -> float:
     Raises:
         ValueError: the file has another ending.
         ImportError: ``.onnx`` needs the extra ``onnx``.
-        RuntimeError: the agent cannot be traced, or the file does not act as the policy does, and is deleted.
+        RuntimeError: the agent cannot be traced, or the file's results differ from the policy's. It is then deleted.
     """
     file = Path(file)
     if file.suffix not in (".pt2", ".onnx"):
@@ -134,7 +134,7 @@ def _difference(key: str, expected: Tensors, found: Mapping[str, Tensor]) -> flo
     bound = _ABSOLUTE + _RELATIVE * torch.where(a.isfinite(), a.abs(), 0.0) if a.is_floating_point() else 0.0
     wrong = ~(apart <= bound)
     for name in _SCORES if key == "action" else ():
-        if name in expected:  # another action may have the same score, to rounding
+        if name in expected:  # another action may have the same score up to rounding
             scores = expected[name]
             chosen, best = scores.gather(-1, b.unsqueeze(-1)).squeeze(-1), scores.amax(-1)
             wrong &= ~(best - chosen <= _ABSOLUTE + _RELATIVE * best.abs())
@@ -147,7 +147,7 @@ def _difference(key: str, expected: Tensors, found: Mapping[str, Tensor]) -> flo
 
 
 def _sample(specs: Mapping[str, TensorSpec], B: int, generator: torch.Generator) -> Tensors:
-    """Draw observations: numbers of several magnitudes, all bytes, both bools, small integers."""
+    """Sample observations: numbers of several magnitudes, all bytes, both bools, small integers."""
     drawn: Tensors = {}
     for key, spec in specs.items():
         shape = (B, *spec.shape)
@@ -166,13 +166,13 @@ def _program(original: ExportedPolicy, inputs: Tensors) -> torch.export.Exported
 
 
 def _as_program(original: ExportedPolicy, inputs: Tensors, file: Path) -> Acting:
-    """Write a program of torch.export, and read it again."""
+    """Write a torch.export program, and load it again."""
     torch.export.save(_program(original, inputs), file)
     return torch.export.load(file).module()
 
 
 def _as_onnx(original: ExportedPolicy, inputs: Tensors, file: Path) -> Acting:
-    """Write a file of ONNX, and read it again."""
+    """Write an ONNX file, and load it again."""
     for name in ("onnx", "onnxscript"):
         import_extra(name, "onnx", "export: an .onnx file")
     runtime = import_extra("onnxruntime", "onnx", "export: an .onnx file")

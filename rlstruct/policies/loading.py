@@ -25,8 +25,8 @@ def description(
 ) -> dict[str, Any]:
     """Return the description of a policy in a checkpoint, as plain values for `load`.
 
-    ``shown`` are the specs of one environment's frames, None before the first batch; evaluations draw if
-    ``stochastic``.
+    ``shown`` are the specs of one environment's frames, None before the first batch. ``stochastic`` is True if
+    evaluations sample actions.
     """
     known: dict[str, Any] = {}
     parts: dict[str, tuple[Callable[[Any], Any], object]]
@@ -61,21 +61,21 @@ def load(
 
     Args:
         run: a run folder, for its last checkpoint, or a checkpoint.
-        device: where the policy computes.
-        stochastic: draw actions, or take the best one; None for the choice of the training's evaluations.
-        seed: of the draws.
-        create_model: makes the network, as in the training. Needed unless it consists of classes of `rlstruct.agents`
-            and ``torch.nn``: a checkpoint is data, from which no foreign code is run.
-        create_agent: makes the agent, as in the training. Needed unless it is an agent of rlstruct.
-        observation_space: of one environment, for checkpoints that do not contain it.
+        device: device of the policy.
+        stochastic: sample actions, or take the best one; None for the setting of the training's evaluations.
+        seed: seed of the sampling.
+        create_model: returns the network, as in the training. Needed unless the network consists of classes of
+            `rlstruct.agents` and ``torch.nn``, because a checkpoint is data and never runs other code.
+        create_agent: the training's factory of agents. Needed unless the agent is one of rlstruct's.
+        observation_space: space of one environment, for checkpoints that do not contain it.
 
     Returns:
-        The policy, at the beginning of an episode.
+        The policy, at the start of an episode.
 
     Raises:
-        FileNotFoundError: this is neither a run folder nor a checkpoint.
-        ValueError: the file is damaged, or does not say how to make the network or the agent, or the weights do not fit
-            the result of ``create_model``.
+        FileNotFoundError: ``run`` is neither a run folder nor a checkpoint.
+        ValueError: the file is damaged, it does not describe network and agent, or its weights do not fit the result of
+            ``create_model``.
     """
     file = Path(run, "checkpoint.pt") if Path(run).is_dir() else Path(run)
     if not file.exists():
@@ -100,7 +100,7 @@ def load(
 def _read(file: Path) -> Mapping[str, Any]:
     """Read a checkpoint, with its tensors on the CPU and without running any code in it."""
     try:
-        # Mapped into memory: of a large replay buffer nothing is read.
+        # Mapped into memory, so that a large replay buffer is not read.
         state = torch.load(file, weights_only=True, map_location="cpu", mmap=True)
     except PermissionError:
         raise
@@ -116,7 +116,7 @@ def _read(file: Path) -> Mapping[str, Any]:
 
 
 def _made(known: Mapping[str, Any], what: str, file: Path) -> Any:  # noqa: ANN401 - a network or a factory
-    """Make the network, or the factory of agents, that a checkpoint describes."""
+    """Create the network, or the factory of agents, that a checkpoint describes."""
     found = known.get(what, {"foreign": ""})
     if "made" in found:
         return build(found["made"])

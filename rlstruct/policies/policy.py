@@ -19,28 +19,28 @@ from rlstruct.rl_agent import RL_Agent
 
 
 class Policy:
-    """A trained agent that needs neither batcher nor environment; `rlstruct.load` makes it.
+    """A trained agent that needs neither batcher nor environment; `rlstruct.load` returns one.
 
-    It keeps the agent's state from one call of `act` to the next: call `reset` where an episode begins.
+    It keeps the agent's state between calls of `act`, so call `reset` at the start of every episode.
 
     Args:
         model: the network; it is moved to ``device``.
         create_agent: called as ``create_agent(model, device=…, stochastic=…, copy_model=False)``.
         specs: shape and dtype of one environment's frames: ``frame``, or ``frame/…`` for each part.
-        device: where the network computes.
-        stochastic: draw actions; False takes the best one.
-        seed: of the draws. Row j draws as environment j of a batcher with this seed.
+        device: device of the network.
+        stochastic: sample actions; False takes the best one.
+        seed: seed of the sampling. Row j samples like environment j of a batcher with this seed.
 
     Raises:
-        TypeError: the agent wants the history of a batch.
+        TypeError: the agent needs the history of a batch.
 
     Attributes:
         model: the network.
-        specs: the given specs.
-        device: where it computes.
-        create_agent: the given factory.
+        specs: the argument.
+        device: device of the network.
+        create_agent: the argument.
         stochastic: the default of `act`.
-        last: the agent's whole answer to the last observations, such as ``value``.  [B, ...]
+        last: all outputs of the agent for the last observations, such as ``value``.  [B, ...]
     """
 
     def __init__(
@@ -68,22 +68,22 @@ class Policy:
         self.reset()
 
     def agent(self, stochastic: bool) -> RL_Agent:
-        """Return the agent that draws its actions, or the agent that takes the best."""
+        """Return the agent that samples actions, or the one that takes the best."""
         if stochastic not in self._agents:
             made = self.create_agent(self.model, device=self.device, stochastic=stochastic, copy_model=False)
             self._agents[stochastic] = made
         return self._agents[stochastic]
 
     def copy(self, device: DeviceLike) -> Policy:
-        """Return a separate policy on a device, at the beginning of an episode."""
+        """Return a copy of the policy on a device, at the start of an episode."""
         model, stochastic = copy.deepcopy(self.model), self.stochastic
         return Policy(model, self.create_agent, self.specs, device=device, stochastic=stochastic, seed=self._seed)
 
     def reset(self, where: np.ndarray[Any, Any] | Tensor | None = None) -> None:
-        """Begin new episodes.
+        """Start new episodes.
 
         Args:
-            where: mask of the rows that begin anew, [B] bool; None for all, whose number may then change.
+            where: True for rows whose episode is new, [B] bool. None resets all rows, whose number may then change.
         """
         if where is None:
             self._episode, self._step = self._episode + 1, 0
@@ -101,21 +101,21 @@ class Policy:
 
     @torch.no_grad()
     def act(self, observation: Any, *, stochastic: bool | None = None) -> Any:  # noqa: ANN401 - arrays or tensors
-        """Choose an action for one observation, or one for each of a batch.
+        """Choose an action for one observation, or for each observation of a batch.
 
         Args:
-            observation: of the environment: an array or a tensor, or a dict or tuple of them as its space nests them.
+            observation: observation of an environment: an array, a tensor, or a dict or tuple of them like its space.
                 One observation, or [B, ...] of B environments.
-            stochastic: draw the actions, or take the best; None for the policy's own `stochastic`.
+            stochastic: sample the actions, or take the best; None for the policy's `stochastic`.
 
         Returns:
-            The action, without a batch axis if the observation had none: numpy for numpy, and a tensor on the device of
-            the observation for a tensor.
+            The action, without a batch axis if the observation had none. It is a numpy array for numpy observations,
+            and a tensor on their device for tensors.
 
         Raises:
             KeyError: a part of the observation is missing or unknown.
-            ShapeMismatchError: a part has another shape or dtype, or the number of rows changed and the agent keeps a
-                state for each.
+            ShapeMismatchError: a part has the wrong shape or dtype, or the number of rows changed although the agent
+                keeps a state per row.
         """
         seen, single, back = self._read(observation)
         agent = self.agent(self.stochastic if stochastic is None else stochastic)
@@ -183,12 +183,12 @@ def _flat(observation: Any, prefix: str = "") -> list[tuple[str, Any]]:  # noqa:
 
 
 def _words(keys: list[str]) -> str:
-    """Name the parts of an observation as the caller does."""
+    """Return the name that the caller uses for a part of an observation."""
     return "no parts, but one array" if keys == ["frame"] else f"the parts {[k.removeprefix('frame/') for k in keys]}"
 
 
 def _fitting(key: str, value: Any, spec: TensorSpec) -> tuple[Tensor, bool]:  # noqa: ANN401
-    """Return a part of an observation in the dtype that the agent knows, and whether it has a batch axis."""
+    """Return a part of an observation in the agent's dtype, and True if it has a batch axis."""
     where = "the observation" if key == "frame" else f"part {key.removeprefix('frame/')!r} of the observation"
     try:
         tensor = value if isinstance(value, Tensor) else torch.from_numpy(np.array(value))
