@@ -23,6 +23,7 @@ from rlstruct.batchers.recipe import versions
 from rlstruct.batchers.shared_memory import SharedBlock
 from rlstruct.batchers.slab import Steps
 from rlstruct.batchers.workers.pool import WorkerPool
+from rlstruct.batchers.workers.processes import ONE_THREAD
 from rlstruct.batchers.workers.transport import Batch, Order, Weights
 from rlstruct.batchers.workers.worker import Worker
 from rlstruct.core import Layout
@@ -34,8 +35,6 @@ try:
     from ray.exceptions import RayError
 except ImportError as error:
     raise MissingPackageError(f"RL_Batcher(cluster=…) needs Ray on every node. {how_to_install('ray')}") from error
-
-_ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 
 Packed = dict[str, tuple[Any, tuple[int, ...], torch.dtype]]
 """Tensors as numpy arrays of bytes, which Ray maps into all processes of a node, with their shapes and dtypes."""
@@ -196,7 +195,7 @@ def create_pool(settings: Settings) -> WorkerPool:
     cluster = settings.cluster
     named: dict[str, Any] = dict(cluster) if isinstance(cluster, Mapping) else {"address": cluster}
     connect(named.pop("address", "auto"))
-    options = {"num_cpus": 1, "scheduling_strategy": "SPREAD", "runtime_env": {"env_vars": _ONE_THREAD}, **named}
+    options = {"num_cpus": 1, "scheduling_strategy": "SPREAD", "runtime_env": {"env_vars": ONE_THREAD}, **named}
     return WorkerPool(settings, RayTransport(options))
 
 

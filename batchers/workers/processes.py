@@ -18,6 +18,8 @@ from rlstruct.sharing.inheriting import inheriting as inheriting  # for learners
 
 GUARD = 'Put the code that creates the batcher under `if __name__ == "__main__":`.'
 WORKER_NAME = "rlstruct-worker"
+ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+"""Environment variables of a worker, which computes in one thread."""
 NO_MAIN_GUARD = 86
 """Exit code of a worker whose main script starts workers while it is being imported."""
 
@@ -82,7 +84,7 @@ def quiet_start() -> Iterator[None]:
     path = script.get("__file__")
     hidden = path is not None and not os.path.exists(path)
     in_main = threading.current_thread() is threading.main_thread()  # only this thread may set signal handlers
-    with inheriting(dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")):
+    with inheriting(ONE_THREAD):
         handler = signal.signal(signal.SIGINT, signal.SIG_IGN) if in_main else None
         chosen = bool(get_start_method(allow_none=True))
         if hidden:
