@@ -1,4 +1,4 @@
-"""Files of a run folder: written whole or not at all, by one process at a time, and read back safely."""
+"""Files of a run folder: written atomically, by one process at a time, and read without running code."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ FORMAT = 2
 _NEEDED = ("format", "model", "optimizer", "config", "policy_version", "env_steps", "training", "run")
 
 fcntl: Any = importlib.import_module("fcntl") if importlib.util.find_spec("fcntl") else None  # Windows has none
-_CANNOT_LOCK = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS}  # what some file systems of clusters answer
+_CANNOT_LOCK = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS}  # errors of file systems without locks
 
 
 def replace_file(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Replace a file. Whenever this process or machine dies, a reader finds the old file or the new one."""
+    """Replace a file atomically: even after a crash, a reader finds the old file or the new one."""
     unfinished = path.with_name(f"{path.name}.unfinished")
     with unfinished.open("wb") as file:
         write(file)
         file.flush()
-        os.fsync(file.fileno())  # the content must be on the disk before the name is
+        os.fsync(file.fileno())  # the content must reach the disk before the name
     os.replace(unfinished, path)
     if os.name == "posix":  # Windows cannot open a folder
         folder = os.open(path.parent, os.O_RDONLY)
@@ -41,13 +41,13 @@ def replace_file(path: Path, write: Callable[[BinaryIO], object]) -> None:
 
 
 def stored(batch: Trajectories) -> dict[str, Tensor]:
-    """Return a batch as a checkpoint holds it; the memory is shared.  [B, ...] each."""
+    """Return a batch as a dict for a checkpoint, sharing its memory.  [B, ...] each."""
     info, steps = batch.info.prepend_key("info/"), batch.trajectories.prepend_key("steps/")
     return {**dict(info.items()), **dict(steps.items()), "lengths": batch.lengths}
 
 
 def restored(tensors: Mapping[str, Tensor]) -> Trajectories:
-    """Return the batch that `stored` was called with."""
+    """Return the batch from the result of `stored`."""
     parts = DictTensor({key: tensor for key, tensor in tensors.items() if key != "lengths"})
     steps = TemporalDictTensor(dict(parts.truncate_key("steps/").items()), tensors["lengths"])
     return Trajectories(parts.truncate_key("info/"), steps)
@@ -56,14 +56,14 @@ def restored(tensors: Mapping[str, Tensor]) -> Trajectories:
 def write_checkpoint(path: Path, state: Mapping[str, object]) -> None:
     """Replace a checkpoint of tensors and plain values, nested in dicts and lists.
 
-    Tensors are written as on the CPU, so that the file can be read on any machine.
+    Tensors are moved to the CPU, so that the file can be read on any machine.
     """
     on_cpu = tree_map_only(torch.Tensor, lambda tensor: tensor.detach().to("cpu"), dict(state))
     replace_file(path, lambda file: _save(on_cpu, file))
 
 
 def _save(state: object, file: BinaryIO) -> None:
-    """Write with torch, and raise the OSError of a full disk where torch raises that its zip file has no end."""
+    """Write with torch, but raise the OSError of a full disk instead of torch's error about an incomplete zip file."""
     try:
         torch.save(state, file)
     except RuntimeError as error:
@@ -102,11 +102,11 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
 
 
 def lease(path: Path, holder: str) -> BinaryIO:
-    """Let one process at a time write into a run folder: lock a file, until it is closed or its process ends.
+    """Lock a file of a run folder until it is closed or this process ends, so that only one process writes there.
 
-    The kernel releases the lock, however the process ends. Spawned workers do not hold it; a forked process does. The
-    file must never be replaced or deleted; others may read it. Without ``fcntl`` (Windows) every process gets the
-    lease; where the file system cannot lock, too, with a warning.
+    The kernel releases the lock however the process ends. A forked process inherits it; a spawned worker does not. The
+    file must never be replaced or deleted, but others may read it. Without ``fcntl`` (Windows) every process gets the
+    lock. So it does if the file system cannot lock, with a warning.
     """
     file = path.open("ab")
     if fcntl is None:
@@ -132,13 +132,13 @@ def lease(path: Path, holder: str) -> BinaryIO:
 
 
 def generators() -> dict[str, Any]:
-    """States of torch's generators in this process."""
+    """Return the states of torch's generators in this process."""
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
     return {"cpu": torch.get_rng_state(), "cuda": cuda}
 
 
 def set_generators(states: Mapping[str, Any]) -> None:
-    """Let torch's generators go on where `generators` was called."""
+    """Restore the states of torch's generators from `generators`."""
     torch.set_rng_state(states["cpu"])
     if states["cuda"] and torch.cuda.device_count() == len(states["cuda"]):
         torch.cuda.set_rng_state_all(states["cuda"])

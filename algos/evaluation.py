@@ -1,4 +1,4 @@
-"""Evaluation during learning, in which a separate batcher plays whole episodes; and the result of a training."""
+"""Evaluation of whole episodes in a separate batcher during training; and the result of a training."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class Evaluation:
 
     Attributes:
         env_steps: environment steps collected when the learner published these weights.
-        policy_version: updates of the weights until then.
-        returns: undiscounted sum of the rewards of each episode.
-        lengths: steps of each episode.
-        seconds: from start to result, while learning went on.
-        n_cut: episodes that had not ended at the step limit; they count with what they had until then.
+        policy_version: number of gradient steps behind these weights.
+        returns: undiscounted sum of rewards of each episode.
+        lengths: number of steps of each episode.
+        seconds: wall-clock time from start to result, during which learning may continue.
+        n_cut: number of episodes cut at the step limit, which count with their rewards so far.
     """
 
     env_steps: int
@@ -49,11 +49,11 @@ class Evaluation:
 
     @property
     def mean_length(self) -> float:
-        """Mean steps of an episode."""
+        """Mean number of steps per episode."""
         return statistics.fmean(self.lengths)
 
     def __str__(self) -> str:
-        """Write the mean and the standard deviation of the returns.
+        """Show mean and standard deviation of the returns.
 
         >>> print(Evaluation(env_steps=0, policy_version=0, returns=(1.0, 3.0), lengths=(1, 3), seconds=0.1))
         return 2.0 ± 1.0 over 2 episodes
@@ -63,7 +63,7 @@ class Evaluation:
 
 
 def format_return(value: float) -> str:
-    """Write a return: one digit behind the point, three if nothing stands before it.
+    """Format a return with one decimal, or with three if it is smaller than 1.
 
     >>> format_return(475.31), format_return(-0.0527), format_return(0.0)
     ('475.3', '-0.053', '0.0')
@@ -78,15 +78,15 @@ class TrainingResult:
     Attributes:
         model: the trained network, on the learner's device.
         before: evaluation of the untrained network.
-        after: evaluation of the trained one, on episodes that nothing was selected by.
-        evaluations: all of them, in the order of their weights; the first is ``before``, the last ``after``. One that
-            reached the target stands before ``after``, which judges the same weights if learning waited for it.
-        losses: name to one number for each update: the learner's terms, and ``policy_lag``, the changes of the weights
-            between those that collected the batch and those that learned from it.
-        env_steps: environment steps collected.
-        seconds: wall-clock time of the learning, without start-up and the first and last evaluation.
-        threads: of PyTorch in the process that learned.
-        stopped: why a callback ended the training; None if none did.
+        after: evaluation of the trained network, on episodes that were not used to select anything.
+        evaluations: all evaluations, ordered by their weights, from ``before`` to ``after``. If one reached the target,
+            it is the last one before ``after``, which evaluates the same weights if learning waited for it.
+        losses: by name, one number per update: the learner's terms, and ``policy_lag``, the number of gradient steps
+            between the weights that collected a batch and those that learned from it.
+        env_steps: number of environment steps collected.
+        seconds: wall-clock time of learning, without start-up and the first and last evaluation.
+        threads: number of PyTorch threads in the learning process.
+        stopped: why a callback stopped the training; None if none did.
     """
 
     model: nn.Module
@@ -121,7 +121,7 @@ class Evaluates(Protocol):
     """Protocol of an evaluator, as the training loop uses it; see `Evaluator`."""
 
     def start(self, weights: Mapping[str, Tensor], *, env_steps: int, policy_version: int) -> None:
-        """Begin an evaluation."""
+        """Start an evaluation."""
 
     def poll(self) -> Evaluation | None:
         """Return the result if there is one."""
@@ -130,23 +130,23 @@ class Evaluates(Protocol):
         """Wait for the result."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint needs."""
+        """Return the state for a checkpoint."""
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was called."""
+        """Continue from a `state_dict`."""
 
 
 class Evaluator:
-    """Plays one whole episode in each environment of a batcher, without making the caller wait.
+    """Plays one whole episode in each environment of a batcher, without blocking the caller.
 
-    Every evaluation plays new episodes, as the environments keep their random streams. Of environments that restart by
-    themselves the first episode counts.
+    Every evaluation plays new episodes, because the environments continue their random streams. In environments that
+    reset themselves only the first episode counts.
 
     Args:
-        batcher: for this evaluator alone; the caller closes it.
-        step_limit: longer episodes are cut after this many steps, with a warning; None waits for their end.
-        show: called with the number of episodes, of those that have ended, and of steps, at the start of an evaluation
-            and after each of its batches.
+        batcher: a batcher that only this evaluator uses; the caller closes it.
+        step_limit: number of steps after which episodes are cut, with a warning; None waits for their end.
+        show: called at the start of an evaluation and after each of its batches, with the numbers of episodes, of ended
+            episodes, and of steps.
     """
 
     def __init__(
@@ -163,25 +163,25 @@ class Evaluator:
 
     @property
     def busy(self) -> bool:
-        """Return True if an evaluation has begun and its result has not been fetched."""
+        """Return True if an evaluation has started and its result has not been fetched."""
         return self._started is not None
 
     @phase("evaluation")
     @operation("evaluation")
     def start(self, weights: Mapping[str, Tensor], *, env_steps: int, policy_version: int) -> None:
-        """Begin an evaluation. With worker processes this returns at once.
+        """Start an evaluation. With worker processes this returns at once.
 
         Args:
-            weights: the model's state_dict, on any device; read before this returns.
-            env_steps: environment steps collected until now.
-            policy_version: updates of the weights until now.
+            weights: the model's state_dict, on any device. It is copied before this returns.
+            env_steps: number of environment steps collected so far.
+            policy_version: number of gradient steps so far.
 
         Raises:
-            BatcherStateError: another evaluation is under way.
+            BatcherStateError: another evaluation is running.
         """
         if self._started is not None:
-            raise BatcherStateError("Evaluator.start: an evaluation is under way. Call wait() first.")
-        self._n_steps = 0  # from here on the first episode of each environment counts
+            raise BatcherStateError("Evaluator.start: an evaluation is running. Call wait() first.")
+        self._n_steps = 0
         self._statistics = EpisodeStatistics(self.batcher.n_envs(), self.batcher.device)
         self._returns = torch.zeros_like(self._statistics.open_return)
         self._lengths = torch.zeros_like(self._statistics.open_length)
@@ -209,29 +209,29 @@ class Evaluator:
         """Wait for the result.
 
         Raises:
-            BatcherStateError: no evaluation is under way.
+            BatcherStateError: no evaluation is running.
             WorkerError: a worker raised or died.
         """
         if not self.busy:
-            raise BatcherStateError("Evaluator.wait: no evaluation is under way. Call start() first.")
+            raise BatcherStateError("Evaluator.wait: no evaluation is running. Call start() first.")
         while (result := self._advance(blocking=True)) is None:
             pass
         return result
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint needs, between two evaluations.
+        """Return the state for a checkpoint, between two evaluations.
 
         Raises:
-            BatcherStateError: an evaluation is under way.
+            BatcherStateError: an evaluation is running.
         """
         if self.busy:
-            raise BatcherStateError("Evaluator.state_dict: an evaluation is under way. Call wait() first.")
+            raise BatcherStateError("Evaluator.state_dict: an evaluation is running. Call wait() first.")
         return {"batcher": self.batcher.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was called, in a batcher made alike: evaluations to come are equal.
+        """Continue from a `state_dict`, in a batcher created with the same arguments: later evaluations are equal.
 
-        Environments that cannot be saved play other episodes.
+        Environments that cannot be saved play different episodes.
         """
         self.batcher.load_state_dict(state["batcher"])
 
@@ -249,10 +249,9 @@ class Evaluator:
             return None
         if n_cut:
             warn_user(
-                f"Evaluator: {n_cut} of {len(self._unfinished)} episodes had not ended after {self._n_steps} steps, "
-                f"the step limit is {self.step_limit}: they are cut there and count with what they had. Give the "
-                "environment a time limit, such as gymnasium.make(..., max_episode_steps=...), or raise "
-                "evaluation_step_limit."
+                f"Evaluator: {n_cut} of {len(self._unfinished)} episodes had not ended after {self._n_steps} steps "
+                f"(step limit {self.step_limit}). They are cut there and count with their rewards so far. Set a time "
+                "limit, for example gymnasium.make(..., max_episode_steps=...), or raise evaluation_step_limit."
             )
         env_steps, policy_version, start = self._started
         self._started = None
@@ -268,7 +267,7 @@ class Evaluator:
         )
 
     def _count(self, trajectories: Trajectories) -> None:
-        """Note the first episodes that end in a batch."""
+        """Record the first episode of each environment that ends in a batch."""
         counted, environment = self._statistics.track(trajectories), trajectories.info["environment"]
         ended = counted["ended"]
         first = ended & (ended.cumsum(1) == 1) & self._unfinished[environment].unsqueeze(1)  # [B, T], once in a row

@@ -20,7 +20,7 @@ from rlstruct.errors import TrainingDiverged
 from rlstruct.functional.all_reduce import sum_over_learners
 
 EVIDENCE = "diverged.pt"
-"""Name of the file in the run folder with the weights that led to a loss that is not finite."""
+"""File in the run folder with the weights that produced a loss that is not finite."""
 
 
 class _Update(NamedTuple):
@@ -32,25 +32,25 @@ class _Update(NamedTuple):
 
 
 class TrainingHistory:
-    """Keeps what a training measures, looks at the losses once in many updates, and writes the log."""
+    """Collects the numbers of a training, reads losses from the device once per several updates, and writes the log."""
 
     def __init__(self, learner: GradientLearner, statistics: EpisodeStatistics, folder: RunFolder | None) -> None:
         self.statistics = statistics
-        self.evaluations: list[Evaluation] = []  # all so far
-        self.losses: dict[str, list[float]] = {}  # name to one number for each update that was looked at
+        self.evaluations: list[Evaluation] = []  # in order
+        self.losses: dict[str, list[float]] = {}  # by name, one number per update read so far
         self._learner, self._folder = learner, folder
         self._unread: list[_Update] = []
 
     def add_evaluation(self, result: Evaluation) -> None:
-        """Keep and log an evaluation."""
+        """Store and log an evaluation."""
         self.evaluations.append(result)
         if self._folder is not None:
             self._folder.log_evaluation(result)
 
     def add_update(self, env_steps: int, policy_lag: int, terms: dict[str, Tensor]) -> int:
-        """Keep the terms of an update, which stay on the device until `read`; return how many updates wait for it.
+        """Store the terms of an update, which stay on the device until `read`. Return the number of unread updates.
 
-        ``policy_lag`` counts the changes of the weights between those that collected the batch and those that learn.
+        ``policy_lag`` is the number of gradient steps between collecting weights and current weights.
         """
         check_numbers(f"{type(self._learner).__name__}.update", terms, single=terms)
         if self._folder is not None:
@@ -60,7 +60,7 @@ class TrainingHistory:
         return len(self._unread)
 
     def read(self) -> None:
-        """Turn what the device computed for several updates into numbers, means over all learners.
+        """Read the terms of all unread updates from the device, averaged over all learners.
 
         Raises:
             TrainingDiverged: a number is NaN or infinite.
@@ -85,7 +85,7 @@ class TrainingHistory:
         self._unread.clear()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint needs, after `read`."""
+        """Return the state for a checkpoint, after `read`."""
         return {
             "statistics": self.statistics.state_dict(),
             "losses": {name: torch.tensor(row, dtype=torch.float64, device="cpu") for name, row in self.losses.items()},
@@ -93,21 +93,21 @@ class TrainingHistory:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was called."""
+        """Continue from a `state_dict`."""
         self.statistics.load_state_dict(state["statistics"])
         self.losses = {name: column.tolist() for name, column in state["losses"].items()}  # sync: on the CPU, once
         self.evaluations += [Evaluation(**numbers) for numbers in state["evaluations"]]
 
     def _refuse(self, update: _Update, numbers: Mapping[str, float]) -> None:
-        """Stop a training that diverged, and save the weights, which the learner has kept as they were."""
+        """Stop a diverged training, and save the weights that produced the wrong numbers."""
         wrong = {name: number for name, number in numbers.items() if not math.isfinite(number)}
         terms = ", ".join(f"{name} is {number}" for name, number in wrong.items())
         at = {"policy_version": update.policy_version, "env_steps": update.env_steps}
-        kept = "Train with a run folder, run=RunFolder(…), to have the weights saved that led there."
+        kept = "Train with a run folder, run=RunFolder(…), to save the weights that produced them."
         if self._folder is not None:
             file = self._folder.path / EVIDENCE
             write_checkpoint(file, {"learner": self._learner.state_dict(), "terms": dict(numbers), **at})
-            kept = f"{file} has the weights that led there."
+            kept = f"{file} has the weights that produced them."
         raise TrainingDiverged(
             f"run_training: {terms}, in update {update.policy_version} at environment step {update.env_steps}, "
             f"expected finite numbers. {kept} Usual fixes: a smaller learning_rate, max_gradient_norm, finite rewards "

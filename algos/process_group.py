@@ -1,9 +1,9 @@
 """Data-parallel learners: processes that train one network together, each on its share of the environments.
 
-A training with k learners is the training with one: the settings are those of all together, the environments are the
-same, each learner collects with its share of them, and every gradient step follows the mean over all shares.
-torchrun starts the processes, on one machine or many, or `run_training` does, on this machine; torch.distributed moves
-the numbers.
+A training with k learners equals the training with one: settings describe all learners together, the environments are
+the same, each learner collects with its share of them, and every gradient step uses the mean over all shares. The
+processes are started by torchrun, on one or several machines, or by `run_training`, on this machine. torch.distributed
+transfers the numbers.
 """
 
 from __future__ import annotations
@@ -45,61 +45,61 @@ Terms = dict[str, Tensor]
 
 
 class Learners:
-    """All learners of a training, as one of them sees them. This one learns alone."""
+    """All learners of a training, as seen by one of them. In this base class there is only one."""
 
     rank, size = 0, 1
     records = True
-    """True if an update can be recorded as a CUDA graph."""
+    """True if an update can be captured as a CUDA graph."""
 
     def local_config(self, config: AnyConfig) -> AnyConfig:
-        """Return this learner's share of what the settings ask for; LearnerError if the learners do not divide it."""
+        """Return the settings of this learner's share; LearnerError if a number is not divisible by the learners."""
         return config
 
     def from_first(self, value: Any) -> Any:  # noqa: ANN401 - anything that can be pickled
-        """Return what the first learner passes."""
+        """Return the value that rank 0 passes."""
         return value
 
     def gather(self, state: dict[str, Any]) -> dict[str, Any]:
-        """Return a checkpoint of all learners in the first one, from that of each."""
+        """Combine the learners' checkpoints to one in rank 0."""
         return state
 
     def scatter(self, checkpoint: dict[str, Any] | None) -> dict[str, Any] | None:
-        """Return the own checkpoint of each learner, from that of all, which the first one passes."""
+        """Return each learner's checkpoint from the combined one, which rank 0 passes."""
         if (whole := self.from_first(checkpoint)) is None:
             return None
         others = whole.pop("others", [])
         return {**whole, **others[self.rank - 1]} if self.rank else whole
 
     def broadcast_weights(self, model: nn.Module) -> None:
-        """Give every learner the weights of the first."""
+        """Copy the weights of rank 0 to every learner."""
 
     def refuse_lost(self) -> None:
-        """Raise LearnerError if another learner is lost, and numbers of the device may lack its share."""
+        """Raise LearnerError if another learner is lost, so that sums on the device may lack its share."""
 
     def finish(self) -> None:
-        """Say that this learner needs the others no more, and may end before they do."""
+        """Report that this learner no longer needs the others and may end before them."""
 
 
 _present: list[Learners] = [Learners()]
 
 
 def learners() -> Learners:
-    """Return the learners of the training that runs in this process."""
+    """Return the learners of the current training in this process."""
     return _present[-1]
 
 
 class Group(Learners):
-    """Several learners, which meet in a store.
+    """Several learners, connected through a store.
 
-    Of each the ``host``, ``pid`` and ``device`` are known; on CUDA also the ``gpu``, its UUID, and the ``bus``, its PCI
-    address. All learners make this object together.
+    The facts of each learner are its ``host``, ``pid`` and ``device``; on CUDA also its GPU's UUID (``gpu``) and PCI
+    address (``bus``). All learners create this object at the same time.
     """
 
     def __init__(self, rank: int, local_rank: int, store: Store, facts: Sequence[dict[str, Any]]) -> None:
         self.rank, self.size, self._local_rank, self._store, self._facts = rank, len(facts), local_rank, store, facts
         self._nccl = have_a_gpu_each(facts)
         self.records = self._nccl  # gloo needs the host
-        # Otherwise torch ends the process as soon as NCCL misses another one, before a thread can say which.
+        # Otherwise torch ends the process as soon as NCCL loses a learner, before our thread can report which one.
         handling = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")}
         groups = by_gpu(facts) if torch.cuda.is_available() else []
         with inheriting(handling if self._nccl or groups else {}):
@@ -118,9 +118,9 @@ class Group(Learners):
             self._sums = self._sums if opened[0] else None  # sync: none, it is on the CPU
 
     def mean(self, terms: Terms, gradient: Terms, weight: Tensor | None) -> tuple[Terms, Terms]:
-        """Average numbers [] and the gradient of each weight over all learners, whose shares count by ``weight`` [].
+        """Average numbers [] and the gradient of each weight over all learners, weighted by ``weight`` [].
 
-        It takes one sum of one flat buffer, which is the same in all learners bit by bit.
+        This is one all-reduce of one flat buffer, with bit-equal results in all learners.
         """
         numbers = {name: term for name, term in terms.items() if term.dim() == 0}
         tensors = [*gradient.values(), *numbers.values()]
@@ -136,7 +136,7 @@ class Group(Learners):
         if self._nccl and x.device.type == "cuda":
             self.refuse_lost()
             total = x.clone()
-            dist.all_reduce(total)  # in the order of the stream, without a wait of the host
+            dist.all_reduce(total)  # ordered by the stream; the host does not wait
             return total
         if self._sums is not None and x.device.type == "cuda":
             return self._sums.add_up(x)
@@ -173,7 +173,7 @@ class Group(Learners):
         return value if self.rank == 0 else _unpacked(packed)
 
     def gather(self, state: dict[str, Any]) -> dict[str, Any]:
-        """See `Learners.gather`; the others return what they passed."""
+        """See `Learners.gather`; other ranks return their argument."""
         own = _packed({name: value for name, value in state.items() if name not in _SHARED} if self.rank else None)
         sizes = torch.zeros(self.size, dtype=torch.int64, device="cpu")
         sizes[self.rank] = len(own)
@@ -190,8 +190,8 @@ class Group(Learners):
             model.load_state_dict(self.from_first(None if self.rank else own))
         except RuntimeError as error:
             raise LearnerError(
-                f"run_training: learner {self.rank} has another network than learner 0, whose weights it cannot take: "
-                f"{error}. Let create_model make the same network in every process.",
+                f"run_training: learner {self.rank} has another network than learner 0, whose weights it cannot load: "
+                f"{error}. Make create_model return the same network in every process.",
                 ranks=(self.rank,),
             ) from error
 
@@ -204,16 +204,16 @@ class Group(Learners):
         self.others.finish()
 
     def close(self) -> None:
-        """Disconnect, also where gloo waits for a learner that was stopped: that thread is then left to itself."""
+        """Disconnect. If gloo waits for a stopped learner, abandon the thread that waits."""
         self.others.close()
         if self._nccl:
-            gc.collect()  # NCCL would wait for graphs that hold sums of this group
+            gc.collect()  # NCCL would wait for graphs that contain an all-reduce of this group
         leaving = threading.Thread(target=dist.destroy_process_group, daemon=True)
         leaving.start()
         leaving.join(_CLOSING_SECONDS)
 
     def _poll(self, work: dist.Work | None) -> None:
-        """As `_wait`, also for NCCL, whose own wait with a time limit would end the group."""
+        """Like `_wait`, but also for NCCL, whose own timed wait would abort the group."""
         begin = looked = time.monotonic()
         while work is not None and not work.is_completed():
             if (now := time.monotonic()) > looked + 1.0:
@@ -223,33 +223,33 @@ class Group(Learners):
         self._wait(work)
 
     def _wait(self, work: dist.Work | None) -> None:
-        """Wait until all have done their part; look after them once a second."""
+        """Wait until all learners have contributed; check once a second that they are alive."""
         begin, broken = time.monotonic(), False
         while work is not None:
             try:
                 work.wait(timedelta(seconds=1))
                 return
             except RuntimeError as error:
-                if broken:  # what broke it may take a moment to show
+                if broken:  # the cause may take a moment to show
                     end = time.monotonic() + 3.0
                     while time.monotonic() < end:
                         self.others.look_after(0.0)
                         time.sleep(0.05)
                     raise LearnerError(f"run_training: learner {self.rank} lost another one: {error}") from error
-                broken = work.is_completed()  # or it was completed just when the second was over: wait once more
+                broken = work.is_completed()  # it may have completed just as the second ended: wait once more
                 if not broken:
                     self.others.look_after(time.monotonic() - begin)
 
 
 @contextlib.contextmanager
 def learning_in(group: Group) -> Iterator[None]:
-    """Let `learners` and `sum_over_learners` be about a group."""
+    """Make `learners` and `sum_over_learners` refer to a group."""
     _present.append(group)
     try:
         with summing_by(torch.ops.rlstruct.sum_over_learners):
             yield
     except Exception as error:
-        found = group.others.lost or error  # what the device computed without a lost learner may be wrong in any way
+        found = group.others.lost or error  # without the lost learner, anything that the device computed may be wrong
         group.others.tell(found)
         if found is error:
             raise
@@ -260,7 +260,7 @@ def learning_in(group: Group) -> Iterator[None]:
 
 @torch.library.custom_op("rlstruct::sum_over_learners", mutates_args=(), schema="(Tensor x) -> Tensor")
 def _sum_over_learners(x: Tensor) -> Tensor:
-    """Add up over all learners; compiled code calls this, too."""
+    """Sum over all learners; compiled code calls this as well."""
     group = learners()
     return group.add_up(x) if isinstance(group, Group) else x.clone()
 
@@ -271,19 +271,19 @@ def _(x: Tensor) -> Tensor:
 
 
 def have_a_gpu_each(facts: Sequence[Mapping[str, Any]]) -> bool:
-    """Tell whether NCCL can connect learners: each has a GPU, and no two the same, not even parts of it."""
+    """Return True if NCCL can connect the learners: no two of them share a GPU, not even parts of one."""
     buses = {(one["host"], one["bus"]) for one in facts if one.get("bus")}
     return len(buses) == len(facts)
 
 
 def _abort() -> None:
-    """Free this process from sums on its device that will never end."""
+    """Abort every all-reduce that this process still waits for on its device."""
     if (world := dist.group.WORLD) is not None:
         world.abort()
 
 
 def _packed(value: object) -> Tensor:
-    """Turn a value into bytes.  [N] uint8 on the CPU."""
+    """Pickle a value.  [N] uint8 on the CPU."""
     return torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
 
 

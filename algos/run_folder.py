@@ -1,6 +1,6 @@
 """One folder per training: configuration, metrics, checkpoint, TensorBoard log, learning curve.
 
-It needs the extra ``train``: tqdm and matplotlib are imported when a RunFolder is made, tensorboard if it logs there.
+It needs the extra ``train``: tqdm and matplotlib are imported when a RunFolder is created, tensorboard when it is used.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ class RunFolder:
     file                   content
     ====================== =============================================================================
     config.json            the settings
-    metrics.csv            one line for each look at the losses and for each evaluation; sorted by `close`
+    metrics.csv            one line per update that is logged and per evaluation; sorted by `close`
     events.out.tfevents.*  the same for TensorBoard: ``tensorboard --logdir <root>``
-    checkpoint.pt          everything that `resume` needs; ``torch.load(path, weights_only=True)``
+    checkpoint.pt          the complete state for `resume`; ``torch.load(path, weights_only=True)``
     learning_curve.png     return against environment steps
     ====================== =============================================================================
 
-    No other process can `resume` the folder until it is closed or its process ends. Of several learners that torchrun
-    started only rank 0 writes; in the others a RunFolder does nothing.
+    No other process can `resume` the folder until it is closed or its process ends. With several learners under
+    torchrun only rank 0 writes; in the others a RunFolder does nothing.
 
     Args:
         name: first part of the folder's name.
         config: a dataclass of settings.
-        n_env_steps: where the progress bar ends.
-        root: folder of all runs, made if missing.
+        n_env_steps: number of environment steps at which the progress bar ends.
+        root: folder of all runs, created if missing.
         progress: show a bar on the standard error stream; in a log file a line every ten seconds.
         loggers: destinations besides ``metrics.csv``: ``"tensorboard"``, ``"wandb"``, ``"mlflow"``, or a factory of
             your own logger; see `rlstruct.algos.loggers`.
@@ -60,10 +60,10 @@ class RunFolder:
     Raises:
         ImportError: the extra ``train`` is not installed, or what a logger needs.
         TypeError: config is not a dataclass instance.
-        ValueError: there is no logger of a name.
+        ValueError: a logger's name is unknown.
 
     Attributes:
-        path: the folder; ``root``, where this does nothing.
+        path: the folder; ``root`` if this object does nothing.
         checkpoint: the state to continue from; None in a new folder. The training clears it.
     """
 
@@ -87,7 +87,7 @@ class RunFolder:
         if launched_rank():
             return
         self.path = _new_folder(self.path, name)
-        with contextlib.ExitStack() as undo:  # a folder without its settings, or without a log, is of no use
+        with contextlib.ExitStack() as undo:  # do not leave a folder without settings or log
             undo.callback(shutil.rmtree, self.path)
             file = self.path / "config.json"
             replace_file(file, lambda opened: opened.write(text))
@@ -105,27 +105,27 @@ class RunFolder:
         progress: bool = True,
         loggers: Sequence[str | CreateLogger] = ("tensorboard",),
     ) -> RunFolder:
-        """Open the folder of a training that was killed; ``train(…, run=folder)`` then goes on from its checkpoint.
+        """Open the folder of an interrupted training. ``train(…, run=folder)`` then continues from its checkpoint.
 
-        What was logged after that checkpoint is removed, as it will be logged again. If the training was killed before
-        its first checkpoint, everything begins anew in the same folder.
+        Lines logged after that checkpoint are removed, because they will be logged again. Without a checkpoint, the
+        training starts again in the same folder.
 
         Args:
             path: the folder.
-            n_env_steps: where the progress bar ends; by default where it did.
+            n_env_steps: number of steps at which the progress bar ends; by default unchanged.
             progress: show the bar.
-            loggers: as those that it began with, which go on.
+            loggers: the loggers of the original training, which continue.
 
         Raises:
-            FileNotFoundError: this is no run folder.
-            RuntimeError: another training writes into it.
-            ValueError: the checkpoint or ``metrics.csv`` is damaged, or no training wrote it.
+            FileNotFoundError: ``path`` is not a run folder.
+            RuntimeError: another training writes into the folder.
+            ValueError: the checkpoint or ``metrics.csv`` is damaged, or was not written by a training.
             ImportError: the extra ``train`` is not installed.
         """
         folder = cls.__new__(cls)
         folder.path, folder.checkpoint, folder._closed = Path(path), None, True
         if launched_rank():
-            return folder  # the first learner hands out what the checkpoint has for the others
+            return folder  # rank 0 sends the other learners their part of the checkpoint
         config = folder.path / "config.json"
         if not config.exists():
             raise MissingFileError(
@@ -143,7 +143,7 @@ class RunFolder:
     def _open(
         self, n_env_steps: int | None, progress: bool, loggers: Sequence[str | CreateLogger], *, again: bool = False
     ) -> None:
-        """Begin the log, or go on where it was when the checkpoint was written."""
+        """Start the log, or continue it from where it was when the checkpoint was written."""
         saved: dict[str, Any] = {"n_lines": 0, "seconds": 0.0, "n_env_steps": n_env_steps}
         if (file := self.path / "checkpoint.pt").exists():
             self.checkpoint = read_checkpoint(file)
@@ -154,7 +154,7 @@ class RunFolder:
         self._loggers = [create(self.path, settings, last + 1 if again else None) for create in find_loggers(loggers)]
         self._n_env_steps, self._progress = n_env_steps or saved["n_env_steps"], progress
         self._start = time.perf_counter() - saved["seconds"]
-        self._last: tuple[int, float] | None = None  # environment steps and time of the line before
+        self._last: tuple[int, float] | None = None  # environment steps and time of the previous line
         self._shown: dict[str, str] = {}
         self._columns: tuple[str, ...] = ()
         if again:
@@ -165,10 +165,10 @@ class RunFolder:
         """Write one line of numbers, and move the progress bar. The first line of a process has no rate.
 
         Args:
-            env_steps: collected until now.
-            policy_version: updates until now.
-            values: name to number; ``return`` is shown next to the bar.
-            at: when that was, by `time.perf_counter`.
+            env_steps: number of environment steps collected so far.
+            policy_version: number of gradient steps so far.
+            values: numbers by name; ``return`` is shown next to the bar.
+            at: time of the update, from `time.perf_counter`.
         """
         row = {"env_steps": env_steps, "policy_version": policy_version, "seconds": at - self._start}
         if self._last is not None and at > self._last[1]:
@@ -182,17 +182,17 @@ class RunFolder:
         self.advance(env_steps)
 
     def advance(self, env_steps: int) -> None:
-        """Move the progress bar, forward only: lines are logged some updates later."""
+        """Move the progress bar forward, never back: lines are logged a few updates late."""
         self._bar.update(max(0, min(env_steps, self._bar.total or env_steps) - self._bar.n))
 
     def show_evaluation(self, n_episodes: int, n_ended: int, n_steps: int) -> None:
-        """Show next to the progress bar how far an evaluation is; before the first one there is no bar yet."""
+        """Show the progress of an evaluation next to the bar."""
         if not self._closed:
             self._shown["evaluating"] = f"{n_ended} of {n_episodes} episodes, step {n_steps}"
             self._bar.set_postfix(self._shown)
 
     def log_evaluation(self, result: Evaluation) -> None:
-        """Write one line of numbers for an evaluation, at the environment steps of the weights that it judged."""
+        """Write one line for an evaluation, at the environment steps of its weights."""
         numbers = (result.mean_return, result.std_return, result.mean_length, result.seconds)
         row: dict[str, float] = {"env_steps": result.env_steps, "policy_version": result.policy_version}
         row |= {"seconds": time.perf_counter() - self._start}
@@ -200,11 +200,11 @@ class RunFolder:
         self._shown["evaluation"] = f"{result.mean_return:.1f}"
         self._shown.pop("evaluating", None)
         if not result.env_steps:
-            self._bar.reset()  # its rate begins with the training
+            self._bar.reset()  # measure the rate from the start of the training
         self._bar.set_postfix(self._shown)
 
     def save_config(self, config: object) -> None:
-        """Replace the settings in ``config.json``, where a training goes on with others, such as more steps.
+        """Replace the settings in ``config.json`` when a training continues with new ones, such as more steps.
 
         Raises:
             TypeError: config is not a dataclass instance.
@@ -212,20 +212,20 @@ class RunFolder:
         text, file = _settings_text("RunFolder.save_config", config), self.path / "config.json"
         if self._closed:
             return
-        # The lease is held on this file, so it cannot be replaced by another. A single write is as safe: a process that
-        # is killed has written all of it or nothing.
+        # This file is locked, so it cannot be replaced. A single write is just as safe: a process that is killed has
+        # written all of it or nothing.
         with file.open("r+b", buffering=0) as opened:
             opened.write(text.ljust(file.stat().st_size, b"\n"))
 
     @operation("checkpoint")
     def save_checkpoint(self, state: Mapping[str, object]) -> None:
-        """Replace ``checkpoint.pt``; a reader finds the old one or the new one, never a mixture.
+        """Replace ``checkpoint.pt`` atomically.
 
         Args:
-            state: tensors and plain values, nested in dicts and lists. How far the log had come is added as ``run``.
+            state: tensors and plain values, nested in dicts and lists. The position of the log is added as ``run``.
         """
         with (self.path / "metrics.csv").open("ab") as file:
-            os.fsync(file.fileno())  # a checkpoint that counts lines must find them, even after a power failure
+            os.fsync(file.fileno())  # the lines that a checkpoint counts must survive a power failure
         seconds = time.perf_counter() - self._start
         log = {"n_lines": len(self._rows), "seconds": seconds, "n_env_steps": self._n_env_steps}
         write_checkpoint(self.path / "checkpoint.pt", {**state, "run": log})
@@ -234,18 +234,18 @@ class RunFolder:
         """Draw the learning curve and close all files. Calling it again does nothing.
 
         Args:
-            draw: False leaves the curve out, which takes a second or more; ``rlstruct plot`` draws it at any time.
+            draw: False skips the curve, which takes a second or more. ``rlstruct plot`` can draw it at any time.
         """
         if self._closed:
             return
         self._closed = True
-        with contextlib.closing(self._lease):  # also if the disk is full
+        with contextlib.closing(self._lease):  # even if the disk is full
             if "_bar" in vars(self):
                 self._bar.close()
             for logger in self._loggers:
                 logger.close()
-            # An evaluation is written when it is over, at the steps of the weights that it judged. The lines that the
-            # checkpoint counts stay the first ones: no evaluation was under way when it was written.
+            # An evaluation is written when it ends, with the steps of its weights, so lines may be out of order. The
+            # lines counted by the checkpoint stay first, because no evaluation was running when it was written.
             if (ordered := in_order(self._rows)) != self._rows:
                 self._rows = ordered
                 self._rewrite()
@@ -257,19 +257,16 @@ class RunFolder:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        """Close all files, also after an error: the curve then shows how far the training got.
-
-        Ctrl-C does not wait for the curve.
-        """
+        """Close all files. After an error the curve shows the training so far; Ctrl-C skips the curve."""
         self.close(draw=kind is None or not issubclass(kind, KeyboardInterrupt))
 
     @functools.cached_property
     def _bar(self) -> Any:  # noqa: ANN401 - a bar of tqdm, which has no types
-        """Progress bar, made at the first number, so that its rate leaves out the start of the processes."""
+        """Progress bar, created with the first number, so that its rate excludes the start of processes."""
         return create_bar(self._n_env_steps, self._progress)
 
     def _write(self, row: dict[str, float]) -> None:
-        """Append to the CSV and to the other logs."""
+        """Append a line to the CSV file and to the other loggers."""
         self._rows.append(row)
         others = {name: value for name, value in row.items() if name not in ("env_steps", "seconds")}
         for logger in self._loggers:

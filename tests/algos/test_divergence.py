@@ -75,7 +75,7 @@ def test_a_loss_that_is_no_number_stops_and_leaves_the_weights(tmp_path: Path) -
         train("a2c", run, BadReward(31), final_learning_rate_fraction=1.0)
     assert (e.value.policy_version, e.value.env_steps) == (4, 160)
     assert "loss" in e.value.terms
-    assert f"{run.path / 'diverged.pt'} has the weights that led there" in str(e.value)
+    assert f"{run.path / 'diverged.pt'} has the weights that produced them" in str(e.value)
     evidence = torch.load(run.path / "diverged.pt", weights_only=True)
     # The weights are those that the third update left: an equal training without the bad reward passes through them.
     good = train("a2c", None, n_env_steps=120, final_learning_rate_fraction=1.0).model.state_dict()
@@ -95,7 +95,7 @@ def test_an_evaluation_that_never_ends_is_cut_with_a_warning() -> None:
         evaluator = Evaluator(batcher, step_limit=25)
         evaluator.start({}, env_steps=0, policy_version=0)
         with pytest.warns(
-            UserWarning, match=r"1 of 2 episodes had not ended after 30 steps, the step limit is 25: .*cut"
+            UserWarning, match=r"1 of 2 episodes had not ended after 30 steps .step limit 25.\. .*cut"
         ):
             result = evaluator.wait()
         # The first environment plays 5 steps, worth 1 + … + 5 = 15; the second is cut after 30, worth 30 * 31 / 2.

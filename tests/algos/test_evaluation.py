@@ -82,7 +82,7 @@ def test_an_evaluation_in_a_process_of_its_own_does_not_hold_up_the_caller() -> 
         evaluator.start(MODEL.state_dict(), env_steps=0, policy_version=0)
         assert evaluator.busy
         assert evaluator.poll() is None  # the longest episode takes 0.3 s at least
-        with pytest.raises(BatcherStateError, match=r"Evaluator.start: an evaluation is under way"):
+        with pytest.raises(BatcherStateError, match=r"Evaluator.start: an evaluation is running"):
             evaluator.start(MODEL.state_dict(), env_steps=0, policy_version=0)
         assert evaluator.wait().lengths == expected_lengths(0)
         assert not evaluator.busy

@@ -230,7 +230,7 @@ def test_evaluations_to_come_are_those_of_the_evaluator_that_was_saved() -> None
     weights = create_network().state_dict()
     first, other = evaluator(), evaluator()
     first.start(weights, env_steps=0, policy_version=0)
-    with pytest.raises(BatcherStateError, match="an evaluation is under way"):
+    with pytest.raises(BatcherStateError, match="an evaluation is running"):
         first.state_dict()
     first.wait()
     other.load_state_dict(first.state_dict())
