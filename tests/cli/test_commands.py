@@ -686,7 +686,7 @@ def test_a_warning_is_one_line_and_names_no_file_of_ours(capsys: Capture) -> Non
     assert main(["train", "reinforce", "--env", "Warns-v0", *SMALL]) == 0
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) >= 2
-    ours = [line for line in lines if "none of 2 episodes had ended" in line]
+    ours = [line for line in lines if "none of 2 episodes ended within" in line]
     (cut,) = ours
     assert cut.startswith("rlstruct train: warning: run_training: none of 2 episodes")
     assert ".py" not in cut
