@@ -164,7 +164,8 @@ class A2CLearner(GradientLearner):
         """Learn from one batch, or from the window of one minibatch once it is full; see `GradientLearner.update`."""
         if (window := self.config.window) is None:
             return super().update(trajectories, fraction_done)
-        self._latest = [*self._latest, trajectories.to(self.device)][-window:]
+        # The next batch may overwrite this one's memory.
+        self._latest = [*self._latest, trajectories.to(self.device).clone()][-window:]
         if len(self._latest) < window:
             return {}
         turn = self.policy_version // self.config.n_updates % self.config.n_minibatches

@@ -168,12 +168,11 @@ def test_nothing_recorded_outlives_a_training(fails: bool, monkeypatch: pytest.M
         gc.enable()
 
 
-@pytest.mark.parametrize("kind", ["ppo", "ppo, recurrent", "ppo, normalised", "a2c", "a2c, overlap"])
+@pytest.mark.parametrize("kind", ["ppo", "ppo, recurrent", "ppo, normalised", "a2c", "a2c, overlap", "a2c, window"])
 def test_a_recorded_update_reads_a_recorded_batch_in_place(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    name, overlap = kind.removesuffix(", overlap"), kind.endswith("overlap")
-    learner, config, create_model, create_agent = KINDS[name]
-    if overlap:
-        config = dataclasses.replace(config, overlap=True)
+    changes: dict[str, Any] = {"a2c, overlap": {"overlap": True}, "a2c, window": {"window": 3}}.get(kind, {})
+    learner, config, create_model, create_agent = KINDS["a2c" if changes else kind]
+    config = dataclasses.replace(config, **changes)
     train = partial((ppo if learner is ppo.PPOLearner else a2c).train, create_agent=create_agent)
     check_batches_read_in_place(partial(train, create_model=create_model), config, SIM, monkeypatch)
 
