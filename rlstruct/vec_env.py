@@ -328,7 +328,7 @@ class DeviceEnv(EnvWrapper):
             TypeError: the action is no DictTensor.
             DeviceMismatchError: the action is not on ``device``.
         """
-        if check_action("DeviceEnv", action).device != self._device:
+        if check_action("DeviceEnv", action).device not in (None, self._device):
             key = next(iter(action.keys()), "action")
             raise DeviceMismatchError(
                 f"DeviceEnv.step: tensor {key!r} of the action is on {action.device}, expected {self._device}. "

@@ -13,7 +13,7 @@ from fake_envs import CountingEnv
 from rlstruct import sims
 from rlstruct.core import DictTensor
 from rlstruct.envs import GymEnv, GymEnvInf, GymVectorEnv
-from rlstruct.errors import DeviceMismatchError
+from rlstruct.errors import DeviceMismatchError, ShapeMismatchError
 from rlstruct.testing import check_vec_env
 from rlstruct.vec_env import DeviceEnv, VecEnv
 
@@ -73,6 +73,15 @@ def test_an_action_that_is_no_dict_tensor_is_told(name: str, action: Any, got: s
     env.reset()
     with pytest.raises(TypeError, match=rf"Env\w*\.step: the action is {got}|CartPole\.step: the action is {got}"):
         env.step(action)
+    env.step(DictTensor({"action": torch.ones(2, dtype=torch.int64)}))  # nothing happened: it can go on
+    env.close()
+
+
+def test_device_env_leaves_an_empty_action_to_the_environment() -> None:
+    env = DeviceEnv(gym(GymEnv, 2), "cpu")
+    env.reset()
+    with pytest.raises(ShapeMismatchError, match=r"GymEnv\.step: the action has no key 'action'"):
+        env.step(DictTensor())
     env.close()
 
 

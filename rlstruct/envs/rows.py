@@ -125,8 +125,8 @@ class RowsEnv(VecEnv):
         """Return the action, which is written as the last one of ``out``."""
         if not self._begun:
             raise UsageError(f"{self._where}.step: there is nothing to step. Call reset() first.")
-        self._last = None  # the last observation is in the memory of others from now on
         columns = self._actions.columns(check_action(self._where, action), self._n)
+        self._last = None  # the last observation is in the memory of others from now on
         for array, column in zip(out.last_action, columns):  # noqa: B905 - of one space; strict takes half as long again
             array[:] = column
         return columns
