@@ -126,6 +126,7 @@ def tune(
     seconds: float = 60.0,
     create_learner: Callable[[], Learn] | None = None,
     cache: str | Path | None = None,
+    again: bool = False,
     progress: bool = False,
     **batcher_options: Any,  # noqa: ANN401 - passed on
 ) -> Tuning:
@@ -155,6 +156,7 @@ def tune(
         create_learner: called for each probe to tune a training. It returns a function that learns from a batch and
             returns new weights or None. By default batches are dropped.
         cache: JSON file that stores answers by hardware, versions, factories and arguments; None stores nothing.
+        again: measure and replace the stored answer, if there is one.
         progress: show a progress bar on a terminal, if tqdm is installed.
         batcher_options: further arguments of `RL_Batcher`.
 
@@ -178,7 +180,7 @@ def tune(
     limit = _SHARE * memory_there_is(device) if memory_limit is None else float(memory_limit)
     asked = {"space": repr(space), "alpha": alpha, "seconds": seconds, "limit": memory_limit, "learns": create_learner}
     key = "" if cache is None else answers.key(device, create_agent, create_env, given, asked)
-    stored = None if cache is None else answers.read(Path(cache)).get(key)
+    stored = None if cache is None or again else answers.read(Path(cache)).get(key)
     if stored is not None:
         probes = tuple(Probe(Candidate(*c), size, m and Measured(*m), *rest) for c, size, m, *rest in stored["probes"])
         best = Candidate(*stored["best"])

@@ -221,13 +221,11 @@ def _search(
     """Tune, and print the answer."""
     check_device("--device", options.device)
     torch.set_num_threads(options.threads)
-    names = "n_processes", "n_envs", "sharing", "alpha", "seconds", "device", "cache", "progress"
+    names = "n_processes", "n_envs", "sharing", "alpha", "seconds", "device", "cache", "again", "progress"
     given: dict[str, Any] = {name: getattr(options, name) for name in names}
     if given["n_envs"] is None and fewest > 1:  # minibatches are split by environments
         given["n_envs"] = tuple(2**i for i in range(13) if 2**i >= fewest)
     limit = None if options.memory_limit is None else options.memory_limit * 2**30
-    if options.again and options.cache.exists():
-        options.cache.unlink()
     given |= {"n_timesteps": options.n_timesteps or n_timesteps, "memory_limit": limit, **arguments}
     try:
         answer = tune(create_agent, create_env, **given)

@@ -59,8 +59,11 @@ def test_a_training_is_tuned_and_repeated_with_the_answer(capsys: Capture) -> No
     # The same again is reported from the cache.
     assert main(["tune", "a2c", "--env", "CartPole-v1", "--learn", *SMALL, "--n-timesteps", "4", "8"]) == 0
     assert "from the cache" in capsys.readouterr().out
-    assert main(["tune", "a2c", "--env", "CartPole-v1", *SMALL, "--n-timesteps", "4", "8"]) == 0
+    assert main(["tune", "a2c", "--env", "CartPole-v1", *SMALL, "--n-timesteps", "4", "8", "--again"]) == 0
     assert "from the cache" not in capsys.readouterr().out
+    # Measuring one task again keeps the answers of the others.
+    assert main(["tune", "a2c", "--env", "CartPole-v1", "--learn", *SMALL, "--n-timesteps", "4", "8"]) == 0
+    assert "from the cache" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("algorithm", ["dqn", "reinforce"])
