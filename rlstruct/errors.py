@@ -1,7 +1,7 @@
-"""The errors that users can meet. Each is also a built-in exception, so that ``except ValueError`` catches it.
+"""Errors that users can see. Each is also a built-in exception, so that ``except ValueError`` catches it.
 
-Every message says where it happened, which key, what was found, what was expected, and the fix. From Python 3.11 on
-the page of the documentation that explains the error stands below its traceback.
+Every message says where it happened, which key, what was found, what was expected, and the fix. From Python 3.11 on,
+a note below the traceback names the page of the documentation that explains the error.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ import warnings
 from importlib import metadata
 from typing import Any
 
-_PASSED = re.compile(r"contextlib$|rlstruct\.(?!cli\.)")  # modules through which a warning passes
+_PASSED = re.compile(r"contextlib$|rlstruct\.(?!cli\.)")  # modules that are never the source of a warning
 PAGE = "See docs: "
-"""Beginning of the note of an error that names the page which explains it."""
+"""Start of the note that names the page of the documentation."""
 
 
 class Explained(Exception):
-    """An error that has a place in the documentation; each class of this package has its own.
+    """Base class of errors that the documentation explains, with one heading for each class of this package.
 
     Attributes:
-        page: page and heading, such as ``"faults#workererror"``.
-        topic: name that ``rlstruct explain`` knows, such as ``"WorkerError"``.
+        page: page and heading of the explanation, such as ``"faults#workererror"``.
+        topic: argument of ``rlstruct explain``, such as ``"WorkerError"``.
     """
 
     page, topic = "faults", ""
 
     def __init_subclass__(cls, **words: Any) -> None:  # noqa: ANN401 - as object's
-        """Name the place after the class; a subclass of a user's stays with that of its base."""
+        """Name the heading after the class; a user's subclass keeps the heading of its base class."""
         super().__init_subclass__(**words)
         if cls.__module__.startswith("rlstruct."):
             cls.page, cls.topic = f"faults#{cls.__name__.lower()}", cls.__name__
@@ -52,15 +52,15 @@ class BadTypeError(Explained, TypeError):
 class BadKeyError(Explained, KeyError):
     """A structure has a missing or an unexpected key; the message lists its keys."""
 
-    __str__ = Exception.__str__  # that of KeyError puts the whole message in quotes
+    __str__ = Exception.__str__  # KeyError.__str__ puts the whole message in quotes
 
 
 class BadIndexError(Explained, IndexError):
-    """A row or a step that a structure does not have."""
+    """An index names a row or a step that a structure does not have."""
 
 
 class UsageError(Explained, RuntimeError):
-    """A call that cannot work at this moment, or in this way; the message says what must come first."""
+    """A call that cannot work now, or in this way; the message says what to do first."""
 
 
 class MissingPackageError(Explained, ImportError):
@@ -80,7 +80,7 @@ class FolderTakenError(Explained, FileExistsError):
 
 
 class ShapeMismatchError(Explained, ValueError):
-    """A tensor has the wrong shape, dtype or batch size for the place where it was put."""
+    """A tensor has the wrong shape, dtype or batch size."""
 
 
 class DeviceMismatchError(Explained, ValueError):
@@ -96,13 +96,13 @@ class WorkerError(Explained, RuntimeError):
 
     Attributes:
         worker: index of the worker; 0 when collection ran in this process.
-        pid: process id of the worker, None when it never started.
-        phase: what the worker was doing, such as ``"environment.step"``; None when unknown.
-        environment: global index of the environment that raised, None when unknown.
-        environments: global indices ``(first, last + 1)`` of the worker's environments, None when unknown.
-        seed: seed of ``environment`` if known, else of the worker's first environment; None when unknown.
-        step: index of the step inside the batch at which it happened, None when unknown.
-        remote_traceback: formatted traceback of the worker, "" when it left none.
+        pid: process id of the worker; None if it never started.
+        phase: what the worker was doing, such as ``"environment.step"``; None if unknown.
+        environment: global index of the environment that raised; None if unknown.
+        environments: global indices ``(first, last + 1)`` of the worker's environments; None if unknown.
+        seed: seed of ``environment`` if known, else of the worker's first environment; None if unknown.
+        step: index of the failed step in the batch; None if unknown.
+        remote_traceback: formatted traceback of the worker; "" if there is none.
     """
 
     worker: int = 0
@@ -124,26 +124,26 @@ class SharingError(Explained, RuntimeError):
 
 
 class ClusterError(Explained, RuntimeError):
-    """No cluster answers, or its nodes have other versions than this process; the message says which, and the fix."""
+    """No cluster answers, or its nodes run other versions than this process; the message says which, and the fix."""
 
 
 class LearnerError(Explained, RuntimeError):
-    """Another learner of a training is missing, failed, was stopped or killed, or has other settings; see its message.
+    """Another learner of the training is missing, failed, was stopped or killed, or has different settings.
 
     Attributes:
-        ranks: ranks of these learners; empty if unknown.
+        ranks: ranks of those learners; empty if unknown.
     """
 
     ranks: tuple[int, ...] = ()
 
 
 class TrainingDiverged(Explained, RuntimeError):
-    """A loss is NaN or infinite: the training was stopped.
+    """The training was stopped because a loss is NaN or infinite.
 
     Attributes:
-        terms: name and value of each term that is not finite.
-        policy_version: the update in which it happened.
-        env_steps: environment steps collected until then.
+        terms: name and value of each term of the loss that is not finite.
+        policy_version: number of the update.
+        env_steps: environment steps collected before it.
     """
 
     terms: dict[str, float]
@@ -152,21 +152,21 @@ class TrainingDiverged(Explained, RuntimeError):
 
 
 def tag_environment(error: BaseException, index: int, step: int | None = None) -> None:
-    """Remember on ``error`` which environment of its VecEnv raised it, so that a WorkerError can name it.
+    """Store on ``error`` the index of the environment that raised it, so that a WorkerError can name it.
 
-    ``step`` of the batch is None for the one at which it is raised.
+    ``step`` is the step in the batch; None means the current one.
     """
     try:
         error.environment_index, error.batch_step = index, step  # type: ignore[attr-defined]
-    except AttributeError:  # an exception class with __slots__: the worker is still named, the environment is not
+    except AttributeError:  # an exception class with __slots__: the WorkerError names only the worker
         return
 
 
 def how_to_install(extra: str) -> str:
-    """Say how to get what an extra of this package brings, by the names that pip finds wherever rlstruct came from."""
+    """Return the pip command that installs the packages of an extra, whatever rlstruct was installed from."""
     try:
         everything = metadata.requires("rlstruct") or []
-    except metadata.PackageNotFoundError:  # the source alone, without an installation
+    except metadata.PackageNotFoundError:  # rlstruct runs from source, without an installation
         everything = []
     needs = [line.replace('"', "'").partition(";") for line in everything]
     names = " ".join(f"'{name.strip()}'" for name, _, marker in needs if f"extra == '{extra}'" in marker)
@@ -175,7 +175,7 @@ def how_to_install(extra: str) -> str:
 
 
 def import_extra(module: str, extra: str, where: str) -> Any:  # noqa: ANN401 - a module
-    """Import a module that an extra brings, or say where it is needed and how to get it."""
+    """Import a module that belongs to an extra; if it is missing, raise with the command that installs it."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
@@ -183,7 +183,7 @@ def import_extra(module: str, extra: str, where: str) -> Any:  # noqa: ANN401 - 
 
 
 def warn_user(text: str) -> None:
-    """Warn at the user's line that led here, outside of this library and its context managers, or at the command."""
+    """Issue a warning that points at the user's line, the nearest caller outside of this library, or at the command."""
     depth, frame = 2, sys._getframe(1)
     while frame.f_back is not None and _PASSED.match(str(frame.f_globals.get("__name__"))):
         depth, frame = depth + 1, frame.f_back

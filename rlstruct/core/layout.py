@@ -1,4 +1,4 @@
-"""Layouts: the shape and dtype of named tensors, and the checks that tensors have them or fit together."""
+"""Layout, the shapes and dtypes of named tensors, and checks of tensors against layouts and each other."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class Named(Protocol):
 
 
 class TensorSpec(NamedTuple):
-    """Shape and dtype of one tensor; in the specs of a structure without the axes that all its tensors share.
+    """Shape and dtype of one tensor. The specs of a structure omit the axes that all its tensors share.
 
     Attributes:
-        shape: the shape; in the specs of a DictTensor ``()`` for one number per row.
+        shape: the shape; ``()`` in the specs of a DictTensor for one number per row.
         dtype: the dtype.
     """
 
@@ -31,7 +31,7 @@ class TensorSpec(NamedTuple):
     dtype: torch.dtype
 
     def __str__(self) -> str:
-        """Spell it as errors do."""
+        """Format shape and dtype for error messages."""
         return f"{list(self.shape)} {self.dtype}"
 
 
@@ -41,7 +41,7 @@ def spec_of(tensor: Tensor) -> TensorSpec:
 
 
 class Layout(Mapping[str, TensorSpec]):
-    """Shape and dtype of each tensor by key, in order. Equal layouts fit into the same memory, and have one hash.
+    """Shape and dtype of each tensor by key, in order. Tensors with equal layouts fit into the same memory.
 
     Args:
         specs: shape and dtype of each key.
@@ -57,21 +57,21 @@ class Layout(Mapping[str, TensorSpec]):
 
     @classmethod
     def of(cls, tensors: Named, drop: int = 0) -> Layout:
-        """Describe tensors, without so many leading axes."""
+        """Return the layout of tensors without their first ``drop`` axes."""
         made = cls.__new__(cls)
         made._specs = {key: TensorSpec(tuple(v.shape[drop:]), v.dtype) for key, v in tensors.items()}
         return made
 
     def behind(self, *sizes: int, prefix: str = "") -> Layout:
-        """Put leading axes of these sizes before every shape, and a prefix before every key."""
+        """Prepend axes of these sizes to every shape, and a prefix to every key."""
         return Layout({prefix + key: ((*sizes, *shape), dtype) for key, (shape, dtype) in self._specs.items()})
 
     def allocate(self, device: torch.device) -> dict[str, Tensor]:
-        """Make tensors of this layout, with whatever values the memory holds."""
+        """Allocate uninitialised tensors of this layout."""
         return {key: torch.empty(shape, dtype=dtype, device=device) for key, (shape, dtype) in self._specs.items()}
 
     def nbytes(self) -> int:
-        """Return the size of all tensors together."""
+        """Return the total size of the tensors in bytes."""
         return sum(math.prod(shape) * dtype.itemsize for shape, dtype in self._specs.values())
 
     def items(self) -> ItemsView[str, TensorSpec]:
@@ -91,26 +91,26 @@ class Layout(Mapping[str, TensorSpec]):
         return len(self._specs)
 
     def __eq__(self, other: object) -> bool:
-        """Compare with a layout in order, with any other mapping in any order."""
+        """Compare with another layout, including the order of keys, or with any mapping, in any order."""
         if isinstance(other, Layout):
             return self._specs == other._specs and [*self._specs] == [*other._specs]
         return self._specs == other
 
     def __hash__(self) -> int:
-        """Return one hash for equal layouts."""
+        """Return a hash that is the same for equal layouts."""
         return hash(tuple(self._specs.items()))
 
     def __repr__(self) -> str:
-        """Show shape and dtype of every key."""
+        """Show the shape and dtype of every key."""
         return f"Layout({{{', '.join(f'{key!r}: {spec}' for key, spec in self._specs.items())}}})"
 
 
 Specs = Layout
-"""Alias of `Layout`, its name in 0.2."""
+"""Name of `Layout` in 0.2."""
 
 
 class Mismatch(NamedTuple):
-    """The first difference between tensors and what was expected of them."""
+    """First difference between tensors and their expected layout, rows and device."""
 
     key: str
     got: object
@@ -126,7 +126,7 @@ def mismatch(
     device: torch.device | None = None,
     rows: int | tuple[int, ...] | None = None,
 ) -> Mismatch | None:
-    """Find the first difference between tensors and what `expect` expects of them; None if there is none."""
+    """Return the first difference that `expect` would report; None if there is none."""
     lead, found = (rows,) if isinstance(rows, int) else rows or (), dict(tensors.items())
     for key, (shape, dtype) in () if layout is None else layout.items():
         tensor = found.get(key)
@@ -156,18 +156,18 @@ def expect(
     rows: int | tuple[int, ...] | None = None,
     fix: str = "",
 ) -> None:
-    """Raise unless tensors have the keys, shapes, dtypes, rows and device that are expected.
+    """Raise unless tensors have the expected keys, shapes, dtypes, rows and device.
 
     Args:
-        where: how the message begins, such as ``"agent: action"``; the key follows.
+        where: start of the message, such as ``"agent: action"``; the key follows.
         tensors: names to tensors.
-        layout: their keys, shapes and dtypes, in any order; None for any.
-        device: the device of all of them; None for any.
-        rows: the first size of all shapes, or sizes, which the layout then leaves out; None if there is no such axis.
-        fix: what to do; for a wrong device there is an answer without it.
+        layout: expected keys, shapes and dtypes, in any order; None accepts all.
+        device: expected device of every tensor; None accepts all.
+        rows: sizes of the leading axis or axes of every tensor, which the layout omits; None if it omits none.
+        fix: end of the message, which says what to do; by default a wrong device has its own.
 
     Raises:
-        BadKeyError: a key is missing, or not expected; the message names the nearest one.
+        BadKeyError: a key is missing or unexpected; the message suggests the nearest one.
         ShapeMismatchError: a tensor has another shape, dtype or number of rows.
         DeviceMismatchError: a tensor is on another device.
     """
@@ -179,7 +179,7 @@ def expect(
 
 
 def missing_key(where: str, key: object, known: Iterable[str]) -> BadKeyError:
-    """Name a key that is not there, those that are, and the nearest of them."""
+    """Create the error for a missing key, with the known keys and the nearest of them."""
     keys = list(known)
     return BadKeyError(
         f"{where}: no key {key!r}{f' among {keys}' if keys else ', it is empty'}.{_did_you_mean(key, keys)}"
@@ -192,12 +192,15 @@ def _did_you_mean(key: object, known: list[str]) -> str:
 
 
 def nearest_key(key: str, known: list[str]) -> str | None:
-    """Find the key that was meant: the same last part elsewhere, or a misspelt last part in the same place."""
+    """Return the key that the user probably meant; None if no key is similar.
+
+    That is a key with the same last part under another prefix, or a misspelt last part under the same prefix.
+    """
     from difflib import get_close_matches
 
     place, slash, last = key.rpartition("/")
     same = [name for name in known if name.rpartition("/")[2] == last]
-    if same and not slash:  # a result of the step rather than of the step before: ``_observation/reward``
+    if same and not slash:  # prefer the result of this step, ``_observation/reward``, to that of the previous one
         results = [name for name in same if name.startswith("_observation/") and last not in ("frame", "initial_state")]
         return (results or same)[0]
     if same:
@@ -206,12 +209,12 @@ def nearest_key(key: str, known: list[str]) -> str | None:
     for near in get_close_matches(last, sorted(lasts), 1):
         return nearest_key(place + slash + near, known)
     if any(name.startswith(place + slash) for name in known if slash):
-        return None  # the place is right: keys that merely begin alike were not meant
+        return None  # the prefix is right, so a key that merely begins alike was not meant
     return next(iter(get_close_matches(key, known, 1, cutoff=0.8)), None)
 
 
 def validate(cls: type, leading: int, tensors: Mapping[str, Tensor]) -> None:
-    """Raise unless tensors make a structure of class ``cls``, which share ``leading`` axes; see it for the errors."""
+    """Raise unless tensors share ``leading`` axes and one device, as a structure of class ``cls`` requires."""
     first, device, on_cpu, n_rows = "", None, False, -1
     lead: tuple[int, ...] = ()
     for key, tensor in tensors.items():
@@ -222,7 +225,7 @@ def validate(cls: type, leading: int, tensors: Mapping[str, Tensor]) -> None:
             first, lead, n_rows = key, shape[:leading], shape[0]
             device, on_cpu = tensor.device, tensor.is_cpu
             continue
-        here = tensor.is_cpu if on_cpu else tensor.device == device  # is_cpu answers in half the time of a comparison
+        here = tensor.is_cpu if on_cpu else tensor.device == device  # is_cpu takes half the time of a comparison
         if not here or not shape or shape[0] != n_rows or (leading > 1 and shape[:leading] != lead):
             check_pair(cls, leading, key, tensor, first or key, tensors[first or key])
 
@@ -252,7 +255,7 @@ def check_pair(cls: type, leading: int, key: str, tensor: Tensor, first_key: str
 
 
 def as_dict(cls: type, tensors: Any) -> dict[str, Any]:  # noqa: ANN401 - perhaps no mapping
-    """Copy the caller's mapping, which stays the caller's."""
+    """Copy the caller's mapping into a new dict, or raise TypeError if it is no mapping."""
     if tensors is None:
         return {}
     if isinstance(tensors, torch.nn.Module) or not hasattr(tensors, "keys"):

@@ -1,4 +1,4 @@
-"""Shared parts of the structures: rows, keys, and joining."""
+"""Base classes of the structures: operations on rows, on keys, and joins."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 class Batched:
-    """Base of all structures: tensors with a batch axis on one device. Not public: use the classes built on it."""
+    """Base class of all structures: tensors with a batch axis on one device. Not public; use the subclasses."""
 
     def _each(self, fn: Callable[[Tensor], Tensor]) -> Self:
-        """Return a structure of fn(tensor) for every tensor and the lengths; fn acts on the batch axis only."""
+        """Apply fn to every tensor and to the lengths; fn acts on the batch axis only."""
         raise NotImplementedError
 
     @property
@@ -38,20 +38,20 @@ class Batched:
         return self._each(torch.clone)
 
     def to(self, device: DeviceLike, non_blocking: bool = False) -> Self:
-        """Move every tensor, into a new structure. What is already there is shared, as in ``Tensor.to``.
+        """Move every tensor to a device, in a new structure. Tensors already there are shared, as in ``Tensor.to``.
 
-        From ordinary CPU memory to CUDA all tensors travel in one copy, through a block of pinned memory, and the host
-        does not wait; with ``non_blocking`` nor does it for copies between pinned CPU memory and a device.
+        Tensors in pageable CPU memory are packed into one pinned block and move to CUDA in a single copy, for which the
+        host does not wait. With ``non_blocking`` it does not wait for copies between pinned memory and a device either.
 
         Raises:
             ValueError: the device does not exist on this machine.
         """
-        if device == self.device:  # the common case in a training loop; no need to look the device up
+        if device == self.device:  # the common case in a training loop: skip resolve_device
             return self._each(lambda v: v)
         return self._each(mover(self, resolve_device(device), non_blocking))
 
     def index(self, index: Tensor | Sequence[int]) -> Self:
-        """Gather rows into new memory, in the order given, repeats allowed.
+        """Gather rows into new memory, in the given order; rows may repeat.
 
         Args:
             index: row numbers from 0 to B - 1.  [K] int64 on the device of the structure, or a list of ints
@@ -75,14 +75,14 @@ class Batched:
         return self._each(lambda v: v.index_select(0, rows))
 
     def slice(self, start: int, stop: int | None = None) -> Self:
-        """Take neighbouring rows. The batch axis always stays; the memory is shared.
+        """Return consecutive rows as views. The batch axis is kept.
 
         Args:
-            start: first row; negative counts from the end.
-            stop: one after the last row, cut to B as in Python. None takes the one row ``start``.
+            start: first row; negative numbers count from the end.
+            stop: one past the last row, clipped to B as in Python. None selects the single row ``start``.
 
         Returns:
-            Views of rows start to stop - 1, or of the one row.  [stop - start, ...] or [1, ...]
+            Views of rows start to stop - 1, or of the single row.  [stop - start, ...] or [1, ...]
 
         Raises:
             IndexError: ``stop`` is None and there is no row ``start``.
@@ -100,35 +100,35 @@ class Batched:
         return self._each(lambda v: v.narrow(0, start % n, 1))
 
     def unfold(self) -> list[Self]:
-        """Split into B single rows [1, ...] that share the memory."""
+        """Split into B views of single rows [1, ...]."""
         return [self.slice(row) for row in range(self.n_elems())]
 
     def detach(self) -> Self:
-        """Return the same values, cut off from the autograd graph. The memory is shared."""
+        """Detach every tensor from the autograd graph. The memory is shared."""
         return self._each(torch.detach)
 
     def _shuffled(self, generator: torch.Generator | None) -> Tensor:
-        """Return all row numbers in random order, [B] int64, here, drawn where the generator is."""
+        """Return all row numbers in random order, [B] int64; drawn on the generator's device, then moved here."""
         source = home(self) if generator is None else generator.device
         return torch.randperm(self.n_elems(), generator=generator, device=source).to(home(self))
 
 
 class NamedTensors(Batched):
-    """Names to tensors that share their leading axes and one device. Not public: use the two classes built on it.
+    """Mapping of names to tensors that share their leading axes and one device. Not public; use the subclasses.
 
-    Nothing but the dict is stored: B, T and device are read from the first tensor when asked for. So a pytree can be
-    unflattened with anything inside, and a structure can never disagree with its tensors.
+    Only the dict is stored. B, T and device are read from the first tensor on demand, so they always match the tensors,
+    and a pytree can be unflattened with any leaves.
     """
 
     _tensors: dict[str, Tensor]
-    _leading: ClassVar[int]  # how many axes the tensors share: 1 for [B, ...], 2 for [B, T, ...]
+    _leading: ClassVar[int]  # number of shared axes: 1 for [B, ...], 2 for [B, T, ...]
 
     def _like(self, tensors: dict[str, Tensor], checked: bool = False) -> Self:
-        """Return a structure of other tensors with the same rows (and lengths)."""
+        """Create a structure of other tensors with the same rows (and lengths)."""
         raise NotImplementedError
 
     def keys(self) -> KeysView[str]:
-        """Return the names, in the order in which they were put in."""
+        """Return the names, in insertion order."""
         return self._tensors.keys()
 
     def values(self) -> ValuesView[Tensor]:
@@ -148,7 +148,7 @@ class NamedTensors(Batched):
         return key in self._tensors
 
     def __getitem__(self, key: str) -> Tensor:
-        """Return the tensor of one name, [B, ...] or [B, T, ...]: the tensor itself, not a copy.
+        """Return one tensor, [B, ...] or [B, T, ...], without a copy.
 
         Raises:
             KeyError: there is no such name; the message lists the names and suggests the nearest.
@@ -159,10 +159,10 @@ class NamedTensors(Batched):
             raise missing_key(type(self).__name__, key, self._tensors) from None
 
     def get(self, keys: Iterable[str]) -> Self:
-        """Select some keys, in the order given. The tensors are shared, not copied.
+        """Select some keys, in the given order. The tensors are shared.
 
         Raises:
-            KeyError: one of them is missing.
+            KeyError: a key is missing.
             TypeError: ``keys`` is a single string: write ``structure[key]`` for one tensor, ``get([key])`` for one key.
         """
         if isinstance(keys, str):
@@ -173,7 +173,7 @@ class NamedTensors(Batched):
         return self._like({key: self[key] for key in keys})
 
     def empty(self) -> bool:
-        """Return whether there is no key at all (a structure with keys and no row is not empty in this sense)."""
+        """Return True if there are no keys. A structure with keys but without rows is not empty."""
         return not self._tensors
 
     def n_elems(self) -> int:
@@ -194,7 +194,7 @@ class NamedTensors(Batched):
         return Layout.of(self._tensors, drop=self._leading)
 
     def __repr__(self) -> str:
-        """Show dtype and shape of every tensor, one per line, and the device; never a value, so no sync."""
+        """Show the device, and dtype and shape of every tensor, but no values, so there is no host sync."""
         name = type(self).__name__
         if not self._tensors:
             return f"{name}()"
@@ -206,10 +206,12 @@ class NamedTensors(Batched):
         return "\n".join((f"{name} on {self.device}:", *lines))
 
     def set(self, key: str, tensor: Tensor) -> None:
-        """Add or replace one tensor, in place. Lengths stay; a structure made of nothing takes the tensor's.
+        """Add or replace one tensor, in place.
+
+        Lengths do not change, but a structure without keys and rows gets full lengths for the tensor's B and T.
 
         Args:
-            key: its name.
+            key: name of the tensor.
             tensor: stored without a copy.  [B, ...] or [B, T, ...]; any B and T if it becomes the only key
 
         Raises:
@@ -223,25 +225,25 @@ class NamedTensors(Batched):
         vars(self).update({**vars(fitting), "_tensors": self._tensors})
 
     def prepend_key(self, prefix: str) -> Self:
-        """Put ``prefix``, such as ``"observation/"``, before every name. The tensors are shared."""
+        """Prepend ``prefix``, such as ``"observation/"``, to every name. The tensors are shared."""
         return self._like({prefix + key: v for key, v in self._tensors.items()})
 
     def truncate_key(self, prefix: str) -> Self:
-        """Keep the names that start with ``prefix``, perhaps none, and cut it off. The tensors are shared."""
+        """Select the names that start with ``prefix``, if any, and remove it from them. The tensors are shared."""
         return self._like(part_of(self._tensors, prefix))
 
     def map(self, fn: Callable[[Tensor], Tensor]) -> Self:
-        """Apply a function to every tensor; the results keep their names, and are checked as the constructor does."""
+        """Apply a function to every tensor; the results keep their names and are checked as in the constructor."""
         return self._like({key: fn(v) for key, v in self._tensors.items()}, checked=True)
 
     def __copy__(self) -> Self:
-        """Return a new structure around the same tensors, so that `set` on one leaves the other alone."""
+        """Return a new structure of the same tensors; `set` on one does not affect the other."""
         return self._like(dict(self._tensors))
 
     def __add__(self, other: Self) -> Self:
-        """Put two structures with the same rows together, with the lengths of the left one. The tensors are shared.
+        """Merge the keys of two structures with the same rows; the result has the lengths of the left one.
 
-        The empty structure adds to any.
+        The tensors are shared. Either structure may be empty.
 
         Raises:
             KeyError: a key is in both.
@@ -266,13 +268,13 @@ class NamedTensors(Batched):
 
 
 def part_of(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """Return the tensors whose names start with ``prefix``, without it."""
+    """Return the tensors whose names start with ``prefix``, by name without the prefix."""
     n = len(prefix)
     return {key[n:]: value for key, value in tensors.items() if key.startswith(prefix)}
 
 
 def home(structure: Batched) -> torch.device | None:
-    """Return the device that row numbers of a structure must be on; None if any."""
+    """Return the device that row numbers of a structure must be on; None allows every device."""
     found: torch.device | None = getattr(structure, "lengths", structure).device
     return found
 
@@ -280,9 +282,9 @@ def home(structure: Batched) -> torch.device | None:
 def join(
     where: str, parts: Sequence[NamedTensors], fn: Callable[[tuple[Tensor, ...], int], Tensor], axis: int, drop: int
 ) -> dict[str, Tensor]:
-    """Join each key's tensors by ``fn(tensors, axis)``, and raise unless that changes none of them.
+    """Join the tensors of each key with ``fn(tensors, axis)``; raise if that would convert, move or skip a tensor.
 
-    Shapes must agree from axis ``drop`` on. The keys come in the order of the first part.
+    Shapes must agree from axis ``drop`` on. The result has the key order of the first part.
     """
     first = parts[0]._tensors
     names, dtypes = list(first), [tensor.dtype for tensor in first.values()]
@@ -305,7 +307,7 @@ def join(
         rows.append(tensors.values() if same else [tensors[name] for name in names])
     try:
         return {key: fn(column, axis) for key, column in zip(names, zip(*rows, strict=True), strict=True)}
-    except RuntimeError:  # torch names sizes; say which key and part they belong to
+    except RuntimeError:  # torch reports only sizes: find the key and the part
         for i in range(len(parts)):
             check(i)
         raise

@@ -1,8 +1,7 @@
-"""Restarts of gymnasium vector environments, in one form for all three autoreset modes."""
+"""Episode restarts of gymnasium vector environments, with one interface for all three autoreset modes."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, cast
 
 import gymnasium
@@ -10,33 +9,26 @@ import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
 from rlstruct.envs.codec import Arrays, SpaceCodec
-from rlstruct.envs.rows import RESET_RETURNS, STEP_RETURNS, Mask, Options, old_api
+from rlstruct.envs.rows import RESET_RETURNS, STEP_RETURNS, Mask, Options, old_api, write_rewards
 from rlstruct.errors import BadValueError, ShapeMismatchError
+from rlstruct.in_place import ObservationBuffer
 from rlstruct.spaces import Element
 
 Vector = VectorEnv[Any, Any, Any]
 
 
-@dataclass(slots=True)
-class VectorStep:
-    """One step of a vector environment."""
-
-    reward: np.ndarray[Any, Any]  # their rewards. [B]
-    terminated: Mask  # whether their episode ended by its own rules. [B] bool
-    truncated: Mask  # whether their episode was cut. [B] bool
-    restarted: Mask | None = None  # rows whose next action is the first of a new episode; None: no row. [B] bool
-    first: Arrays | None = None  # first observations of those episodes, in the rows of ``restarted``. [B, ...]
-
-
 class Restarter:
-    """A vector environment whose steps say exactly which rows ended and which began.
+    """A vector environment whose steps report exactly which rows ended an episode and which rows began one.
 
-    ``by_row``: options belong to one row, as Sync- and AsyncVectorEnv pass one dict to every environment that they
-    reset; others get one dict for all rows, see `merge`. ``late``: rows that ended do not act in the next step, but
-    restart in it (`AutoresetMode.NEXT_STEP`).
+    Args:
+        vector: the environment.
+        frames: codec of the frames of one environment.
+        by_row: each row has its own reset options, because Sync- and AsyncVectorEnv pass a dict of options to each
+            environment that they reset. Other vector environments get one dict for all rows, see `merge`.
+        late: a row whose episode ended ignores its next action and restarts in that step (`AutoresetMode.NEXT_STEP`).
     """
 
-    seeded_at_reset = True  # whether `reset` takes a seed
+    seeded_at_reset = True  # False if `reset` ignores the seed
 
     def __init__(self, vector: Vector, frames: SpaceCodec, *, by_row: bool = False, late: bool = False) -> None:
         self.vector = vector
@@ -58,30 +50,37 @@ class Restarter:
             )
         return self._reset(seed=seed, options=merge(options))
 
-    def step(self, action: Element, out: Arrays) -> VectorStep:
-        """Take one step, and write the true next observations [B, ...] of the rows that took it to ``out``."""
-        result, info = self._step(action, out)
-        ended = np.logical_or(result.terminated, result.truncated)
-        restarted, self._pending = self._pending if self.late else ended, ended
-        if restarted.any():
-            result.restarted, result.first = restarted, self._first(restarted, out, info)
-        return result
+    def step(self, action: Element, out: ObservationBuffer) -> tuple[Mask, Arrays] | None:
+        """Take one step, and write frames, rewards and ends to ``out``.
 
-    def _first(self, rows: Mask, out: Arrays, info: dict[str, Any]) -> Arrays:
-        """Return the first observations of ``rows``, and leave the final ones in ``out``."""
-        return [array.copy() for array in out]
+        Args:
+            action: one batched action, as the vector environment takes it.
+            out: buffer for the true next observations, before any restart.
 
-    def _step(self, action: Element, out: Arrays) -> tuple[VectorStep, dict[str, Any]]:
+        Returns:
+            ``(restarted, first)``: the mask [B] bool of the rows whose next action is the first of a new episode, and
+            the first frames of these episodes, [B, ...] for each leaf, valid in these rows. None if no row restarted.
+        """
         answer = self.vector.step(action)
         if not isinstance(answer, tuple) or len(answer) != 5:
             raise old_api(f"GymVectorEnv.step: {type(self.vector.unwrapped).__name__}", answer, STEP_RETURNS)
         observation, reward, terminated, truncated, info = answer
-        self.frames.batched(observation, self.n, out)
+        self.frames.batched(observation, self.n, out.frames)
         if np.shape(reward) != (self.n,):
             raise ShapeMismatchError(
                 f"GymVectorEnv.step: 'reward' is {reward!r}, expected numbers of shape ({self.n},)."
             )
-        return VectorStep(reward, self._mask("terminated", terminated), self._mask("truncated", truncated)), info
+        write_rewards(out, reward)
+        out.flags[0][:] = self._mask("terminated", terminated)
+        out.flags[1][:] = self._mask("truncated", truncated)
+        ended = np.logical_or(*out.flags[:2])
+        out.flags[2][:] = ended
+        restarted, self._pending = self._pending if self.late else ended, ended
+        return (restarted, self._first(restarted, out.frames, info)) if restarted.any() else None
+
+    def _first(self, rows: Mask, out: Arrays, info: dict[str, Any]) -> Arrays:
+        """Return the first frames of ``rows``, and leave the final frames in ``out``."""
+        return [array.copy() for array in out]
 
     def _reset(self, **arguments: Any) -> Arrays:  # noqa: ANN401 - seed and options
         answer: Any = self.vector.reset(**arguments)
@@ -99,9 +98,10 @@ class Restarter:
 
 
 class MaskedReset(Restarter):
-    """Restarts of ended rows at once through ``reset(options={"reset_mask": mask})``: exact, and no step is lost.
+    """A `Restarter` that restarts ended rows immediately with ``reset(options={"reset_mask": mask})``.
 
-    Where options belong to one row, rows with different options are reset one group at a time.
+    No final observation and no step is lost. If each row has its own options, rows with equal options are reset
+    together, one group after the other.
     """
 
     _begun = False
@@ -113,7 +113,7 @@ class MaskedReset(Restarter):
         if len(groups) == 1:
             frames = self._reset(seed=seed, options=groups[0][1] or None)
         elif isinstance(base := self.vector.unwrapped, SyncVectorEnv):
-            envs = base.envs  # reset as a whole: it cannot leave out rows that were never reset
+            envs = base.envs  # its first reset must include every row
             base.envs = [_OwnOptions(env, row) for env, row in zip(envs, options or [], strict=True)]
             try:
                 frames = self._reset(seed=seed)
@@ -121,7 +121,7 @@ class MaskedReset(Restarter):
                 base.envs = envs
         else:
             if not self._begun and not getattr(self.vector.unwrapped, "shared_memory", True):
-                self._reset(seed=seed)  # before it, processes that are left out have no observation to send
+                self._reset(seed=seed)  # a process that was never reset has no observation to send
             for mask, group in groups:
                 frames = self._reset(seed=seed, options={**group, "reset_mask": mask})
         self._begun = True
@@ -133,7 +133,7 @@ class MaskedReset(Restarter):
         return frames
 
     def _groups(self, mask: Mask) -> list[tuple[Mask, dict[str, Any]]]:
-        """Group the rows that are reset with the same options, with these."""
+        """Group the rows of a mask by their options: a mask and the options for each group."""
         if self.options is None or not self.by_row:
             return [(mask.copy(), merge(self.options) or {})]
         groups: list[tuple[Mask, dict[str, Any]]] = []
@@ -148,7 +148,7 @@ class MaskedReset(Restarter):
 
 
 class _OwnOptions(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """An environment that resets with its own options, not with those that it is given."""
+    """An environment that resets with its own options and ignores those passed to `reset`."""
 
     def __init__(self, env: gymnasium.Env[Any, Any], options: dict[str, Any]) -> None:
         super().__init__(env)
@@ -159,7 +159,7 @@ class _OwnOptions(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 class EnvPoolReset(MaskedReset):
-    """`MaskedReset` of EnvPool, whose partial reset takes row numbers and answers with these rows only."""
+    """A `MaskedReset` for EnvPool, whose partial reset takes row numbers and returns only these rows."""
 
     seeded_at_reset = False
 
@@ -183,10 +183,10 @@ class EnvPoolReset(MaskedReset):
 
 
 class SameStep(Restarter):
-    """Final observations of a vector environment that has restarted already (`AutoresetMode.SAME_STEP`)."""
+    """A `Restarter` for vector environments that restart within the step (`AutoresetMode.SAME_STEP`)."""
 
     def _first(self, rows: Mask, out: Arrays, info: dict[str, Any]) -> Arrays:
-        """Exchange the observations."""
+        """Move the first frames out of ``out``, and the final ones from the info into it."""
         final = info.get("final_obs")
         if final is None:
             raise ShapeMismatchError(
@@ -210,9 +210,10 @@ def same(first: dict[str, Any], second: dict[str, Any]) -> bool:
 
 
 def merge(options: Options | None) -> dict[str, Any] | None:
-    """Merge the options of all environments for a vector environment that takes one dict.
+    """Merge the options of all environments into one dict for a vector environment.
 
-    A value that is the same in every environment is given once, otherwise the key gets an array with one row each.
+    A value that is equal in all environments is passed once; differing values become an array with one row for each
+    environment.
     """
     if options is None:
         return None
@@ -224,10 +225,10 @@ def merge(options: Options | None) -> dict[str, Any] | None:
 
 
 def autoreset_mode(vector: Vector, stated: AutoresetMode | str | None) -> AutoresetMode:
-    """Find the autoreset mode of a vector environment."""
+    """Return the autoreset mode that a vector environment declares, or else the one that the user stated."""
     base = vector.unwrapped
     declared = getattr(base, "autoreset_mode", None)
-    # Without its own metadata it shares gymnasium's dict, into which ale-py writes the mode of its last one.
+    # A class without its own metadata shares gymnasium's dict, and ale-py writes its latest mode into that one.
     if declared is None and base.metadata is not VectorEnv.metadata:
         declared = base.metadata.get("autoreset_mode")
     choices = ", ".join(f"AutoresetMode.{mode.name}" for mode in AutoresetMode)
@@ -249,9 +250,9 @@ def autoreset_mode(vector: Vector, stated: AutoresetMode | str | None) -> Autore
 
 
 def make_restarter(vector: Vector, frames: SpaceCodec, mode: AutoresetMode, reset_mask: bool | None) -> Restarter:
-    """Choose the exact way to restart rows of this environment that loses the fewest steps.
+    """Create the `Restarter` that keeps all final observations and loses the fewest steps.
 
-    ``reset_mask`` says whether its ``reset`` obeys ``options["reset_mask"]``; None to know it from its class.
+    ``reset_mask`` is True if ``vector.reset`` obeys ``options["reset_mask"]``; None infers that from its class.
     """
     base = vector.unwrapped
     by_row = isinstance(base, SyncVectorEnv | AsyncVectorEnv)
@@ -274,10 +275,10 @@ def make_restarter(vector: Vector, frames: SpaceCodec, mode: AutoresetMode, rese
 def _check_final_observations(
     base: SyncVectorEnv | AsyncVectorEnv, mode: AutoresetMode, reset_mask: bool | None
 ) -> None:
-    """Refuse what loses final observations in gymnasium 1.4.
+    """Raise if gymnasium 1.4 would lose final observations.
 
-    In mode SAME_STEP its final_obs is the environment's own array: the reset overwrites it where a buffer is reused.
-    Without shared memory a masked reset does not end NEXT_STEP's pending restart.
+    In mode SAME_STEP final_obs is the environment's own array, and the reset overwrites it if the environment reuses
+    one buffer. Without shared memory, a masked reset does not cancel the pending restart of mode NEXT_STEP.
     """
     unshared = isinstance(base, AsyncVectorEnv) and not base.shared_memory
     loses = unshared and mode is AutoresetMode.NEXT_STEP and reset_mask is not False

@@ -12,7 +12,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, VectorEnv
 from rlstruct.core import DictTensor
 from rlstruct.envs.autoreset import autoreset_mode as find_mode
 from rlstruct.envs.autoreset import make_restarter
-from rlstruct.envs.rows import RowsEnv, keep, options_of, restart, write_rewards
+from rlstruct.envs.rows import RowsEnv, keep, options_of, restart
 from rlstruct.errors import BadTypeError, BadValueError, tag_environment
 from rlstruct.in_place import Ended, ObservationBuffer
 from rlstruct.profiling import operation
@@ -20,35 +20,36 @@ from rlstruct.vec_env import Observed
 
 
 class GymVectorEnv(RowsEnv):
-    """A `gymnasium.vector.VectorEnv` of any autoreset mode, with the restarts of `VecEnv`.
+    """A `gymnasium.vector.VectorEnv` of any autoreset mode as a `VecEnv`.
 
-    Ended rows restart in the same step, and their true final observation is in ``reached``, for gymnasium's
-    SyncVectorEnv and AsyncVectorEnv, for EnvPool, ale-py, and any environment in mode DISABLED or SAME_STEP. Other
-    NEXT_STEP environments (gymnasium's numpy CartPole) spend one step of the row on its restart: then
-    ``still_running`` is False for that row after the end, and ``running`` is False in the step that restarts it, which
-    is no transition; ``current`` after that step is the first observation of the next episode.
+    With gymnasium's SyncVectorEnv and AsyncVectorEnv, EnvPool, ale-py, and any environment in mode DISABLED or
+    SAME_STEP, a row restarts in the step that ends its episode, and ``reached`` holds its true final observation. Other
+    NEXT_STEP environments, such as gymnasium's numpy CartPole, need one more step to restart a row. Then
+    ``still_running`` is False for that row after the end of the episode, and ``running`` is False in the step that
+    restarts it, because that step is no transition. ``current`` then holds the first observation of the next episode.
 
-    A SyncVectorEnv in mode SAME_STEP is set to DISABLED, because gymnasium 1.4 loses the final observation of an
-    environment that reuses its observation buffer; with ``reset_mask=False`` it is refused. An AsyncVectorEnv in that
-    mode is refused for the same reason, and so is one in mode NEXT_STEP without shared memory: make it in mode
-    DISABLED, then it restarts in the same step, too.
+    A SyncVectorEnv in mode SAME_STEP is switched to DISABLED, because gymnasium 1.4 loses the final observation of an
+    environment that reuses its observation buffer; with ``reset_mask=False`` it raises. An AsyncVectorEnv in mode
+    SAME_STEP raises for the same reason, and so does one in mode NEXT_STEP without shared memory. Create it in mode
+    DISABLED instead: then it restarts in the same step, too.
 
-    As with `GymEnv`, the middle of an episode cannot be saved: `state_dict` is None.
+    As with `GymEnv`, an unfinished episode cannot be saved: `state_dict` returns None.
 
     Args:
         vec: the environment; this object closes it.
         seed: passed to the first reset, which seeds row j with ``seed + j``; later resets carry on. EnvPool is seeded
             by ``envpool.make(..., seed=)`` only.
         autoreset_mode: the mode of ``vec``, for one that does not declare it in its metadata.
-        episodic: ended rows idle until `reset`, as in `GymEnv`. The environment below goes on stepping them, unseen.
-        reset_mask: whether ``vec.reset`` obeys ``options["reset_mask"]``, for vector environments of your own in mode
-            NEXT_STEP: True spares the lost step. False forbids all ways around it, in any vector environment; then a
-            Sync- or AsyncVectorEnv gives the same options to all rows, unless its mode is DISABLED.
+        episodic: rows idle after the end of their episode until `reset`, as in `GymEnv`. ``vec`` still steps them, but
+            the results are dropped.
+        reset_mask: for your own vector environments in mode NEXT_STEP: True if ``vec.reset`` obeys
+            ``options["reset_mask"]``, so that no step is lost. False relies on the autoreset of any ``vec`` that has
+            one (its mode is not DISABLED); a Sync- or AsyncVectorEnv then gives all rows the same options.
 
     Raises:
         TypeError: ``vec`` is not a vector environment, or a space cannot become a tensor.
-        ValueError: the autoreset mode is unknown, ``vec`` answers in parts (``batch_size < num_envs``), or EnvPool was
-            made with another seed, or a Sync- or AsyncVectorEnv cannot restart exactly.
+        ValueError: the autoreset mode is unknown, ``vec`` returns only some rows per step (``batch_size < num_envs``),
+            EnvPool was created with another seed, or a Sync- or AsyncVectorEnv would lose final observations.
     """
 
     def __init__(
@@ -82,17 +83,17 @@ class GymVectorEnv(RowsEnv):
         """Start a new episode in every environment; see `VecEnv.reset`.
 
         Args:
-            env_info: becomes ``reset(options=...)``, also of later restarts where these go through reset. With Sync-
-                and AsyncVectorEnv row j gets ``{key: value of row j}``, as in `GymEnv`. Other vector environments take
-                one dict for all rows: a value that is the same in all rows once, others as an array of B rows.
+            env_info: passed as ``reset(options=...)``, here and in later restarts that call ``vec.reset``. In Sync- and
+                AsyncVectorEnv, row j gets ``{key: value of row j}``, as in `GymEnv`. Other vector environments get one
+                dict for all rows: a value that is equal in all rows once, differing values as an array of B rows.
 
         Returns:
             ``(observation, running)``, [B] each.
 
         Raises:
-            ShapeMismatchError: ``env_info`` has not B rows, or ``vec`` does not return what its space declares.
+            ShapeMismatchError: ``env_info`` does not have B rows, or ``vec`` does not return what its space declares.
             DeviceMismatchError: ``env_info`` is not on the CPU.
-            ValueError: EnvPool got options, which it does not take, or rows got different ones where all get the same.
+            ValueError: EnvPool got options, which it does not take, or rows that must share their options differ.
         """
         options = options_of(env_info, self._n, "GymVectorEnv.reset")
         seed, self._seed = self._seed, None
@@ -114,38 +115,36 @@ class GymVectorEnv(RowsEnv):
         Raises:
             TypeError: the action is no DictTensor.
             ShapeMismatchError: the action lacks a key or has another shape or dtype than the action space.
-            RuntimeError: called before `reset`, or on and on after every episode has ended.
+            RuntimeError: called before `reset`, or for 1,000 steps after every episode has ended.
         """
         columns = self._columns(action, out)
         try:
             with operation("simulator"):
-                result = self._restarter.step(self._actions.batch_element(columns), out.frames)
+                restarts = self._restarter.step(self._actions.batch_element(columns), out)
         except Exception as error:
             _tag(error, self.vec)
             raise
-        write_rewards(out, result.reward)
-        terminated, truncated, done, _ = out.flags
-        terminated[:], truncated[:] = result.terminated, result.truncated
-        np.logical_or(terminated, truncated, out=done)
         ran = self._running
         running = ran.numpy()  # sync: a view of CPU memory
         if not running.all():
             keep(out, before, ~running)
+        done = out.flags[2]
         still = ~done if self.auto_reset else running & ~done
         restarted: Sequence[int] = ()
-        if self.auto_reset and result.restarted is not None and result.first is not None:
-            restarted = np.flatnonzero(result.restarted).tolist()  # sync: of CPU memory
-            restart(out, result.restarted, final)
-            for array, first in zip(out.frames, result.first, strict=True):
-                array[result.restarted] = first[result.restarted]
-            still |= result.restarted
+        if self.auto_reset and restarts is not None:
+            rows, frames = restarts
+            restarted = np.flatnonzero(rows).tolist()  # sync: of CPU memory
+            restart(out, rows, final)
+            for array, first in zip(out.frames, frames, strict=True):
+                array[rows] = first[rows]
+            still |= rows
         self._running = torch.from_numpy(still)
         if not self.auto_reset:
             self._idle.look(ran)
         return Ended(ran, self._running, restarted)
 
     def render(self) -> tuple[Any, ...] | None:
-        """Return what `vec.render` gives."""
+        """Render the vector environment."""
         return self.vec.render()
 
     def close(self) -> None:
@@ -173,9 +172,9 @@ def _check_vector(vec: object) -> None:
 
 
 def _tag(error: Exception, vec: VectorEnv[Any, Any, Any]) -> None:
-    """Note which environment raised, where gymnasium lets us know."""
+    """Record which environment raised, if gymnasium reveals it."""
     base = vec.unwrapped
-    if isinstance(base, AsyncVectorEnv):  # the pipe of a failed worker is taken out
+    if isinstance(base, AsyncVectorEnv):  # it sets the pipe of a failed worker to None
         dead = [j for j, pipe in enumerate(base.parent_pipes) if pipe is None]
         if dead:
             tag_environment(error, dead[-1])
