@@ -27,23 +27,23 @@ from rlstruct.search.tree_search import SearchConfig, TreeSearch
 class SearchAgent(RL_Agent):
     """Agent that searches from the frames of all environments at once.
 
-    It returns ``action`` [B] int64; ``action_policy`` [B, A], the target of a policy; ``action_visits`` [B, A]; and
-    ``action_value`` [B], the return that the search expects of that policy for the player to move. Its state holds, as
-    the settings ask, ``moves`` [B] int64 of each episode so far (`SearchConfig.exploring_moves`), and the last trees as
-    ``tree/…`` (`SearchConfig.reuse_tree`). An empty state begins anew. On CUDA the search of a move with a model is one
-    graph; therefore the agent is not `pure`: a graph cannot be captured within another.
+    It returns ``action`` [B] int64; ``action_policy`` [B, A], the target for training a policy; ``action_visits``
+    [B, A]; and ``action_value`` [B], the expected return of that policy for the player to move. Depending on the
+    settings, its state holds ``moves`` [B] int64, the moves of each episode so far (`SearchConfig.exploring_moves`),
+    and the last trees as ``tree/…`` (`SearchConfig.reuse_tree`). An empty state starts over. On CUDA, a search with a
+    model runs as one graph, so the agent is not `pure`: a graph cannot be captured within another.
 
     Args:
         model: maps frames [B, ...] to logits [B, A] and value [B] for the player to move, as
-            `rlstruct.agents.ConvolutionalActorCritic` does; None plays random games to their ends.
+            `rlstruct.agents.ConvolutionalActorCritic` does; None plays random games to the end.
         create_simulator: called as ``create_simulator(n_envs=1, device=…)``, such as `rlstruct.sims.ConnectFour`: a
-            `rlstruct.search.Simulator`, whose state follows from its frames.
+            `rlstruct.search.Simulator`, whose state can be derived from its frames.
         config: settings of the search.
         discount: see `rlstruct.search.GameModel`.
-        n_rollout_moves: greatest length of a random game.
+        n_rollout_moves: maximum length of a random game.
         device: where the agent lives; by default the model's.
-        stochastic: explore, by noise and by drawing actions; False takes the best action.
-        copy_model: keep a copy of the model, so that training goes on while this agent acts with the old weights.
+        stochastic: explore, with noise and sampled actions; False takes the best action.
+        copy_model: keep a copy of the model, so that training can continue while this agent acts with the old weights.
 
     Raises:
         TypeError: the simulator cannot derive its state from its frames.
@@ -53,7 +53,7 @@ class SearchAgent(RL_Agent):
         model: the agent's own network, or the shared one; or None.
         search: the `TreeSearch`.
         game: the model of the game.
-        n_inferences: number of states that the model has evaluated.
+        n_inferences: number of states evaluated by the model.
         device: of observations and actions.
     """
 
@@ -95,14 +95,14 @@ class SearchAgent(RL_Agent):
         )
         self.search = TreeSearch(self.game, settings, device=self.device)
         self.n_inferences = 0
-        # Random games end early where single steps are taken; as a graph they would all be played to the last move.
+        # A rollout stops once all random games are over; a graph would always play the maximum number of moves.
         graph = None if self.model is None else EXECUTORS["graph"](self.device)
         self._move = Runner(
             self._search, self.model, self.device, graph, failed=_warn_unrecorded, stream=stream_on(self.device)
         )
 
     def initial_state(self, agent_info: DictTensor, B: int) -> DictTensor:
-        """Return no moves, and trees of nothing but a root; see `RL_Agent.initial_state`."""
+        """Return 0 moves, and trees with a root only; see `RL_Agent.initial_state`."""
         parts = DictTensor()
         if self.search.config.exploring_moves is not None:
             parts.set("moves", torch.zeros(B, dtype=torch.int64, device=self.device))
@@ -135,7 +135,7 @@ class SearchAgent(RL_Agent):
         return self._move(seen, observation["rng"], kept)
 
     def creator(self) -> Callable[..., RL_Agent]:
-        """Return a factory of such agents with the simulator's own settings; see `RL_Agent.creator`."""
+        """Return a factory of equal agents, with the simulator's own settings; see `RL_Agent.creator`."""
         config = replace(self.search.config, compiled=False)
         return partial(SearchAgent, create_simulator=type(self._simulator), discount=self.game.discount, config=config)
 
@@ -168,11 +168,11 @@ class SearchAgent(RL_Agent):
 
 
 def _warn_unrecorded(why_not: str) -> None:
-    warn_user(f"SearchAgent: the search is not one graph, and slower: {why_not}")
+    warn_user(f"SearchAgent: the search does not run as one graph, and is slower: {why_not}")
 
 
 class NetworkAgent(RL_Agent):
-    """Agent that takes the legal action that the network of a `SearchAgent` prefers; stateless.
+    """Agent that takes the legal action with the highest logit of a `SearchAgent`'s network; stateless.
 
     It returns ``action`` [B] int64, ``action_logits`` [B, A], -inf for illegal actions, and ``value`` [B].
     """

@@ -1,4 +1,4 @@
-"""Models of games for a search: a simulator evaluated by a network, or by random play to the end."""
+"""Game models for a search: a simulator with a network or random games as its evaluation."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rlstruct.errors import BadTypeError, BadValueError
 from rlstruct.functional import random
 from rlstruct.search.tree import Tensors
 
-_MOVES_BETWEEN_LOOKS = 8  # off the CPU, asking whether all random games are over stalls the device
+_MOVES_BETWEEN_LOOKS = 8  # off the CPU, checking whether all random games are over stalls the device
 _KEY = "key"  # the random key in the state of a search, next to the simulator's fields
 
 Network = Callable[[Tensor], tuple[Tensor, Tensor]]
@@ -21,7 +21,7 @@ Network = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
 class Simulator(Protocol):
-    """A game, as a `rlstruct.sims.TensorEnv`, whose state follows from its frames.
+    """A game, such as a `rlstruct.sims.TensorEnv`, whose state can be derived from its frames.
 
     Attributes:
         stochastic: `transition` draws random numbers.
@@ -33,24 +33,23 @@ class Simulator(Protocol):
         """Take one step: ``(next state, reward [B], terminated [B])``. A state is a dataclass of tensors."""
 
     def observe(self, state: Any) -> Tensor | Tensors:  # noqa: ANN401
-        """Show states: a frame; or a dict with one frame and with ``legal`` [B, A] bool."""
+        """Show states: a frame, or a dict of one frame and ``legal`` [B, A] bool."""
 
     def state_from(self, frames: Tensor | Tensors) -> Any:  # noqa: ANN401
-        """Return the states whose frames `observe` returned."""
+        """Return the states of frames: the inverse of `observe`."""
 
 
 class GameModel:
-    """A simulator as a search sees it, evaluated by a network.
+    """Game model of a search: a simulator, evaluated by a network.
 
     Args:
         simulator: the game; its transitions are deterministic.
         network: evaluates frames.
-        discount: of the next state's value: -1 for two players in turn whose gains are each other's losses; else from 0
-            to 1.
+        discount: factor of the next state's value: -1 for two players in turn in a zero-sum game; else from 0 to 1.
 
     Raises:
-        ValueError: the simulator draws random numbers. A node keeps one next state for each action, so the search would
-            foresee chance and prefer actions that are good only if it comes out that way.
+        ValueError: the simulator draws random numbers. A node keeps one next state per action, so the search would
+            foresee chance, and prefer actions that only pay off by luck.
     """
 
     def __init__(self, simulator: Simulator, network: Network | None = None, *, discount: float = -1.0) -> None:
@@ -64,7 +63,7 @@ class GameModel:
         self._kind: type[Any] = type(None)  # the class of states, known after the first
 
     def begin(self, state: Any, key: Tensor) -> Tensors:  # noqa: ANN401 - the simulator's own class
-        """Convert simulator states [B, ...] to states of a search; ``key`` [B] int64 is for random games."""
+        """Convert simulator states [B, ...] to search states; random games draw from ``key`` [B] int64."""
         self._kind = type(state)
         return {**vars(state), _KEY: key} if self._keeps_key else dict(vars(state))
 
@@ -97,7 +96,7 @@ class RolloutModel(GameModel):
     Args:
         simulator: the game.
         n_actions: A.
-        n_moves: greatest length of a random game.
+        n_moves: maximum length of a random game.
         discount: see `GameModel`.
     """
 
@@ -113,7 +112,7 @@ class RolloutModel(GameModel):
         value, weight = torch.zeros_like(key, dtype=torch.float32), torch.ones_like(key, dtype=torch.float32)
         drawn = legal
         for i in range(self._n_moves):
-            # Games that are over go on, with a weight of 0, where there may be no legal action any more.
+            # Finished games continue with a weight of 0; they may have no legal action left.
             action = (random.uniform(random.child_key(key, i + 1), (self._n_actions,)) + drawn).argmax(-1)
             state, reward, discount = self.advance(state, action)
             value, weight = value + weight * reward, weight * discount
@@ -121,13 +120,13 @@ class RolloutModel(GameModel):
             drawn = legal if found is None else found
             if weight.is_cpu or i % _MOVES_BETWEEN_LOOKS == _MOVES_BETWEEN_LOOKS - 1:
                 with intended():
-                    if not bool(weight.any()):  # sync: on the CPU none, elsewhere once in so many moves of all games
+                    if not bool(weight.any()):  # sync: none on the CPU, elsewhere once every 8 moves
                         break
         return torch.zeros_like(legal, dtype=torch.float32), value
 
 
 def split_frames(frames: Tensor | Tensors) -> tuple[Tensor, Tensor | None]:
-    """Return the frame for a network and the mask of legal actions, None if all are, from a simulator's frames."""
+    """Split a simulator's frames into the network's frame and the mask of legal actions (None if all are legal)."""
     if isinstance(frames, Tensor):
         return frames, None
     others = [name for name in frames if name != "legal"]

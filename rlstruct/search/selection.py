@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor
 
-_EPSILON = 1e-8  # least range that values are scaled by
+_EPSILON = 1e-8  # minimum range by which values are divided
 
 
 def puct_scores(
@@ -47,7 +47,7 @@ def puct_scores(
 def uct_scores(logits: Tensor, visits: Tensor, q: Tensor, *, c_init: float) -> Tensor:
     """Score actions by upper confidence bounds: Kocsis and Szepesvári, "Bandit based Monte-Carlo planning" (ECML 2006).
 
-    An action that was not taken yet comes before all that were, -inf if it is illegal. Arguments as `puct_scores`, with
+    Actions not taken yet come before all others; illegal ones get -inf. Arguments as `puct_scores`, with
     ``q`` in [-1, 1] and ``c_init`` the width of the bounds, in units of the value.
     """
     total = visits.sum(-1, keepdim=True)
@@ -59,7 +59,7 @@ def uct_scores(logits: Tensor, visits: Tensor, q: Tensor, *, c_init: float) -> T
 def completed_values(
     logits: Tensor, visits: Tensor, q: Tensor, raw_value: Tensor, *, value_scale: float, visit_offset: float
 ) -> Tensor:
-    """Return values of all actions, on the scale of logits; actions that were not taken get the mixed value.
+    """Return the values of all actions on the scale of logits; actions not taken yet get the mixed value.
 
     Danihelka, Guez, Schrittwieser and Silver, "Policy improvement by planning with Gumbel" (ICLR 2022), equation 8 and
     appendix D; ``value_scale`` and ``visit_offset`` are the paper's c_scale and c_visit. Other arguments as

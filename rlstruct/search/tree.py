@@ -1,8 +1,8 @@
-"""Trees of B searches as tensors of fixed shape: nothing waits for the device, no shape depends on data.
+"""Trees of B searches as tensors of fixed shape: nothing waits for the device, and no shape depends on data.
 
-Node n of environment b has slot ``b * (N + 1) + n``; the root is node 0. The last slot of each environment is spare:
-writes that must have no effect go there. Each node stores the action that the next simulation takes from it and the
-slot it leads to, so that descending costs one look-up for each level; only nodes on the way back up change.
+Node n of environment b is in slot ``b * (N + 1) + n``; the root is node 0. The last slot of each environment is spare:
+it absorbs writes that must have no effect. Each node stores the action that the next simulation will take from it and
+the slot this leads to, so that a descent costs one look-up per level; only nodes on the path back up change.
 """
 
 from __future__ import annotations
@@ -26,18 +26,19 @@ Scores = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 class Model(Protocol):
-    """Contract of a game, or of a learned model of one, with a search."""
+    """Interface between a search and a game, or a learned model of one."""
 
     def advance(self, state: Tensors, action: Tensor) -> tuple[Tensors, Tensor, Tensor]:
         """Take an action in B states.
 
         Args:
             state: name to tensor.  [B, ...]
-            action: [B] int64, an illegal one only where no action is legal.
+            action: illegal only where no action is legal.  [B] int64
 
         Returns:
-            ``(next state, reward, discount)``: the reward [B] float of the player to move; the discount [B] float turns
-            values of the next state into values of this one: -1 where the other player acts next, 0 at the end.
+            ``(next state, reward, discount)``: the reward [B] float of the player to move, and the factor [B] float
+            that turns values of the next state into values of this one: -1 where the other player moves next, 0 at the
+            end of a game.
         """
 
     def evaluate(self, state: Tensors) -> tuple[Tensor, Tensor]:
@@ -80,7 +81,7 @@ class Tree:
             onward=each,
             state={name: part.new_zeros(n_slots, *part.shape[1:]) for name, part in state.items()},
         )
-        # A path that has ended leads to the spare slot, where returns do not change.
+        # Paths that have ended continue in the spare slot: reward 0 and discount 1 leave returns unchanged.
         nothing, one = torch.zeros_like(value), torch.ones_like(value)
         tree.nodes.index_copy_(0, spare, torch.stack([nothing, nothing, one], -1))
         tree.put(tree.roots(), state, logits, value, nothing, one)
@@ -93,7 +94,7 @@ class Tree:
 
     @classmethod
     def of(cls, n_nodes: int, tensors: DictTensor) -> Tree:
-        """Return the tree of these tensors."""
+        """Return a tree that shares the tensors of `tensors`."""
         edges, children, nodes, action, onward = tensors.get(_FIELDS).values()
         return cls(n_nodes, edges, children, nodes, action, onward, dict(tensors.truncate_key("state/").items()))
 
@@ -105,14 +106,14 @@ class Tree:
         return rows
 
     def keep(self, rows: DictTensor, n_kept: int) -> None:
-        """Copy the subtrees that an earlier search has grown behind the current roots, where it visited their states.
+        """Copy the subtrees of the current roots from an earlier search, where it visited the roots' states.
 
-        Of several nodes with that state the oldest one counts. The nodes that were made first are kept, in the first
-        slots, and the visits of actions that lead to others.
+        If several nodes have a root's state, the oldest one counts. The oldest nodes are kept, in the first slots;
+        visits of actions that led to dropped nodes are kept too.
 
         Args:
             rows: `rows` of the earlier tree, which is as large as this one.
-            n_kept: greatest number of nodes to keep, including the root.
+            n_kept: maximum number of nodes to keep, including the root.
         """
         children, N = rows["children"], self.n_nodes
         B = len(children)
@@ -128,7 +129,7 @@ class Tree:
             same &= (rows[f"state/{name}"] == now).flatten(2).all(2) if now.dim() > 2 else rows[f"state/{name}"] == now
         same[:, N] = False
         inside = same & (same.cumsum(1) == 1)  # the new root
-        for _ in range(N.bit_length()):  # in each round twice as many generations
+        for _ in range(N.bit_length()):  # each round doubles the number of generations
             inside = inside | inside.gather(1, parent)
             parent = parent.gather(1, parent)
         number = inside.cumsum(1) - 1
@@ -140,7 +141,7 @@ class Tree:
         self._take(kept, (place + first).view(-1))
 
     def _take(self, kept: Tensors, slots: Tensor) -> None:
-        """Copy nodes to slots, except the spare slots and the model's new evaluation of the roots."""
+        """Copy nodes to slots, but leave the spare slots and the roots' fresh evaluation unchanged."""
         mine = torch.cat([self.roots(), self.roots() + self.n_nodes])
         before = self.tensors().index(mine)
         for name, part in self.tensors().items():
@@ -171,7 +172,7 @@ class Tree:
     def grow(self, path: Tensor, model: Model, fresh: Tensor, root_scores: Scores, scores: Scores) -> None:
         """Simulate once: take the chosen action at the end of a path, evaluate the next state, and back up the return.
 
-        A path that ends at the end of a game, or at the greatest depth, is evaluated again.
+        A path that stops at the end of a game, or at the maximum depth, evaluates its last state again.
 
         Args:
             path: slots from `descend`, then spare ones.  [D, B] int64
@@ -222,7 +223,7 @@ class Tree:
         return logits, visits, q, self.nodes.index_select(0, roots)[:, 0]
 
     def descend(self, n_levels: int) -> Tensor:
-        """Follow the chosen actions from the roots over at most n levels: slots, then spare ones, [D <= n, B] int64."""
+        """Follow the chosen actions from the roots, at most n levels: slots, then spare ones.  [D <= n, B] int64."""
         slot = self.roots()
         spare = slot + self.n_nodes
         path = [slot]
@@ -236,7 +237,7 @@ class Tree:
         return torch.stack(path)
 
     def _returns(self, behind: Tensor, value: Tensor) -> Tensor:
-        """Return what followed each node of a path, from its own player's view.  [D, B].
+        """Return the return that followed each node of a path, from the view of its player.  [D, B].
 
         ``behind`` [D, B] are the nodes after each, then spare ones; ``value`` [B] is that of the last.
         """
@@ -248,7 +249,7 @@ class Tree:
         return torch.stack(returns[::-1])
 
     def _remember(self, path: Tensor, returns: Tensor) -> None:
-        """Count a return for the action taken in each node of a path.  [D, B] each."""
+        """Update visits and mean return of the action taken in each node of a path.  [D, B] each."""
         slots, A = path.view(-1), self.children.shape[1]
         edges = self.edges.index_select(0, slots)  # [D * B, 3, A]
         logits, visits, q = edges.unbind(1)

@@ -1,7 +1,7 @@
-"""B tree searches at once; each simulation is one call of the model with B states.
+"""B tree searches at once; each simulation calls the model once with B states.
 
-A search is a pure function of states, random keys and the model's weights. Its shapes are known before it begins, and
-so is its memory. On the CPU a simulation can be compiled code that writes into the trees.
+A search is a pure function of states, random keys and the model's weights. Its shapes and its memory are known before
+it begins. On the CPU, simulations can run as compiled code that writes into the trees.
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ class SearchConfig(Options):
     Attributes:
         method: ``"puct"``, as AlphaZero; ``"gumbel"``, sequential halving at the root, which learns from few
             simulations (Danihelka et al., 2022); ``"uct"``, without a prior.
-        n_simulations: of each move. The model evaluates the root once, and one state per simulation.
-        max_depth: moves that a search looks ahead; None for no limit. On a GPU every simulation takes the time of as
-            many levels.
+        n_simulations: simulations per move. The model evaluates the root once, and one state per simulation.
+        max_depth: number of moves that a search looks ahead; None for no limit. On a GPU, every simulation takes the
+            time of this many levels.
         c_init: weight of the prior (PUCT), or width of the confidence bounds (UCT).
-        c_base: visits from which the weight of the prior grows (PUCT).
+        c_base: number of visits around which the weight of the prior starts to grow (PUCT).
         dirichlet_fraction: share of noise in the root's prior (PUCT).
         dirichlet_alpha: concentration of that noise; the smaller, the fewer actions it prefers.
-        n_considered: actions that sequential halving begins with (Gumbel).
-        gumbel_scale: of the noise that draws them; 0 for the strongest play.
+        n_considered: number of actions that sequential halving starts with (Gumbel).
+        gumbel_scale: scale of the noise that selects them; 0 for the strongest play.
         value_scale: weight of values compared with logits (Gumbel).
         visit_offset: visits added to those of the most visited action in that weight (Gumbel).
-        temperature: of the draw by visits (PUCT and UCT); 0 takes the most visited action.
-        exploring_moves: `SearchAgent` lets ``temperature``, or ``gumbel_scale``, fall linearly to 0 over this many
-            moves of an episode; None keeps it constant.
+        temperature: of sampling by visits (PUCT and UCT); 0 takes the most visited action.
+        exploring_moves: number of moves of an episode over which `SearchAgent` lowers ``temperature``, or
+            ``gumbel_scale``, linearly to 0; None keeps it constant.
         reuse_tree: keep the subtree of the current state from the search of an earlier move (PUCT and UCT), up to
-            n_simulations nodes; it takes twice the memory, and as much again from one move to the next.
+            n_simulations nodes. Trees are twice as large, and a copy of them is kept between moves.
         compiled: compile the simulations with TorchInductor, on the CPU. The first search then takes a minute longer.
     """
 
@@ -119,8 +119,8 @@ class TreeSearch:
         plans = [selection.considered_visits(max(1, k), n) for k in range(config.n_considered + 1)]
         self._plans = torch.tensor(plans, dtype=torch.int64, device=self.device)  # [n_considered + 1, n]
         self._compiled = self._compiled_growth() if config.compiled and self.device.type == "cpu" else None
-        self.n_kept = n if config.reuse_tree else 1  # most nodes of an earlier tree, including the root
-        self._n_bytes = 0  # of the largest trees known to fit
+        self.n_kept = n if config.reuse_tree else 1  # maximum nodes from an earlier tree, including the root
+        self._n_bytes = 0  # size of the largest trees known to fit
 
     def __call__(
         self,
@@ -132,7 +132,7 @@ class TreeSearch:
         """Search from B states.
 
         Args:
-            state: of the roots.  [B, ...] on the device
+            state: states of the roots.  [B, ...] on the device
             key: for the noise and the action, see `rlstruct.functional.random`.  [B] int64
             explore: factor of ``temperature``, or of ``gumbel_scale``; None for 1.  [B] float
             earlier: `Tree.rows` of an earlier search, for ``reuse_tree``; None for none.
@@ -205,7 +205,7 @@ class TreeSearch:
         rows = next(iter(state.values())).shape[0]
         state_bytes = sum(part.numel() * part.element_size() for part in state.values()) // rows
         slot = (3 * n_actions + 3) * float_bytes + (n_actions + 2) * 8 + state_bytes
-        trees = 3 if self.config.reuse_tree else 1  # the earlier one, and what is handed on
+        trees = 3 if self.config.reuse_tree else 1  # with the earlier one, and the one for the next move
         return trees * rows * (self.config.n_simulations + self.n_kept + 1) * slot
 
     def plant(self, state: Mapping[str, Tensor], logits: Tensor, value: Tensor) -> Tree:
@@ -213,15 +213,15 @@ class TreeSearch:
         return Tree.plant(state, logits, value, self.n_kept + self.config.n_simulations)
 
     def _grow(self, tree: Tree, path: Tensor, fresh: Tensor, noise: Tensor, considered: Tensor) -> None:
-        """Simulate once, in place; ``path`` [D, B] are the slots on the way down."""
+        """Simulate once, in place, along the slots ``path`` [D, B]."""
         tree.grow(path, self.model, fresh, self._root_scores(noise, considered), self._scores())
 
     def _compiled_growth(self) -> Runner[Tensor]:
-        """Return the runner of `_grow` as compiled code, one piece for paths of up to 4, 8, 16, … levels each."""
+        """Return a runner of compiled `_grow`, compiled once for paths of up to 4, 8, 16, … levels each."""
 
         def grow(n_nodes: int, slots: DictTensor, path: Tensor, fresh: Tensor, *given: Tensor) -> Tensor:
             self._grow(Tree.of(n_nodes, slots), path, fresh, *given)
-            return fresh + 0  # code must return something
+            return fresh + 0  # compiled code must return a tensor
 
         make = None if EXECUTORS["compiled"](self.device) is None else partial(Compiled, writes=True)
         warn = partial(warn_uncompiled, "TreeSearch: a simulation", switch="SearchConfig(compiled=True)")

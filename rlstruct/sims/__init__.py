@@ -1,4 +1,4 @@
-"""Simulators whose whole state is tensors, on any torch device, and the base to write your own."""
+"""Simulators whose whole state is tensors, on any torch device, and the base class for your own."""
 
 from collections.abc import Callable
 from functools import partial

@@ -1,11 +1,11 @@
 """Shared parts of the five MinAtar games: sticky actions, action sets, painting of frames.
 
 Young and Tian, "MinAtar: an Atari-inspired testbed for thorough and reproducible reinforcement learning experiments",
-2019. The games equal version 1.0.15 of the package `minatar` with one exception: the action that may stick to the first
-step of an episode is "nothing", not the last action of the previous episode.
+2019. The games equal version 1.0.15 of the package `minatar`, except that the first step of an episode may repeat the
+action "nothing", not the last action of the previous episode.
 
-Frames are [10, 10, channels] bool: row from above, column, channel. Actions count through nothing, left, up, right,
-down, fire; with the minimal set, through those that do something in the game.
+Frames are [10, 10, channels] bool: row from the top, column, channel. The six actions are nothing, left, up, right,
+down and fire, in this order; the minimal set keeps those that have an effect in the game.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class MinAtarGame(TensorEnv[State]):
     Attributes:
         state: dataclass whose fields are declared by `start`, one of them ``last_action``.
         channels: names of the channels of a frame.
-        useful_actions: the actions that do something.
+        useful_actions: the actions that have an effect.
 
     Args:
         n_envs: B.
@@ -77,7 +77,7 @@ class MinAtarGame(TensorEnv[State]):
         self._cells = torch.arange(CELLS, dtype=torch.int64, device=self.device)
 
     def initial(self, key: Tensor) -> State:
-        """Begin every game with the values that the fields of the state declare."""
+        """Start every game with the values that the state's fields declare."""
         begun = {
             f.name: torch.full(
                 (*key.shape, *f.metadata["shape"]),
@@ -91,18 +91,18 @@ class MinAtarGame(TensorEnv[State]):
         return state
 
     def transition(self, state: State, action: Tensor, key: Tensor) -> tuple[State, Tensor, Tensor]:
-        """Take the action, or repeat the last one."""
+        """Play the chosen action or, with the sticky probability, the last one."""
         chosen = self._table.index_select(0, action)
         sticks = uniform(key, (), STICKY_STREAM) < self.sticky_probability
         last: Any = state
         return self.play(state, torch.where(sticks, last.last_action, chosen), key)
 
     def play(self, state: State, action: Tensor, key: Tensor) -> tuple[State, Tensor, Tensor]:
-        """Take one step of the game; as `TensorEnv.transition`, with an action of all six, [B] int64."""
+        """Take one step of the game. As `TensorEnv.transition`, but ``action`` [B] int64 is one of all six."""
         raise MissingMethodError(f"{type(self).__name__}.play")
 
     def frame(self, *channels: Tensor) -> Tensor:
-        """Stack channels, each [B, 10, 10] or [B, 100] bool, to frames, [B, 10, 10, channels]."""
+        """Stack channels, each [B, 10, 10] or [B, 100] bool, into frames [B, 10, 10, channels]."""
         flat = [channel.flatten(1) for channel in channels]
         return torch.stack(flat, dim=2).view(-1, SIZE, SIZE, len(channels))
 
@@ -112,7 +112,7 @@ class MinAtarGame(TensorEnv[State]):
 
 
 def paint(row: Tensor, column: Tensor, on: Tensor) -> Tensor:
-    """Paint the cells of those of N things [B, N] that are ``on`` the board, [B, 100] bool."""
+    """Paint the cells of those of N things [B, N] that are ``on`` and inside the board.  [B, 100] bool."""
     shown = on & (column >= 0) & (column < SIZE)
     cell = torch.where(shown, row * SIZE + column, CELLS)  # the last cell is cut off below
     board = torch.zeros(row.shape[0], CELLS + 1, dtype=torch.bool, device=row.device)
@@ -120,19 +120,24 @@ def paint(row: Tensor, column: Tensor, on: Tensor) -> Tensor:
 
 
 def sign(facing_right: Tensor) -> Tensor:
-    """Turn a direction into +1 (right) or -1, int64."""
+    """Return +1 where a thing faces right, else -1, int64."""
     return facing_right.to(torch.int64) * 2 - 1
+
+
+def direction(action: Tensor, back: int, ahead: int) -> Tensor:
+    """Return -1 for the action ``back``, +1 for ``ahead``, 0 for all others, int64."""
+    return (action == ahead).to(torch.int64) - (action == back).to(torch.int64)
 
 
 def walk(column: Tensor, action: Tensor) -> Tensor:
     """Move a player left or right, inside the board."""
-    return (column + (action == RIGHT).to(torch.int64) - (action == LEFT).to(torch.int64)).clamp(0, SIZE - 1)
+    return (column + direction(action, LEFT, RIGHT)).clamp(0, SIZE - 1)
 
 
 def harder(state: Any, when: Tensor, move_speed: int) -> dict[str, Tensor]:  # noqa: ANN401 - of two games
-    """Return the fields that change where (``when`` [B]) games get harder: things appear, and sometimes move, faster.
+    """Return the changed fields of games that get harder (``when`` [B]): things appear, and sometimes move, faster.
 
-    ``move_speed`` is the lowest one.
+    ``move_speed`` is the shortest interval between moves.
     """
     moves = when & (state.move_speed > move_speed) & (state.ramp_index % 2 == 1)
     return {

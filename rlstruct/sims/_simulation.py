@@ -1,6 +1,6 @@
 """One step of a TensorEnv as pure functions of dicts of tensors: restarts, time limits, random keys.
 
-A simulation is one dict of tensors [B, ...], the carry. Its names are the same from the first reset on:
+A simulation is one dict of tensors [B, ...], the carry. Its keys stay the same after the first reset:
 
 ======================== ===================================================================================
 ``state/<field>``        the simulator's state
@@ -30,10 +30,10 @@ from rlstruct.sims._state import Tensors, fields_of
 from rlstruct.spaces import Limits
 
 Answer = tuple[Tensors, Tensors, Tensors, Tensors]
-"""Changes of the carry; `reached`; `current` (empty if episodic: it equals `reached`); the masks ``ran`` and
-``running`` (episodic only). Masks that are False everywhere are left out."""
+"""Changes to the carry; `reached`; `current` (empty if episodic, where it equals `reached`); the masks ``ran`` and
+``running`` (episodic only). Masks that are False everywhere are omitted."""
 
-_MOST_ROWS = 1 << 16  # start states drawn at once: more do not stay in a cache
+_MOST_ROWS = 1 << 16  # start states drawn at once: more do not fit into a cache
 
 
 class Simulation:
@@ -42,7 +42,7 @@ class Simulation:
     def __init__(self, simulator: Any, device: torch.device) -> None:  # noqa: ANN401 - a TensorEnv, which uses this
         self._simulator = simulator
         self._plain_action = not isinstance(simulator.action_space, spaces.Dict | spaces.Tuple)
-        # The key of a `transition` that declares to draw nothing: empty, so that drawing from it fails.
+        # Key for simulators that declare no randomness: empty, so that drawing from it fails.
         self._no_key = torch.zeros(0, dtype=torch.int64, device=device)
         self._limits = Limits(simulator.action_space, "action", device)
         self._kind: type[Any] = type(None)  # the class of states, known after the first
@@ -54,18 +54,18 @@ class Simulation:
         return fields_of(f"{type(self._simulator).__name__}.initial", state)
 
     def begin(self, carry: Tensors, episode: Tensor) -> Tensors:
-        """Draw the start states of these episodes [B], with their keys and numbers, by names in the carry."""
+        """Draw the start states of episodes [B], and return them with their keys and numbers, as in the carry."""
         key = child_key(carry["env_key"], episode)
         begun = {f"state/{name}": value for name, value in self.initial(key).items()}
         begun |= {"state_key": key} if self._simulator.stochastic else {}
         return {**begun, "episode": episode}
 
     def step(self, carry: Tensors, action: Tensors, starts: StartStates | None = None) -> Answer:
-        """Take one step in every environment that runs; without ``starts`` draw start states in this step."""
+        """Take one step in every running environment; without ``starts``, draw start states in this step."""
         clamped = self._limits.clamp(action)
         if not self._simulator.auto_reset:
             return self._step(carry, clamped)
-        # Copied where clamping does not: the agent may overwrite its action.
+        # Clone actions that clamping returned unchanged: the agent may overwrite its memory.
         own = {key: value.clone() if value is action[key] else value for key, value in clamped.items()}
         return self._step_and_restart(carry, own, starts)
 
@@ -73,7 +73,7 @@ class Simulation:
     def check_transition(self, carry: Tensors, action: Tensors) -> None:
         """Raise unless `transition` keeps the shapes, dtypes and device of states, and returns one number per row.
 
-        Restarts mix its results with other rows, and would repeat or round them. Nor may it write to its arguments.
+        Restarts mix its results with other rows, which would broadcast or cast them. It may not write to its arguments.
         """
         fields, episode = part_of(carry, "state/"), carry["episode"]
         action = self._limits.clamp(action)
@@ -95,7 +95,7 @@ class Simulation:
     def frames(self, fields: Tensors, *, kept: bool = True) -> Tensors:
         """Show states as ``frame`` or ``frame/<key>``.
 
-        If the states are ``kept`` in the carry, frames that are fields are copied, so that no caller writes into them.
+        If the carry keeps the states (``kept``), clone frames that are fields, so that no caller writes into them.
         """
         seen = self._simulator.observe(self.state(fields))
         frames = {"frame": seen} if isinstance(seen, Tensor) else {f"frame/{key}": v for key, v in seen.items()}
@@ -107,7 +107,7 @@ class Simulation:
         return DictTensor.unchecked(fields) if issubclass(self._kind, DictTensor) else self._kind(**fields)
 
     def _step_and_restart(self, carry: Tensors, action: Tensors, starts: StartStates | None) -> Answer:
-        """Step environments that know their next start state and take it when their episode ends."""
+        """Step environments, and restart those whose episode ends."""
         moved, reward, terminated = self.transition(carry, action)
         now = {f"state/{name}": value for name, value in moved.items()}
         if self._simulator.stochastic:
@@ -130,11 +130,11 @@ class Simulation:
         return after, reached, current, {}
 
     def restart(self, carry: Tensors, done: Tensor, now: Tensors) -> Tensors:
-        """Replace ended episodes (``done`` [B]) by the start of the next: drawn fields, 0 for all others."""
+        """Replace ended episodes (``done`` [B]) with the next start: drawn values where there are any, else 0."""
         return _restarted(done, now, self.begin(carry, carry["episode"] + 1))
 
     def _step(self, carry: Tensors, action: Tensors) -> Answer:
-        """Step episodic environments; ended ones idle and show their end, with reward 0."""
+        """Step episodic environments; ended ones idle, and keep showing their last frame with reward 0."""
         ran = carry["running"]
         moved, reward, terminated = self.transition(carry, action)
         fields = {name: _choose(ran, value, carry[f"state/{name}"]) for name, value in moved.items()}
@@ -150,7 +150,7 @@ class Simulation:
         return changed, reached, {}, {"ran": ran, "running": running}
 
     def transition(self, carry: Tensors, action: Tensors) -> tuple[Tensors, Tensor, Tensor]:
-        """Return the fields of the next states, the rewards and the ends that the simulator answers to an action."""
+        """Call the simulator's `transition`; return the fields of the next states, the rewards, and ``terminated``."""
         simulator = self._simulator
         key = child_key(carry["state_key"], carry["elapsed"]) if simulator.stochastic else self._no_key
         sent = action["action"] if self._plain_action else part_of(action, "action/")
@@ -166,22 +166,22 @@ class Simulation:
 
 
 class StartStates:
-    """Start states of the next episodes, drawn for several steps at once: drawing eagerly costs more than a step.
+    """Start states of the next episodes, drawn ahead for several steps: an eager draw costs more than a step.
 
-    A step ends at most one episode of an environment, so the next n episodes are enough for n steps.
+    A step ends at most one episode per environment, so the next n episodes suffice for n steps.
     """
 
     def __init__(self, simulation: Simulation, most: int) -> None:
-        self.most = most  # steps to draw for; 1 for large states, which the CPU draws only where an episode ended
-        self.episode: Tensor | None = None  # with which the next step begins; another one: the state was replaced
+        self.most = most  # steps to draw ahead; 1 for large states, which the CPU draws only when an episode ends
+        self.episode: Tensor | None = None  # expected at the next step; a different tensor means a replaced state
         self._simulation = simulation
         self._left = 0
         self._drawn: Tensors  # of the next n episodes.  [n * B, ...]
-        self._row: Tensor  # of the start of each environment's next episode.  [B]
-        self._packs: list[tuple[list[str], Tensor]]  # names of numbers of one dtype, and their starts.  [F, n * B]
+        self._row: Tensor  # row of each environment's next start state.  [B]
+        self._packs: list[tuple[list[str], Tensor]]  # names of [B] tensors of one dtype, and their starts [F, n * B]
 
     def restart(self, carry: Tensors, done: Tensor, now: Tensors) -> Tensors:
-        """Restart as `Simulation.restart` does, with all numbers [B] of one dtype at once."""
+        """Do what `Simulation.restart` does, with one operation for all [B] tensors of one dtype."""
         episode = carry["episode"]
         if self._left == 0 or episode is not self.episode:
             self._draw(carry, now)
@@ -200,13 +200,13 @@ class StartStates:
     def _draw(self, carry: Tensors, now: Tensors) -> None:
         episode = carry["episode"]
         B, device = len(episode), episode.device
-        more = 1 if episode.is_cpu else 2  # launches cost most elsewhere
+        more = 1 if episode.is_cpu else 2  # on a GPU, launches dominate
         self._left = n = max(1, min(more * self.most, more * _MOST_ROWS // B)) if self.most > 1 else 1
         ahead = torch.arange(1, n + 1, device=device).unsqueeze(1) + episode  # [n, B]
         keys = carry["env_key"].expand(n, B).flatten()
         rows = torch.arange((n + 1) * B, device=device)
         self._drawn = self._simulation.begin({**carry, "env_key": keys}, ahead.flatten())
-        self._row, self._drawn["row"] = rows[:B], rows[B:]  # the next episode's start is B behind the last one's
+        self._row, self._drawn["row"] = rows[:B], rows[B:]  # successive starts of an environment are B rows apart
         numbers: dict[torch.dtype, list[str]] = {}
         for name, value in {**now, "row": self._row}.items():
             if value.dim() == 1:

@@ -36,7 +36,7 @@ def layout_of_rows(space: Mapping[str, Leaf]) -> Layout:
 
 
 def columns(*values: Tensor) -> Tensor:
-    """Put D values [B] next to each other, [B, D]; on the CPU each is contiguous, which is much faster to stack.
+    """Stack D tensors [B] as columns [B, D]; on the CPU as a transposed view, which is much faster to make.
 
     >>> columns(torch.tensor([1, 2]), torch.tensor([3, 4]))
     tensor([[1, 3],
@@ -46,7 +46,7 @@ def columns(*values: Tensor) -> Tensor:
 
 
 def ahead(state: Sequence[Tensor], slopes: Sequence[Tensor], time: float) -> tuple[Tensor, ...]:
-    """Follow slopes for some time, all tensors in one operation: state + time * slope.
+    """Take an Euler step, state + time * slope, for all tensors in one operation.
 
     >>> ahead([torch.tensor([1.0])], [torch.tensor([2.0])], 0.5)
     (tensor([2.]),)

@@ -12,7 +12,21 @@ import torch
 from torch import Tensor
 
 from rlstruct.functional.random import uniform
-from rlstruct.sims._minatar import DOWN, LEFT, NOTHING, RIGHT, SIZE, UP, MinAtarGame, harder, paint, sign, start, walk
+from rlstruct.sims._minatar import (
+    DOWN,
+    LEFT,
+    NOTHING,
+    RIGHT,
+    SIZE,
+    UP,
+    MinAtarGame,
+    direction,
+    harder,
+    paint,
+    sign,
+    start,
+    walk,
+)
 
 ROWS = 8
 RAMP_INTERVAL, SPAWN_SPEED, MOVE_INTERVAL = 100, 10, 5
@@ -20,13 +34,13 @@ RAMP_INTERVAL, SPAWN_SPEED, MOVE_INTERVAL = 100, 10, 5
 
 @dataclass(frozen=True)
 class AsterixState:
-    """Positions of the player and the things; thing i is in row i + 1."""
+    """Positions of the player and of the things: thing i is in row i + 1."""
 
     player_x: Tensor = start(5)
     player_y: Tensor = start(5)
-    there: Tensor = start(False, ROWS)  # which things there are
+    there: Tensor = start(False, ROWS)  # which things exist
     x: Tensor = start(0, ROWS)  # their columns
-    to_right: Tensor = start(False, ROWS)  # where they go
+    to_right: Tensor = start(False, ROWS)  # their directions
     gold: Tensor = start(False, ROWS)  # treasure, or an enemy
     spawn_speed: Tensor = start(SPAWN_SPEED)  # steps between two new things
     spawn_timer: Tensor = start(SPAWN_SPEED)  # steps until the next
@@ -45,14 +59,13 @@ class Asterix(MinAtarGame[AsterixState]):
     useful_actions = (NOTHING, LEFT, UP, RIGHT, DOWN)
 
     def play(self, state: AsterixState, action: Tensor, key: Tensor) -> tuple[AsterixState, Tensor, Tensor]:
-        """Let a thing appear, move the player, then the things, then count the timers down."""
+        """Spawn a thing, move the player, then the things, then count down the timers."""
         spawns = state.spawn_timer == 0
         there, x, to_right, gold = self._spawn(state, spawns, uniform(key, (3,), stream=0))
         spawn_timer = torch.where(spawns, state.spawn_speed, state.spawn_timer)
 
         player_x = walk(state.player_x, action)
-        player_y = state.player_y + (action == DOWN).to(torch.int64) - (action == UP).to(torch.int64)
-        player_y = player_y.clamp(1, ROWS)
+        player_y = (state.player_y + direction(action, UP, DOWN)).clamp(1, ROWS)
         here = (self._cells[1 : ROWS + 1] == player_y.unsqueeze(1)) & there  # the thing in the player's row  [B, 8]
 
         met = here & (x == player_x.unsqueeze(1))
@@ -98,7 +111,7 @@ class Asterix(MinAtarGame[AsterixState]):
         )
 
     def _ramp(self, state: AsterixState) -> AsterixState:
-        """Make it harder now and then."""
+        """Make games harder each time the ramp timer runs out."""
         ramps = ((state.spawn_speed > 1) | (state.move_speed > 1)) & self.ramping
         counts = ramps & (state.ramp_timer >= 0)
         now = ramps & ~counts
@@ -106,7 +119,7 @@ class Asterix(MinAtarGame[AsterixState]):
         return replace(state, ramp_timer=timer, **harder(state, now, 1))
 
     def observe(self, state: AsterixState) -> Tensor:
-        """Paint player, enemies, where things were, treasure."""
+        """Paint the player, the enemies, the trails of all things, and the treasure."""
         row = self._cells[1 : ROWS + 1].expand_as(state.x)
         trail = paint(row, state.x - sign(state.to_right), state.there)
         enemy, gold = (paint(row, state.x, state.there & kind) for kind in (~state.gold, state.gold))

@@ -1,7 +1,7 @@
 """MinAtar's Breakout on any device; see `rlstruct.sims._minatar`.
 
-The player moves a paddle along the bottom and bounces a ball that breaks three rows of bricks, one point each. Cleared,
-they come back. The ball moves along diagonals; it is lost, and the game with it, below the paddle.
+The player moves a paddle along the bottom and bounces a ball that breaks three rows of bricks, one point each. Bricks
+come back once all are cleared. The ball moves diagonally; the game ends when it falls below the paddle.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rlstruct.functional.random import randint
-from rlstruct.sims._minatar import LEFT, NOTHING, RIGHT, SIZE, MinAtarGame, start, walk
+from rlstruct.sims._minatar import LEFT, NOTHING, RIGHT, SIZE, MinAtarGame, sign, start, walk
 
 ALL_BRICKS = (1 << 30) - 1
 
@@ -26,7 +26,7 @@ class BreakoutState:
     ball_dir: Tensor = start(2)  # 0 up left, 1 up right, 2 down right, 3 down left
     pos: Tensor = start(4)  # column of the paddle
     bricks: Tensor = start(ALL_BRICKS)  # bit 10 r + c is the brick in row r + 1, column c
-    strike: Tensor = start(False)  # whether the ball has just broken a brick, and passes through the next
+    strike: Tensor = start(False)  # the ball was at a brick in the last step, and passes through the next
     last_x: Tensor = start(0)  # where the ball was one step ago
     last_y: Tensor = start(3)
     last_action: Tensor = start(0)  # of all six
@@ -45,12 +45,11 @@ class Breakout(MinAtarGame[BreakoutState]):
         return replace(super().initial(key), ball_x=right * 9, last_x=right * 9, ball_dir=2 + right)
 
     def play(self, state: BreakoutState, action: Tensor, key: Tensor) -> tuple[BreakoutState, Tensor, Tensor]:
-        """Move the paddle, then the ball; see the file of the package for the order of events."""
+        """Move the paddle, then the ball, in the order of events of the package."""
         pos = walk(state.pos, action)
         x, y, heading = state.ball_x, state.ball_y, state.ball_dir
         to_right = (heading == 1) | (heading == 2)
-        new_x = x + to_right.to(torch.int64) * 2 - 1
-        new_y = y + (heading >= 2).to(torch.int64) * 2 - 1
+        new_x, new_y = x + sign(to_right), y + sign(heading >= 2)
         # Directions as bits: ^ 1 mirrors left and right, ^ 3 up and down, ^ 2 turns back.
         at_wall = (new_x < 0) | (new_x >= SIZE)
         new_x = new_x.clamp(0, SIZE - 1)
@@ -72,7 +71,7 @@ class Breakout(MinAtarGame[BreakoutState]):
         return moved, breaks.to(torch.float32), lost
 
     def observe(self, state: BreakoutState) -> Tensor:
-        """Paint paddle, ball, the ball's last place, bricks."""
+        """Paint the paddle, the ball, its last position, and the bricks."""
         wall = ((state.bricks.unsqueeze(1) >> (self._cells - SIZE).clamp(0, 31)) & 1) == 1  # bits 30 and 31 are 0
         wall = wall & (self._cells >= SIZE)
         paddle = self.dot(torch.full_like(state.pos, SIZE - 1), state.pos)

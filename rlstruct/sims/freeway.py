@@ -1,7 +1,7 @@
 """MinAtar's Freeway on any device; see `rlstruct.sims._minatar`.
 
-A chicken crosses eight lanes, one step up or down in three; a point on the other side. A car sends it back. Cars move
-once in one to five steps; their speeds are drawn again after each crossing. The game takes 2,500 steps.
+A chicken crosses eight lanes and may move in every third step; each crossing scores a point. A car sends it back. Cars
+move every one to five steps; their speeds are drawn again after each crossing. The game takes 2,500 steps.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rlstruct.functional.random import randint, uniform
-from rlstruct.sims._minatar import DOWN, NOTHING, SIZE, UP, MinAtarGame, paint, start
+from rlstruct.sims._minatar import DOWN, NOTHING, SIZE, UP, MinAtarGame, direction, paint, start
 
 LANES, CHICKEN_X = 8, 4
 PLAYER_SPEED, TIME_LIMIT = 3, 2500
@@ -44,8 +44,8 @@ class Freeway(MinAtarGame[FreewayState]):
         return replace(super().initial(key), speed=speed, timer=speed.abs())
 
     def play(self, state: FreewayState, action: Tensor, key: Tensor) -> tuple[FreewayState, Tensor, Tensor]:
-        """Move the chicken, then the cars, then count the timers down."""
-        step = (action == DOWN).to(torch.int64) - (action == UP).to(torch.int64)
+        """Move the chicken, then the cars, then count down the timers."""
+        step = direction(action, UP, DOWN)
         walks = (step != 0) & (state.move_timer == 0)
         pos = (state.pos + torch.where(walks, step, 0)).clamp(0, SIZE - 1)
         move_timer = torch.where(walks, PLAYER_SPEED, state.move_timer)
@@ -69,7 +69,7 @@ class Freeway(MinAtarGame[FreewayState]):
         return moved, crossed.to(torch.float32), left < 0
 
     def observe(self, state: FreewayState) -> Tensor:
-        """Paint chicken and cars, and where they came from in the channel of their speed."""
+        """Paint the chicken, the cars, and each car's trail in the channel of its speed."""
         row = self._cells[1 : LANES + 1].expand_as(state.x)
         every = torch.ones_like(state.x, dtype=torch.bool)
         behind, pace = (state.x - state.speed.sign()) % SIZE, state.speed.abs()

@@ -1,11 +1,11 @@
 """MinAtar's Seaquest on any device; see `rlstruct.sims._minatar`.
 
-A submarine shoots fish and enemy submarines, a point each, takes divers on board, and must surface for oxygen with at
-least one of them; with six, the oxygen left is paid out. It gets harder each time that it surfaces.
+A submarine shoots fish and enemy submarines, a point each, picks up divers, and must surface for oxygen with at least
+one diver on board; with six, the remaining oxygen is paid out. The game gets harder each time the submarine surfaces.
 
-The package keeps lists that grow and shrink; here each list is a row of slots. Where the order of a list decides (which
-of two things in one cell is hit), the number of a thing's birth tells it: ``born`` counts up, 0 is an empty slot. Enemy
-bullets are one board for each direction, as neither their order nor their number in a cell matters.
+The package keeps lists that grow and shrink; here each list is a row of slots. Where the order of a list matters (which
+of two things in one cell is hit), ``born`` gives it: a number that counts up, 0 in an empty slot. Enemy bullets are one
+board for each direction, since neither their order nor their number in a cell matters.
 """
 
 from __future__ import annotations
@@ -16,7 +16,21 @@ import torch
 from torch import Tensor
 
 from rlstruct.functional.random import uniform
-from rlstruct.sims._minatar import DOWN, FIRE, LEFT, RIGHT, SIZE, UP, MinAtarGame, harder, paint, sign, start, walk
+from rlstruct.sims._minatar import (
+    DOWN,
+    FIRE,
+    LEFT,
+    RIGHT,
+    SIZE,
+    UP,
+    MinAtarGame,
+    direction,
+    harder,
+    paint,
+    sign,
+    start,
+    walk,
+)
 
 CELLS_ABOVE_GAUGES = 90
 # Never more at a time: an enemy crosses in 30 steps when one comes each step; a diver in 60, one each 30; a bullet in
@@ -33,8 +47,8 @@ class SeaquestState:
 
     x: Tensor = start(5)  # the submarine
     y: Tensor = start(0)
-    to_right: Tensor = start(False)  # where it looks
-    oxygen: Tensor = start(MAX_OXYGEN)  # steps that its oxygen lasts
+    to_right: Tensor = start(False)  # its direction
+    oxygen: Tensor = start(MAX_OXYGEN)  # steps until it runs out
     diver_count: Tensor = start(0)  # divers on board
     at_surface: Tensor = start(True)  # whether it has surfaced already
     shot_timer: Tensor = start(0)  # steps until it can shoot
@@ -62,7 +76,7 @@ class Seaquest(MinAtarGame[SeaquestState]):
     useful_actions = tuple(range(6))
 
     def play(self, state: SeaquestState, action: Tensor, key: Tensor) -> tuple[SeaquestState, Tensor, Tensor]:
-        """Let things appear, move the submarine, then its bullets, divers, enemies and their bullets; then surface."""
+        """Spawn things, move the submarine, then its bullets, divers, enemies and their bullets; then surface."""
         state = self._spawn(state, uniform(key, (5,), stream=0))
         state = self._steer(state, action)
         state, hits = _shoot(state)
@@ -82,7 +96,7 @@ class Seaquest(MinAtarGame[SeaquestState]):
         return state, reward.to(torch.float32), rammed | shot | bitten | drowned
 
     def _spawn(self, state: SeaquestState, drawn: Tensor) -> SeaquestState:
-        """Let an enemy and a diver come from the sides; five numbers are drawn.  [B, 5]."""
+        """Spawn an enemy and a diver at the sides, from random numbers [B, 5]."""
 
         def at_the_side(side: Tensor, row: Tensor) -> list[Tensor]:  # born, x, y, to_right
             to_right = (side < 1 / 2).to(torch.int64)
@@ -108,19 +122,18 @@ class Seaquest(MinAtarGame[SeaquestState]):
         """Fire, or move by one cell."""
         fires = (action == FIRE) & (state.shot_timer == 0)
         bullet = torch.stack([state.births, state.x, state.y, state.to_right.to(torch.int64)], dim=1)
-        y = state.y + (action == DOWN).to(torch.int64) - (action == UP).to(torch.int64)
         return replace(
             state,
             bullets=_append(state.bullets, bullet, fires),
             shot_timer=torch.where(fires, SHOT_COOL_DOWN, state.shot_timer),
             x=walk(state.x, action),
-            y=y.clamp(0, 8),
+            y=(state.y + direction(action, UP, DOWN)).clamp(0, 8),
             to_right=(state.to_right & (action != LEFT)) | (action == RIGHT),
             last_action=action,
         )
 
     def _breathe(self, state: SeaquestState) -> tuple[SeaquestState, Tensor, Tensor]:
-        """Use oxygen, or surface for more: the new state, the reward, whether it is the end."""
+        """Use oxygen, or surface for more. Return the new state, the reward, and the end of the game."""
         below = state.y > 0
         arrives = ~below & ~state.at_surface
         empty = arrives & (state.diver_count == 0)
@@ -165,14 +178,14 @@ class Seaquest(MinAtarGame[SeaquestState]):
 
 
 def _append(slots: Tensor, new: Tensor, when: Tensor) -> Tensor:
-    """Put ``new`` [B, F] into the first empty slot of ``slots`` [B, F, N], where ``when`` [B]."""
+    """Put ``new`` [B, F] into the first empty slot of ``slots`` [B, F, N] in games where ``when`` [B]."""
     empty = slots[:, 0] == 0
     first = empty & (empty.cumsum(1) == 1) & when.unsqueeze(1)  # [B, N]
     return torch.where(first.unsqueeze(1), new.unsqueeze(2), slots)
 
 
 def _move(slots: Tensor, moves: Tensor) -> Tensor:
-    """Move things by one cell where ``moves`` [B, N]; those that leave the board are no more.  [B, F, N]."""
+    """Move things by one cell where ``moves`` [B, N], and remove those that leave the board.  [B, F, N]."""
     there, x = slots[:, 0] > 0, slots[:, 1]
     x = torch.where(moves & there, x + sign(slots[:, 3] == 1), x)
     born = torch.where((x >= 0) & (x < SIZE), slots[:, 0], 0)
@@ -190,14 +203,14 @@ def _together(one: Tensor, other: Tensor) -> Tensor:
 
 
 def _rank(slots: Tensor, counts: Tensor, oldest_first: bool) -> Tensor:
-    """Count the active things in the same cell that come before this one.  [B, N]."""
+    """Count the things in each thing's cell that come before it, among those that count.  [B, N]."""
     born = slots[:, 0]
     before = born.unsqueeze(1) < born.unsqueeze(2) if oldest_first else born.unsqueeze(1) > born.unsqueeze(2)
     return (_together(slots, slots) & before & counts.unsqueeze(1)).sum(2)
 
 
 def _shoot(state: SeaquestState) -> tuple[SeaquestState, Tensor]:
-    """Move the player's bullets; each takes the oldest fish of its cell, or else the oldest submarine.
+    """Move the player's bullets; each hits the oldest fish in its cell, or else the oldest submarine.
 
     Returns:
         The new state, and how many enemies were hit.  [B]
@@ -217,7 +230,7 @@ def _shoot(state: SeaquestState) -> tuple[SeaquestState, Tensor]:
 
 
 def _rescue(state: SeaquestState) -> SeaquestState:
-    """Move divers; those that meet the submarine come on board, the youngest first, while there is room."""
+    """Move divers, and pick up those that meet the submarine, the youngest first, while there is room."""
     divers = state.divers
     moves = divers[:, 4] == 0
     ahead = _move(divers, moves)
@@ -232,7 +245,7 @@ def _rescue(state: SeaquestState) -> SeaquestState:
 
 
 def _move_enemies(state: SeaquestState, subs: bool) -> tuple[SeaquestState, Tensor, Tensor]:
-    """Move the fish, or the submarines; one that moves into a bullet dies of it, the youngest first.
+    """Move the fish, or the submarines; bullets destroy those that move into them, the youngest first.
 
     Returns:
         The new state, how many were hit, [B], and whether one met the player, [B] bool.
@@ -243,7 +256,7 @@ def _move_enemies(state: SeaquestState, subs: bool) -> tuple[SeaquestState, Tens
     moves = ours & (enemies[:, 4] == 0)
     ahead = _move(enemies, moves)
     meets = ours & (enemies[:, 2] == y) & ((enemies[:, 1] == x) | (ahead[:, 1] == x))
-    # What meets the player after its move looks at no bullets.
+    # An enemy that has moved onto the player is not checked against bullets.
     exposed = moves & ~((ahead[:, 2] == y) & (ahead[:, 1] == x))
     met = _together(ahead, state.bullets) & exposed.unsqueeze(2)
     dead = exposed & (_rank(ahead, exposed, False) < met.sum(2))
@@ -255,7 +268,7 @@ def _move_enemies(state: SeaquestState, subs: bool) -> tuple[SeaquestState, Tens
 
 
 def _move_enemy_bullets(state: SeaquestState, before: Tensor) -> tuple[SeaquestState, Tensor]:
-    """Let submarines shoot, also those that were hit in this step, then move all enemy bullets.
+    """Let submarines shoot, including those hit in this step, then move all enemy bullets.
 
     Args:
         state: after the submarines have moved.

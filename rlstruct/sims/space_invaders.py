@@ -1,7 +1,7 @@
 """MinAtar's SpaceInvaders on any device; see `rlstruct.sims._minatar`.
 
-A cannon shoots at aliens that march sideways and, at the edge, one row down; a point each. The nearest one shoots back.
-The fewer there are, the faster they march; every wave starts faster than the last.
+A cannon shoots at aliens, a point each, that march sideways and, at the edge, one row down. The nearest alien shoots
+back. The fewer are left, the faster they march; every wave starts faster than the last.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class SpaceInvaders(MinAtarGame[SpaceInvadersState]):
         return replace(begun, aliens=begun.aliens | _wave(begun.aliens))
 
     def play(self, state: SpaceInvadersState, action: Tensor, key: Tensor) -> tuple[SpaceInvadersState, Tensor, Tensor]:
-        """Shoot or walk, move bullets, move aliens, let one shoot, count who was hit."""
+        """Shoot or walk, move the bullets and the aliens, let one alien shoot, and count the hits."""
         fires = (action == FIRE) & (state.shot_timer == 0)
         pos = walk(state.pos, action)
         muzzle = self.dot(torch.full_like(pos, SIZE - 1), pos).view(-1, SIZE, SIZE)  # where the cannon is
@@ -83,7 +83,7 @@ class SpaceInvaders(MinAtarGame[SpaceInvadersState]):
         return moved, killed.flatten(1).sum(1).to(torch.float32), lost
 
     def observe(self, state: SpaceInvadersState) -> Tensor:
-        """Paint cannon, aliens, aliens by direction, bullets of both sides."""
+        """Paint the cannon, the aliens, the aliens by direction, and the bullets of both sides."""
         cannon = self.dot(torch.full_like(state.pos, SIZE - 1), state.pos)
         left = _cube(state.alien_dir < 0)
         return self.frame(
@@ -101,7 +101,7 @@ class SpaceInvaders(MinAtarGame[SpaceInvadersState]):
 
 
 def _march(aliens: Tensor, direction: Tensor, moves: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Move the wave: sideways, or at the edge down and about; True where it has landed."""
+    """Move the wave sideways; at the edge, move it down and reverse it. Also return where it has landed."""
     at_edge = (aliens[:, :, 0].any(1) & (direction < 0)) | (aliens[:, :, SIZE - 1].any(1) & (direction > 0))
     turns = moves & at_edge
     aside = torch.where(_cube(direction < 0), aliens.roll(-1, 2), aliens.roll(1, 2))
@@ -111,7 +111,7 @@ def _march(aliens: Tensor, direction: Tensor, moves: Tensor) -> tuple[Tensor, Te
 
 
 def _shift_rows(board: Tensor, up: bool) -> Tensor:
-    """Move everything one row up or down; what leaves is gone.  [B, 10, 10]."""
+    """Shift a board by one row up or down; cells shifted out are dropped.  [B, 10, 10]."""
     none = torch.zeros_like(board[:, :1])
     return torch.cat([board[:, 1:], none], 1) if up else torch.cat([none, board[:, :-1]], 1)
 

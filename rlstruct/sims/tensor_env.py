@@ -1,12 +1,12 @@
-"""TensorEnv: a simulator as three functions of tensors, with restarts, time limits and random keys added.
+"""TensorEnv: base class that turns three functions of tensors into a `VecEnv`.
 
-The simulator defines how a state begins, moves and looks; everything else that `VecEnv` promises is here and in
-`rlstruct.sims._simulation`. Nothing in `TensorEnv.step` waits for the device and no shape depends on data, so a step
-may be compiled, or captured as a graph.
+A simulator defines start states, transitions and observations; this module and `rlstruct.sims._simulation` add
+restarts, time limits and random keys. `TensorEnv.step` never waits for the device and no shape depends on data, so a
+step can be compiled, or captured as a CUDA graph.
 
 Every episode is a pure function of the environment's seed, the episode's number and the actions: episode e of
 environment j begins with ``initial(key)``, where key is child e of a key made from ``seed + j``, and its step t draws
-from child t of that key. So environment j does the same in a batch of 64 and of 4,096, in one process or four, on any
+from child t of that key. So environment j behaves the same in a batch of 64 or 4,096, in one process or four, on any
 device, with any backend.
 """
 
@@ -43,19 +43,19 @@ if TYPE_CHECKING:
 State = TypeVar("State")
 Backend = Literal["torch", "compile", "warp"]
 
-_SALT = 0x51D  # the child of the seed: differs from the keys that the batcher gives to agents with the same seed
+_SALT = 0x51D  # number of the seed's child key: differs from the keys of agents with the same seed
 
 
 class TensorEnv(VecEnv, Generic[State]):
-    """B copies of a simulator whose state is tensors, on any device. Write `initial`, `transition` and `observe`.
+    """B copies of a simulator whose state is tensors, on any device.
 
-    The class also sets ``action_space`` and ``observation_space`` (gymnasium spaces of one environment). Never write to
-    the returned tensors: observations share some of them.
+    Subclasses write `initial`, `transition` and `observe`, and set ``action_space`` and ``observation_space``
+    (gymnasium spaces of one environment). Never write to the returned tensors: observations share memory.
 
     Attributes:
         stochastic: `transition` draws random numbers. Otherwise its key is empty, and steps are cheaper.
         default_time_limit: the time limit of the task, None for none.
-        kernel_module: the module whose ``KERNEL`` is the `kernel` of this class; "" for none.
+        kernel_module: name of the module whose ``KERNEL`` `kernel` returns; "" for none.
 
     Args:
         n_envs: B.
@@ -66,9 +66,9 @@ class TensorEnv(VecEnv, Generic[State]):
         auto_reset: ended environments restart within the step; otherwise they idle until `reset`.
         time_limit: an episode is truncated after this many steps; None for never, "default" for the limit of the task.
         backend: ``"torch"`` runs the functions eagerly, ``"compile"`` turns a whole step into one kernel
-            (TorchInductor; the first step takes some 20 seconds). ``"warp"`` (an extra) is ``"torch"``, except that a
-            batch of RL_Batcher with a small network becomes one launch of the simulator's `kernel`. Results are equal,
-            floating-point numbers to rounding.
+            (TorchInductor; the first step takes some 20 seconds). ``"warp"`` (an extra) is ``"torch"``, except that
+            RL_Batcher collects a batch with a small network in one launch of the simulator's `kernel`. Results are
+            equal, floating-point numbers up to rounding.
 
     Raises:
         ValueError: an argument is out of range, or the device does not exist or cannot compile, or there is no kernel.
@@ -103,7 +103,7 @@ class TensorEnv(VecEnv, Generic[State]):
             raise BadValueError(f"{self._name}: got backend={backend!r}, expected 'torch', 'compile' or 'warp'.")
         if backend != "torch" and self._device.type not in ("cpu", "cuda"):
             raise BadValueError(f"{self._name}: {backend!r} works on cpu and cuda, not on {self._device}: use 'torch'.")
-        self.action_space = deepcopy(self.action_space)  # the class's: seeding one must not seed others
+        self.action_space = deepcopy(self.action_space)  # seeding one instance must not seed the others
         self.observation_space = _in_dtype(deepcopy(self.observation_space), dtype)
         self.dtype, self.auto_reset, self.backend = dtype, auto_reset, backend
         self._n_envs = n_envs
@@ -116,7 +116,7 @@ class TensorEnv(VecEnv, Generic[State]):
         self._carry: Tensors = {"env_key": child_key(seeds, _SALT), "episode": torch.full_like(seeds, -1)}
         self._compiled = Compiled(self._simulation.step) if backend == "compile" else None
         self._starts = StartStates(self._simulation, self._starts_ahead)
-        self._moved = False  # `transition` was checked
+        self._checked = False  # `transition` was checked at the first step
         self._current = DictTensor()  # the last observation
         self._idle = IdleWatch(self._name, self.time_limit)
         self._kernels: Any = importlib.import_module("rlstruct.sims.kernels.fused") if backend == "warp" else None
@@ -131,7 +131,7 @@ class TensorEnv(VecEnv, Generic[State]):
             key: one key for each state to draw, for `rlstruct.functional.random`.  [n] int64, any n
 
         Returns:
-            A frozen dataclass (always the same one) of tensors, or a DictTensor.  [n, ...] on the device of key
+            A frozen dataclass of tensors (always the same class), or a DictTensor.  [n, ...] on the device of key
         """
 
     @abstractmethod
@@ -144,7 +144,7 @@ class TensorEnv(VecEnv, Generic[State]):
             key: a fresh key for each environment, empty unless ``stochastic``.  [B] int64
 
         Returns:
-            ``(next state, reward [B] float, terminated [B] bool)``. Restarts and time limits are handled elsewhere.
+            ``(next state, reward [B] float, terminated [B] bool)``. TensorEnv adds restarts and time limits.
         """
 
     @abstractmethod
@@ -152,13 +152,13 @@ class TensorEnv(VecEnv, Generic[State]):
         """Show the states [B, ...] to the agent.
 
         Returns:
-            A frame for each; for nested spaces a dict of them (``x``, ``x/y``). No view of the state.  [B, ...]
+            One frame per state; for nested spaces a dict of frames (``x``, ``x/y``). No views of the state.  [B, ...]
         """
 
     def kernel(self) -> GameKernel:
-        """Return the same three functions for one environment, as Warp functions, for ``backend="warp"``.
+        """Return the simulator's three functions as Warp functions of one environment, for ``backend="warp"``.
 
-        Override it to give your own simulator a kernel, see `rlstruct.sims.kernels.GameKernel`.
+        Override it to give your own simulator a kernel; see `rlstruct.sims.kernels.GameKernel`.
         """
         if not self.kernel_module:
             raise BadValueError(
@@ -182,8 +182,8 @@ class TensorEnv(VecEnv, Generic[State]):
 
         Args:
             env_info: on the CPU. ``state/<field>``, [B, ...], replaces the start states of these episodes only.
-                ``initial_steps``, [B] int64, begins them after 0 to so many random actions, so that thousands of games
-                are not all at the same place. Other keys are ignored.
+                ``initial_steps``, [B] int64, plays 0 to that many random actions first, so that thousands of games do
+                not run in step. Other keys are ignored.
         """
         settings = dict(env_info.items()) if env_info is not None else {}
         given = part_of(settings, "state/")
@@ -201,9 +201,9 @@ class TensorEnv(VecEnv, Generic[State]):
         check_action(self._name, action)
         sent = {key: value.detach() if (value := action[key]).requires_grad else value for key in self._action_layout}
         self._expect("step: action", sent, self._action_layout)
-        if not self._moved:
+        if not self._checked:
             self._simulation.check_transition(self._carry, sent)
-            self._moved = True
+            self._checked = True
         with torch.no_grad():
             if self._compiled is None:
                 changed, reached, current, masks = self._simulation.step(self._carry, sent, self._starts)
@@ -220,8 +220,8 @@ class TensorEnv(VecEnv, Generic[State]):
         return StepResult((seen, masks["ran"]), (after, masks["running"]), restarted=self.auto_reset)
 
     def fused_rollout(self, perceptron: Perceptron, n_timesteps: int) -> FusedRollout | None:
-        """Return a launch of T steps with an agent (`rlstruct.engine.fused`), or None if no kernel can."""
-        watched = type(self).step is not TensorEnv.step or "step" in vars(self)  # a caller wants single steps
+        """Return a launch of T steps with an agent (`rlstruct.engine.fused`), or None if no kernel supports it."""
+        watched = type(self).step is not TensorEnv.step or "step" in vars(self)  # overridden: needs single steps
         if self._kernels is None or not self.auto_reset or watched:
             return None
         rollout: FusedRollout | None = self._kernels.fused_rollout(self, perceptron, n_timesteps)
@@ -271,9 +271,9 @@ class TensorEnv(VecEnv, Generic[State]):
         return current, carry.get("running", self._yes)
 
     def state_tensors(self) -> Tensors:
-        """Return all tensors that one step passes to the next, by name: the whole simulation. They never change.
+        """Return the whole simulation: all tensors that one step passes to the next, by name. Steps never modify them.
 
-        A CUDA graph of several steps continues across replays if it begins by setting these tensors, and ends by
+        A CUDA graph of several steps continues across replays if it starts by setting these tensors, and ends by
         copying the new ones into them.
         """
         return dict(self._carry)
@@ -282,8 +282,8 @@ class TensorEnv(VecEnv, Generic[State]):
         """Restore a state from `state_tensors`, in this or an identically built environment. Bit-exact.
 
         Args:
-            tensors: the carry.
-            shown: the observation that belongs to it; `set_state` returns it for environments that continue.
+            tensors: from `state_tensors`.
+            shown: the observation at that state, which `set_state` returns for environments that continue.
         """
         self._carry = dict(tensors)
         self._idle.begin()
@@ -297,16 +297,16 @@ class TensorEnv(VecEnv, Generic[State]):
         return {prefix + name: value for prefix, tensors in groups.items() for name, value in tensors.items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from what `state_dict` returned; see `VecEnv.load_state_dict`."""
+        """Restore a state from `state_dict`; see `VecEnv.load_state_dict`."""
         moved = {name: value.to(self._device, copy=True) for name, value in state.items()}
         saved = part_of(moved, "carry/")
         own = self._begun({}) if "elapsed" in saved else {name: self._carry[name] for name in ("env_key", "episode")}
-        fix = "Load what as many environments of the same class, with the same auto_reset, returned."
+        fix = "Load the state of as many environments of the same class, with the same auto_reset."
         self._expect("load_state_dict:", saved, Layout.of(own, drop=1), fix)
         self.set_state_tensors(saved, part_of(moved, "shown/"))
 
     def _begun(self, given: Tensors) -> Tensors:
-        """Return the carry at the start of all environments' next episode, from given or drawn states."""
+        """Return the carry at the start of every environment's next episode, from given or drawn states."""
         carry = {**self._carry, "episode": self._carry["episode"] + 1}
         carry |= self._simulation.begin(carry, carry["episode"])
         expected = Layout.of(own := part_of(carry, "state/"), drop=1)
@@ -320,7 +320,7 @@ class TensorEnv(VecEnv, Generic[State]):
 
     @torch.no_grad()
     def _play_at_random(self, most: Tensor) -> None:
-        """Move the states with which episodes begin by 0 to ``most`` [B] random actions, starting over at an end."""
+        """Play 0 to ``most`` [B] random actions from the start states; an episode that ends starts over."""
         space = self.action_space
         if not isinstance(space, spaces.Discrete):
             raise BadValueError(
@@ -369,7 +369,7 @@ def box(low: Sequence[float], high: Sequence[float]) -> spaces.Box:
 
 
 def _in_dtype(space: Space, dtype: torch.dtype) -> Space:
-    """Turn a float32 space of frames into one of float64, if that is the dtype of a simulator."""
+    """Convert a float32 Box to float64 if the simulator computes in float64."""
     if dtype != torch.float64 or not isinstance(space, spaces.Box) or space.dtype != np.float32:
         return space
     return spaces.Box(space.low.astype(np.float64), space.high.astype(np.float64), dtype=np.float64)

@@ -1,14 +1,14 @@
-"""The Atari 2600 as Warp kernels: thousands of consoles on one device, compared with ALE register by register.
+"""The Atari 2600 as Warp kernels: thousands of consoles on one device, verified against ALE register by register.
 
-`Atari` is the environment (``rlstruct.sims.make("ALE/Pong-v5", ...)`` makes one), `Consoles` the machine alone, which
-goes on from states of ALE and runs frames. Needs the extras ``warp`` and ``atari``: ROMs and beginnings come from the
-user's ale-py.
+`Atari` is the environment; ``rlstruct.sims.make("ALE/Pong-v5", ...)`` makes one. `Consoles` is the machine alone: it
+loads an ALE state and runs frames from there. Needs the extras ``warp`` and ``atari``: ROMs and start states come from
+the user's ale-py.
 """
 
 from rlstruct.errors import MissingPackageError, how_to_install
 
 try:
-    import warp  # noqa: F401 - to say early what is missing
+    import warp  # noqa: F401 - reports a missing package early
 except ImportError as error:
     raise MissingPackageError(
         f"rlstruct.sims.atari needs NVIDIA Warp, which is not installed. {how_to_install('warp')}."

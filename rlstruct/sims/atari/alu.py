@@ -1,4 +1,4 @@
-"""Byte arithmetic of the 6507: shifts, sums in binary and in decimal, and logic."""
+"""Arithmetic of the 6507 on bytes: shifts, binary and decimal sums, logic."""
 
 import warp as wp
 
@@ -8,7 +8,7 @@ from rlstruct.sims.atari.state import Registers
 
 @wp.func
 def shift_or_count(m: Registers, unary: int):
-    """ASL, ROL, LSR, ROR, INC and DEC of the value."""
+    """Apply ASL, ROL, LSR, ROR, INC or DEC to `m.value`."""
     value = m.value
     carry = m.carry
     if unary == op.ASL or unary == op.ROL:
@@ -23,19 +23,19 @@ def shift_or_count(m: Registers, unary: int):
 
 @wp.func
 def decimal_value(byte: int) -> int:
-    """Two decimal digits as a number."""
+    """Decode a byte of two decimal digits."""
     return (byte >> 4) * 10 + (byte & 15)
 
 
 @wp.func
 def decimal_digits(number: int) -> int:
-    """A number as two decimal digits; hundreds are lost."""
+    """Encode the last two decimal digits of a number as a byte."""
     return ((number % 100) // 10) * 16 + number % 10
 
 
 @wp.func
 def add(m: Registers, value: int, subtract: int):
-    """ADC or SBC: the result is `m.value`; N and Z are set later."""
+    """Apply ADC or SBC to A and a value: the result goes to `m.value`; N and Z are set later."""
     operand = value ^ (0xFF * subtract)
     total = m.a + operand + m.carry
     result = total & 0xFF
@@ -57,7 +57,7 @@ def add(m: Registers, value: int, subtract: int):
 
 @wp.func
 def combine(m: Registers, binary: int, target: int):
-    """Combine the value with A, or with another register for comparisons."""
+    """Combine `m.value` with A; comparisons use the target register."""
     value = m.value
     if binary == op.ORA:
         m.value = m.a | value

@@ -1,6 +1,6 @@
-"""The beam: collisions, and pixels if they are wanted, of all clocks since the TIA was last written to.
+"""The beam: collisions, and pixels on request, for all clocks since the last write that changed the picture.
 
-Most writes to the TIA repeat what is there: the beam need not be followed to them.
+Most writes to the TIA repeat the current value, so the beam need not catch up for them.
 """
 
 import warp as wp
@@ -16,26 +16,26 @@ EACH_BYTE = wp.uint32(0x01010101)
 
 @wp.func
 def hit(one: wp.uint32, other: wp.uint32, bit: int) -> int:
-    """The bit of a collision, if there is one."""
+    """Return the bit of a collision if two objects overlap, else 0."""
     return wp.where((one & other) != wp.uint32(0), bit, 0)
 
 
 @wp.func
 def four_bytes(bits: wp.uint32) -> wp.uint32:
-    """Bytes of ones for the lowest four bits that are set."""
+    """Expand each of the lowest four bits to a byte of ones or zeros."""
     return (((bits & wp.uint32(15)) * wp.uint32(0x00204081)) & EACH_BYTE) * wp.uint32(255)
 
 
 @wp.func
 def mix(under: wp.uint32, over: int, bits: wp.uint32) -> wp.uint32:
-    """Four pixels, of which those whose bits are set take another colour."""
+    """Paint those of four pixels whose bits are set in another colour."""
     where = four_bytes(bits)
     return (under & ~where) | (EACH_BYTE * wp.uint32(over) & where)
 
 
 @wp.func
 def move_star(m: Registers):
-    """An HMM0 that comes 21 cycles after HMOVE keeps its pulses going: 17 in each line, with what ALE makes of it."""
+    """Move missile 0 each line, as ALE does once HMM0 was written 21 cycles after HMOVE, whose pulses never stop."""
     m.stars_line = (m.stars_line + 1) & 3
     shift = int(18)
     if m.stars_line == 1:
@@ -49,7 +49,7 @@ def move_star(m: Registers):
 
 @wp.func
 def missile0(m: Registers, word: int) -> wp.uint32:
-    """Pixels of missile 0."""
+    """Return the pixels of missile 0, which may be a star."""
     enabled = wp.where(m.hide0 != 0, 0, m.missile0)
     size = m.size0
     if m.stars != 0:
@@ -62,7 +62,7 @@ def missile0(m: Registers, word: int) -> wp.uint32:
 
 @wp.func
 def meet(a: wp.uint32, b: wp.uint32, c: wp.uint32, d: wp.uint32, e: wp.uint32, f: wp.uint32) -> wp.uint32:
-    """Pixels of at least two of six objects."""
+    """Return the pixels covered by at least two of six objects."""
     twice = a & b
     seen = a | b
     twice |= seen & c
@@ -76,7 +76,7 @@ def meet(a: wp.uint32, b: wp.uint32, c: wp.uint32, d: wp.uint32, e: wp.uint32, f
 
 @wp.func
 def sweep_word(board: Shared, i: int, m: Registers, outer: Outer, word: int, begin: int, end: int):
-    """Pixels `begin` to `end` of a line, within one word of 32."""
+    """Process pixels `begin` to `end` of a line, all within one 32-pixel word."""
     inside = (FULL << wp.uint32(begin & 31)) & (FULL >> wp.uint32(31 - ((end - 1) & 31)))
     p0 = NO_PIXELS
     p1 = NO_PIXELS
@@ -111,7 +111,7 @@ def draw_word(
     board: Shared, i: int, m: Registers, outer: Outer, word: int, inside: wp.uint32, black: wp.uint32,
     first: wp.uint32, second: wp.uint32, pf: wp.uint32, bl: wp.uint32,
 ):  # fmt: skip
-    """Draw what is inside, four pixels at a time: `first` is player 0 with its missile, `second` player 1."""
+    """Draw the pixels `inside`, four at a time: `first` is player 0 with its missile, `second` is player 1 with its."""
     begin = ((m.swept - m.frame_start) // LINE - outer.first_line) * WORDS + word * 8
     which = i * 2 + (outer.n_frames & 1)
     something = first | second | pf | bl | black
@@ -147,7 +147,7 @@ def draw_word(
 
 @wp.func
 def repeat_line(board: Shared, i: int, m: Registers, outer: Outer, n_lines: int):
-    """Let the next whole lines show what the last one did: they have no other collisions."""
+    """Copy the last line to the next whole lines: nothing changes, so they have no new collisions."""
     if board.draw != 0:
         which = i * 2 + (outer.n_frames & 1)
         at = ((m.swept - m.frame_start) // LINE - outer.first_line) * WORDS
@@ -160,7 +160,7 @@ def repeat_line(board: Shared, i: int, m: Registers, outer: Outer, n_lines: int)
 
 @wp.func
 def sweep(board: Shared, i: int, m: Registers, outer: Outer, until: int):
-    """Follow the beam to a clock, within the picture: line by line, and the last one in part."""
+    """Follow the beam to a clock, line by line, within the picture; the last line may be partial."""
     last_line = outer.first_line + outer.n_lines
     stop = wp.min(until, m.frame_start + LINE * last_line)
     while m.swept < stop:
@@ -175,7 +175,7 @@ def sweep(board: Shared, i: int, m: Registers, outer: Outer, until: int):
             next_x = wp.min((x | 31) + 1, end)
             sweep_word(board, i, m, outer, x >> 5, x, next_x)
             x = next_x
-        # What may make a line differ from the next one.
+        # Nonzero if this line may differ from the next.
         special = m.skip0 | m.skip1 | m.stars | m.hmove_blank | (m.mirror_playfield ^ (m.control & 1))
         if begin < 8 and end >= 8:
             m.hmove_blank = 0
@@ -192,9 +192,9 @@ def sweep(board: Shared, i: int, m: Registers, outer: Outer, until: int):
 
 @wp.func
 def looks_the_same(m: Registers, outer: Outer, register: int, value: int, draw: int) -> bool:
-    """Return True if a write is known to change no pixel and no collision: the beam need not be followed up to it.
+    """Return True if a write certainly changes no pixel and no collision, so the beam need not catch up first.
 
-    Sounds, motions before HMOVE, and what is there already; colours are invisible while nothing is drawn.
+    These are sounds, motions before HMOVE, and repeated values; also colours while nothing is drawn.
     """
     if is_late(m, outer) or register == 0x00:
         return False
@@ -223,7 +223,7 @@ def looks_the_same(m: Registers, outer: Outer, register: int, value: int, draw: 
     if register == 0x1F:
         return m.delay_ball != 0 or ((value >> 1) & 1) == m.ball
     if register == 0x22:
-        return m.cycles * 3 != outer.hmove_clock + 63  # or stars begin
+        return m.cycles * 3 != outer.hmove_clock + 63  # else stars begin
     sound = register >= 0x15 and register <= 0x1A
     motion = (register >= 0x20 and register <= 0x24) or register == 0x2B
     return sound or motion or register == 0x02 or register == 0x03 or register > 0x2C
@@ -231,7 +231,7 @@ def looks_the_same(m: Registers, outer: Outer, register: int, value: int, draw: 
 
 @wp.func
 def follow_beam(board: Shared, i: int, m: Registers, outer: Outer, touches: int, reads: int, writes: int):
-    """Follow the beam to where the TIA shows something else, a collision is read, or the frame is cut short."""
+    """Follow the beam before a write changes the picture, a collision is read, or the frame is cut short."""
     is_last = m.n_instructions == MOST_INSTRUCTIONS - 1
     until = outer.unfollowed
     if touches != 0 and writes != 0:

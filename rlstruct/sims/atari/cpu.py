@@ -1,6 +1,6 @@
-"""The 6507: one instruction in phases, each of which all consoles of a warp go through together.
+"""The 6507 processor: instructions split into phases, so that the consoles of a GPU warp stay together.
 
-What each phase does is in the table of `opcodes`. An instruction's cycles count before it touches memory.
+The table in `opcodes` defines what each phase does. An instruction's cycles are counted before it accesses memory.
 """
 
 import warp as wp
@@ -25,7 +25,7 @@ from rlstruct.sims.atari.tia import read_tia, write_tia
 
 @wp.func
 def fetch_slowly(board: Shared, i: int, m: Registers) -> wp.uint64:
-    """Read an instruction byte by byte, because each byte may come from RAM, or switch banks."""
+    """Read an instruction byte by byte: a byte may come from RAM, and reading it may switch banks."""
     text = wp.uint64(0)
     length = int(1)
     k = int(0)
@@ -49,7 +49,7 @@ def fetch_slowly(board: Shared, i: int, m: Registers) -> wp.uint64:
 
 @wp.func
 def fetch_instruction(board: Shared, i: int, m: Registers) -> wp.uint64:
-    """Read an instruction, where possible as a whole: its bytes, and above 32 bits the word of `opcodes`."""
+    """Return an instruction's bytes and, in the upper 32 bits, its word of `opcodes`; in one read where possible."""
     text = wp.uint64(0)
     if (m.pc & 0x1000) != 0:
         text = instruction(board.program, rom_place(board, m, m.pc))
@@ -69,14 +69,14 @@ def ram_word(board: Shared, i: int, address: int) -> int:
 
 @wp.func
 def status(m: Registers) -> int:
-    """The flags as one byte."""
+    """Pack the flags into one byte."""
     upper = (m.negative << 7) | (m.overflow << 6) | 0x20 | (m.break_flag << 4)
     return upper | (m.decimal << 3) | (m.no_interrupts << 2) | (m.zero << 1) | m.carry
 
 
 @wp.func
 def set_status(m: Registers, byte: int):
-    """Set the flags from one byte."""
+    """Unpack the flags from one byte."""
     m.negative = (byte >> 7) & 1
     m.overflow = (byte >> 6) & 1
     m.break_flag = (byte >> 4) & 1
@@ -88,7 +88,7 @@ def set_status(m: Registers, byte: int):
 
 @wp.func
 def find_operand(board: Shared, i: int, m: Registers, word: int, operand: int):
-    """Find the address that the bytes after the opcode mean, or that of the stack."""
+    """Compute the address of the operand, in memory or on the stack."""
     mode = word & 15
     if mode == op.PUSH:
         m.address = 0x100 | m.sp
@@ -113,7 +113,7 @@ def find_operand(board: Shared, i: int, m: Registers, word: int, operand: int):
 
 @wp.func
 def read_chip(m: Registers, outer: Outer):
-    """Put a byte of the TIA or the RIOT on the bus."""
+    """Read a register of the TIA or the RIOT into `m.bus`."""
     if (m.address & 0x0080) == 0:
         read_tia(m, outer, m.address)
     else:
@@ -122,7 +122,7 @@ def read_chip(m: Registers, outer: Outer):
 
 @wp.func
 def write_chip(m: Registers, outer: Outer):
-    """Write the value to the TIA or the RIOT."""
+    """Write `m.value` to a register of the TIA or the RIOT."""
     if (m.address & 0x0080) == 0:
         write_tia(m, outer, m.address, m.value)
     else:
@@ -131,25 +131,25 @@ def write_chip(m: Registers, outer: Outer):
 
 @wp.func(inline=False)
 def read_chip_apart(m: Registers, outer: Outer):
-    """Call what is too large to be in a CPU's code of each opcode, as those below."""
+    """Call `read_chip` without inlining it. CPU code exists once per frequent opcode, so large functions are shared."""
     read_chip(m, outer)
 
 
 @wp.func(inline=False)
 def write_chip_apart(m: Registers, outer: Outer):
-    """Call `write_chip`."""
+    """Call `write_chip` without inlining it."""
     write_chip(m, outer)
 
 
 @wp.func(inline=False)
 def follow_beam_apart(board: Shared, i: int, m: Registers, outer: Outer, touches: int, reads: int, writes: int):
-    """Call `follow_beam`."""
+    """Call `follow_beam` without inlining it."""
     follow_beam(board, i, m, outer, touches, reads, writes)
 
 
 @wp.func
 def read_memory(board: Shared, i: int, m: Registers, outer: Outer):
-    """Put the operand on the bus."""
+    """Read the operand into `m.bus`."""
     address = m.address
     if (address & 0x1000) != 0:
         switch_bank(board, m, address)
@@ -164,7 +164,7 @@ def read_memory(board: Shared, i: int, m: Registers, outer: Outer):
 
 @wp.func
 def write_memory(board: Shared, i: int, m: Registers, outer: Outer):
-    """Write the value."""
+    """Write `m.value` to the operand's address."""
     address = m.address
     m.bus = m.value
     if (address & 0x1000) != 0:
@@ -179,7 +179,7 @@ def write_memory(board: Shared, i: int, m: Registers, outer: Outer):
 
 @wp.func
 def pick_source(m: Registers, source: int):
-    """Select the source of the value."""
+    """Set `m.value` from the instruction's source."""
     value = wp.where(source == op.FROM_A, m.a, m.bus)
     value = wp.where(source == op.FROM_X, m.x, value)
     value = wp.where(source == op.FROM_Y, m.y, value)
@@ -196,7 +196,7 @@ def pick_source(m: Registers, source: int):
 
 @wp.func
 def put_result(m: Registers, word: int):
-    """Set N and Z, and the register that the result goes to."""
+    """Set N and Z, and store the result in the target register."""
     value = m.value
     if ((word >> op.NZ) & 1) != 0:
         m.negative = value >> 7
@@ -219,7 +219,7 @@ def put_result(m: Registers, word: int):
 
 @wp.func
 def branch(m: Registers, opcode: int):
-    """BPL to BEQ: the top two bits of the opcode name the flag, the next what it must be."""
+    """BPL to BEQ: the top two bits of the opcode select the flag; the next bit is the value that takes the branch."""
     name = opcode >> 6
     flag = wp.where(name == 1, m.overflow, m.negative)
     flag = wp.where(name == 2, m.carry, flag)
@@ -278,7 +278,7 @@ def jump(board: Shared, i: int, m: Registers, flow: int):
 
 @wp.func
 def indirect(board: Shared, i: int, m: Registers):
-    """The target of JMP (address); its high byte comes from the same page."""
+    """Look up the target of JMP (address); the 6502 reads its high byte from the same page."""
     address = m.address
     wrapped = (address & 0xFF00) | ((address + 1) & 0xFF)
     if (address & 0x1000) != 0:
@@ -289,7 +289,7 @@ def indirect(board: Shared, i: int, m: Registers):
 
 @wp.func
 def compute(board: Shared, i: int, m: Registers, outer: Outer, word: int):
-    """Read, compute, write."""
+    """Read the operand, compute, and write the result."""
     pick_source(m, (word >> op.SOURCE) & 7)
     reads = (word >> op.READ) & 1
     writes = (word >> op.WRITE) & 1
@@ -315,7 +315,7 @@ def compute(board: Shared, i: int, m: Registers, outer: Outer, word: int):
 
 @wp.func
 def execute(board: Shared, i: int, m: Registers, outer: Outer, word: int, operand: int, opcode: int):
-    """All phases after the fetch."""
+    """Run all phases after the fetch."""
     m.cycles += (word >> op.CYCLES) & 15
     find_operand(board, i, m, word, operand)
     flow = (word >> op.FLOW) & 15
@@ -346,15 +346,15 @@ def step(board: Shared, i: int, m: Registers, outer: Outer):
 
 @wp.func(inline=False)
 def step_apart(board: Shared, i: int, m: Registers, outer: Outer):
-    """Call `step`."""
+    """Call `step` without inlining it."""
     step(board, i, m, outer)
 
 
 @wp.func(inline=True)
 def step_on_a_cpu(board: Shared, i: int, m: Registers, outer: Outer):
-    """Run an instruction, by code for its opcode alone if it is frequent: little is left of the phases then.
+    """Run an instruction; frequent opcodes have specialized code, in which most phases are removed at compile time.
 
-    A GPU, whose threads wait for each other at each phase, has no use for it. The loop becomes a jump to an opcode.
+    The loop over opcodes compiles to a jump table. A GPU would lose: its threads would diverge by opcode.
     """
     text = wp.uint64(0)
     if (m.pc & 0x1000) != 0:

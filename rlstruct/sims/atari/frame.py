@@ -1,23 +1,22 @@
-"""One frame of every console: the kernel, the effect of an action, and the work before and after instructions."""
+"""Kernel that runs one frame of every console: press the controllers, run instructions, count lines."""
 
 import warp as wp
 
 from rlstruct.sims.atari.cpu import run
+from rlstruct.sims.atari.games import JOYSTICK, PADDLE, RIGHT_JOYSTICK
 from rlstruct.sims.atari.state import Board, Console, Outer, Registers
 from rlstruct.sims.atari.tia import LINE, gray
 
-JOYSTICK, RIGHT_JOYSTICK, PADDLE, SECOND_PADDLE = range(4)
-"""Controllers."""
-PADDLE_STEP = 23000  # ohms that a paddle turns in a frame
+PADDLE_STEP = 23000  # change of a paddle's resistance per frame, ohms
 
-LEFT, RIGHT = 4, 8  # up and down are 1 and 2: the order of SWCHA's bits
+LEFT, RIGHT = 4, 8  # up and down are 1 and 2, as in SWCHA
 DIRECTIONS = wp.uint64(0x6A59248100)
-"""Directions of ALE's actions 0 to 9, four bits each; 10 to 17 are 2 to 9 with FIRE, and 1 is FIRE alone."""
+"""Directions of ALE's actions 0 to 9, four bits each. Action 1 is FIRE alone; 10 to 17 are 2 to 9 with FIRE."""
 
 
 @wp.func
 def turn(outer: Outer, ohms: int, pressed: int) -> int:
-    """Turn a paddle."""
+    """Return a paddle's resistance after a frame of turning."""
     turned = ohms
     if (pressed & RIGHT) != 0:
         turned -= PADDLE_STEP
@@ -28,7 +27,7 @@ def turn(outer: Outer, ohms: int, pressed: int) -> int:
 
 @wp.func
 def press(outer: Outer, action: int):
-    """Press what an action says; the other controllers are not touched."""
+    """Apply an action to the player's controller, and release the others."""
     controller = outer.controller
     fire = wp.where(action == 1 or action >= 10, 1, 0)
     direction = wp.where(action >= 10, action - 8, action)
@@ -52,7 +51,7 @@ def press(outer: Outer, action: int):
 
 @wp.func
 def begin_frame(m: Registers, outer: Outer):
-    """Count clocks and cycles from the begin of the line in which the last frame ended."""
+    """Reset the origin of clocks and cycles to the start of the line in which the last frame ended."""
     cycles = m.cycles
     phase = (cycles * 3 - m.frame_start) % LINE
     outer.timer_set -= cycles
@@ -73,7 +72,7 @@ def begin_frame(m: Registers, outer: Outer):
 
 @wp.func
 def end_frame(m: Registers, outer: Outer):
-    """Count its lines."""
+    """Count the lines of the frame, and note if it ran out of instructions."""
     m.partial = 1 - m.ended
     outer.scanline = (m.cycles * 3 - m.frame_start) // LINE
     if m.ended != 0:
@@ -86,7 +85,7 @@ def run_frame(
     given: Board,
     actions: wp.array(dtype=int),  # ALE's numbers
     running: wp.array(dtype=int),  # 0 leaves a console unchanged
-    apart: int,  # every so many threads one runs a console, the others do nothing
+    apart: int,  # threads per console; the first one runs it, the others do nothing
 ):
     """Run each console until its frame ends."""
     thread = wp.tid()

@@ -1,18 +1,22 @@
-"""Special rules of some games, by ALE's names: controllers, and how they count.
+"""Settings of individual games, by ALE's names: controllers, and rules for reward, lives and the end.
 
-The rules were found by asking ale-py: ``python tests/sims/find_rules.py`` changes single bytes of the RAM in states of
-ALE, and reads the reward, the lives and the end that ALE then reports.
+The rules come from black-box tests of ale-py: ``python tests/sims/find_rules.py`` changes single bytes of RAM in ALE's
+states, and reads the reward, lives and end of game that ALE then reports.
 """
 
 from rlstruct.sims.atari.rules import Rules
 
-SECOND_PADDLE = frozenset({"pong"})
-PADDLES = frozenset({"backgammon", "blackjack", "breakout", "casino", "kaboom"}) | SECOND_PADDLE
-RIGHT_JOYSTICK = frozenset({"surround", "wizard_of_wor"})
+JOYSTICK, RIGHT_JOYSTICK, PADDLE, SECOND_PADDLE = range(4)
+CONTROLLERS = {
+    **dict.fromkeys(("surround", "wizard_of_wor"), RIGHT_JOYSTICK),
+    **dict.fromkeys(("backgammon", "blackjack", "breakout", "casino", "kaboom"), PADDLE),
+    "pong": SECOND_PADDLE,
+}
+"""Controller of the player, for games that do not use the left joystick."""
 NO_HMOVE_BLANKS = frozenset({"asteroids", "battle_zone", "darkchambers", "ms_pacman"})
-"""ALE shows the left 8 pixels of these games although HMOVE blanks them on a console."""
+"""Games whose left 8 pixels ALE shows even where HMOVE blanks them on a real console."""
 TWO_PLAYERS = frozenset({"combat", "joust", "maze_craze", "warlords"})
-"""ROMs that ale-py ships but cannot load for one player."""
+"""Games that ale-py ships but cannot load for one player."""
 
 RULES = {
     "air_raid": Rules(score="10000*d40 100*d41 d42", lives="1", over="39==255"),

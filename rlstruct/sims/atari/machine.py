@@ -1,4 +1,4 @@
-"""B consoles with one cartridge: their memory as tensors, one frame of all of them, and the comparison with ALE."""
+"""B consoles with the same cartridge: their memory as tensors, a frame of all of them, and comparison with ALE."""
 
 from __future__ import annotations
 
@@ -14,57 +14,57 @@ from rlstruct.device import DeviceLike, resolve_device
 from rlstruct.errors import BadValueError
 from rlstruct.sims.atari import cartridge, games
 from rlstruct.sims.atari.ale_state import AleState
-from rlstruct.sims.atari.frame import JOYSTICK, PADDLE, RIGHT_JOYSTICK, SECOND_PADDLE, run_frame
+from rlstruct.sims.atari.frame import run_frame
+from rlstruct.sims.atari.games import JOYSTICK, PADDLE, SECOND_PADDLE
 from rlstruct.sims.atari.opcodes import WORDS, make_program
 from rlstruct.sims.atari.state import Board, Console, Periphery
 
-_structs: tuple[Any, Any] = (Console, Periphery)  # what the decorator of Warp makes of the classes
+_structs: tuple[Any, Any] = (Console, Periphery)  # Warp's decorator replaces the classes, so mypy needs Any
 FIELDS: tuple[str, ...] = tuple(name for struct in _structs for name in struct.vars)
-"""Names of the registers of a console, in the order of memory."""
+"""Names of a console's registers, in memory order."""
 MAPPERS = {
     "2K": cartridge.FIXED, "4K": cartridge.FIXED, "F8": cartridge.F8, "F6": cartridge.F6, "F8SC": cartridge.F8SC,
     "F6SC": cartridge.F6SC, "E0": cartridge.E0, "FE": cartridge.FE,
 }  # fmt: skip
-"""ALE's names of the cartridges that work here."""
+"""Supported cartridge types, by ALE's names."""
 MOST_PICTURE_LINES = PAL_LINES = 250
 BLOCK = 32
-"""Threads in a block of consoles: one warp, so that 4,096 consoles reach nearly all multiprocessors of a large GPU."""
+"""Threads per block: one warp, so that 4,096 consoles occupy nearly all multiprocessors of a large GPU."""
 APART = 1
-"""Threads for a console, of which one works: 32 gives each console its own warp."""
+"""Threads per console, of which one works: 32 would give each console its own warp."""
 
-_NOT_IN_ALE = frozenset(
-    {"switches", "controller", "blanks", "input2", "mirror_playfield"}
-)  # its states do not hold them
+_NOT_IN_ALE = frozenset({"switches", "controller", "blanks", "input2", "mirror_playfield"})
+"""Registers that ALE's states do not contain."""
 
 
 class Consoles:
-    """B consoles with the same cartridge, on any device; without state before `load`.
+    """B consoles with the same cartridge, on any device; call `load` before the first frame.
 
     Attributes:
         registers: the registers of `FIELDS`.  [B, F] int32
         ram: 128 bytes of the console, 128 of the cartridge.  [B, 256] uint8
         program: the instructions of the ROM, from `opcodes.make_program`.  [bytes of the ROM] int64
-        board: what kernels need of them.
+        board: the arrays and constants that kernels receive.
 
     Args:
         rom: the bytes of the cartridge.
-        mapper: its way to switch banks, a key of `MAPPERS`.
+        mapper: the cartridge type, a key of `MAPPERS`.
         n: B.
-        game: ALE's name of the game, to look it up in `games`.
+        game: ALE's name of the game, which selects its settings in `games`.
         device: the CPU or a CUDA device.
     """
 
     def __init__(self, rom: bytes, mapper: str, n: int, *, game: str = "", device: DeviceLike = "cpu") -> None:
         if mapper not in MAPPERS:
             raise BadValueError(f"Consoles: got mapper={mapper!r}, expected one of {', '.join(MAPPERS)}.")
-        expected = {"2": 2048, "4": 4096, "F6": 16384}.get(mapper[:1] if mapper[1:] == "K" else mapper[:2], 8192)
+        expected = {"2K": 2048, "4K": 4096, "F6": 16384, "F6SC": 16384}.get(mapper, 8192)
         if len(rom) != expected:
             raise BadValueError(f"Consoles: got a ROM of {len(rom)} bytes, expected {expected} with mapper={mapper!r}.")
         self.device, self.mapper, self.game = resolve_device(device), mapper, game
         self.registers = torch.zeros(n, len(FIELDS), dtype=torch.int32, device=self.device)
         self.ram = torch.zeros(n, 256, dtype=torch.uint8, device=self.device)
         self._screens = torch.zeros(n, 2, MOST_PICTURE_LINES * 160, dtype=torch.uint8, device=self.device)
-        rom *= 2 if mapper == "2K" else 1  # it is seen twice
+        rom *= 2 if mapper == "2K" else 1  # the address space shows it twice
         program = make_program(rom, with_ram=mapper.endswith("SC"), switches=MAPPERS[mapper] != cartridge.FIXED)
         self.program = torch.from_numpy(program.view(np.int64)).to(self.device)
         wp.init()
@@ -98,7 +98,7 @@ class Consoles:
         return torch.from_numpy(rows), torch.from_numpy(memories)
 
     def run(self, actions: Tensor, *, draw: bool = False) -> None:
-        """Run a frame with ALE's actions 0 to 17, [B] int32; draw it only for `screen`."""
+        """Run a frame with ALE's actions 0 to 17, [B] int32. Set ``draw`` if `screen` will be called afterwards."""
         consoles = place_consoles(self.board, (self.registers, self.ram, self._screens))
         run_consoles(self.board, consoles, actions.contiguous(), self._everybody, draw=draw)
 
@@ -108,9 +108,9 @@ class Consoles:
         return column
 
     def screen(self) -> Tensor:
-        """Return the last drawn frame, in numbers of colours as ``ale.getScreen()``.  [B, lines, 160] uint8.
+        """Return the last drawn frame as palette indices, like ``ale.getScreen()``.  [B, lines, 160] uint8.
 
-        Lines that the frame did not reach show the frame before the last.
+        Lines that a short frame did not reach keep the pixels of two frames earlier.
         """
         rows = torch.arange(len(self.registers), device=self.device)
         pixels: Tensor = self._screens[rows, (self.register("n_frames") & 1).long()]
@@ -118,13 +118,13 @@ class Consoles:
         return pixels.view(-1, MOST_PICTURE_LINES, 160)[:, :lines]
 
     def show(self, picture: Tensor) -> None:
-        """Replace the last picture in all consoles, [lines, 160] uint8: short frames leave pixels of it."""
+        """Replace the last picture of all consoles, [lines, 160] uint8; short frames leave parts of it visible."""
         rows = torch.arange(len(self.registers), device=self.device)
         last = (self.register("n_frames") & 1).long()
         self._screens[rows, last, : picture.numel()] = picture.reshape(-1)
 
     def differences(self, i: int, state: AleState) -> dict[str, tuple[int, int]]:
-        """Compare console i with a state of ALE: name to (got, expected) of each difference; RAM by its address."""
+        """Compare console i with an ALE state: name or RAM address to ``(got, expected)`` for each difference."""
         ours = dict(zip(FIELDS, self.registers[i].tolist(), strict=True))  # sync: a comparison on the host
         pairs = {name: (ours[name], value) for name, value in self._expected(state).items() if name not in _NOT_IN_ALE}
         memory = self.ram[i].tolist()  # sync: a comparison on the host
@@ -134,15 +134,10 @@ class Consoles:
         return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
     def _expected(self, state: AleState) -> dict[str, int]:
-        """Return the registers that a state of ALE stands for."""
+        """Return our registers for an ALE state."""
         first, lines = state.lines
-        paddles: tuple[int, ...] = (-1, -1)
-        controller = JOYSTICK
-        if self.game in games.PADDLES:
-            second = self.game in games.SECOND_PADDLE
-            paddles, controller = state.paddles[:: -1 if second else 1], SECOND_PADDLE if second else PADDLE
-        elif self.game in games.RIGHT_JOYSTICK:
-            controller = RIGHT_JOYSTICK
+        controller = games.CONTROLLERS.get(self.game, JOYSTICK)
+        paddles = {PADDLE: state.paddles, SECOND_PADDLE: state.paddles[::-1]}.get(controller, (-1, -1))
         return {
             **state.registers,
             "pages": self._pages(state.cartridge),
@@ -157,11 +152,11 @@ class Consoles:
             "pal": int(lines == PAL_LINES),
             "blanks": int(self.game not in games.NO_HMOVE_BLANKS),
             "controller": controller,
-            "input2": 0x80 if self.game in games.SECOND_PADDLE else 0,
+            "input2": 0x80 if controller == SECOND_PADDLE else 0,
         }
 
     def _pages(self, numbers: tuple[int, ...]) -> int:
-        """Return the kilobytes that are mapped into the four windows."""
+        """Return which kilobytes of the ROM are mapped into the four windows, one byte each."""
         if self.mapper == "E0":
             return sum(page << (8 * window) for window, page in enumerate(numbers[1:5]))
         bank = numbers[0] if self.mapper[0] == "F" and self.mapper != "FE" else 0
@@ -169,10 +164,10 @@ class Consoles:
 
 
 def place_consoles(board: Any, memory: tuple[Tensor, Tensor, Tensor]) -> Any:
-    """Point a `Board` at the memory of B consoles, and return the consoles for `run_consoles`; nothing is copied.
+    """Point a `Board` at the memory of B consoles without a copy, and return the consoles for `run_consoles`.
 
-    ``memory``: registers [B, F] int32, memory [B, 256] uint8, and screens [B, 2, lines * 160] uint8. Rows of the first
-    two may lie apart.
+    ``memory``: registers [B, F] int32, RAM [B, 256] uint8, and screens [B, 2, lines * 160] uint8. The first two need
+    not be contiguous along B.
     """
     registers, ram, screens = memory
     begin, strides, device = registers.data_ptr(), (4 * registers.stride(0),), str(ram.device)
@@ -185,9 +180,9 @@ def place_consoles(board: Any, memory: tuple[Tensor, Tensor, Tensor]) -> Any:
 
 
 def run_consoles(board: Any, consoles: Any, actions: Tensor, running: Any, *, draw: bool) -> None:
-    """Run a frame of the ``consoles`` of `place_consoles`, with ALE's actions [B] int32; draw it if it will be shown.
+    """Run a frame of the consoles from `place_consoles`, with ALE's actions [B] int32; draw frames that will be shown.
 
-    ``running`` [B] int32, of torch or Warp: 0 leaves a console unchanged.
+    Consoles where ``running`` [B] int32 (a torch or Warp array) is 0 do not change.
     """
     board.draw = int(draw)
     apart = APART if actions.is_cuda else 1
@@ -195,7 +190,7 @@ def run_consoles(board: Any, consoles: Any, actions: Tensor, running: Any, *, dr
 
 
 def launch(device: torch.device, kernel: Any, shape: int | Sequence[int], *inputs: Any, block: int = 256) -> None:
-    """Launch a kernel on torch's stream, without waiting and without copies; ``block`` threads in a block on a GPU."""
+    """Launch a kernel on torch's current stream, without waiting or copying; ``block`` is the GPU block size."""
     given = [wp.from_torch(value) if isinstance(value, Tensor) else value for value in inputs]
     stream = None
     if device.type == "cuda":

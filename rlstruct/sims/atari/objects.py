@@ -1,4 +1,4 @@
-"""The six moving and still objects of the TIA as bit masks of 32 pixels: bit k of word w is pixel 32 w + k of 160."""
+"""The TIA's six objects as bit masks of 32 pixels: bit k of word w is pixel 32 w + k of 160."""
 
 import warp as wp
 
@@ -6,12 +6,12 @@ from rlstruct.sims.atari.state import Registers
 
 NO_PIXELS = wp.uint32(0)
 COPIES = wp.uint32(0x1D197531)
-"""Copies by NUSIZ's modes 0 to 7, four bits each."""
+"""Copies in NUSIZ's modes 0 to 7: four bits each, see `has_copy`."""
 
 
 @wp.func
 def place(bits: wp.uint32, x: int, word: int) -> wp.uint32:
-    """Shift a pattern of at most 32 pixels to position x of the line, which is a circle of 160 pixels."""
+    """Shift a pattern of at most 32 pixels to position x of a line, which wraps around after 160 pixels."""
     shift = x - 32 * word
     if shift > 127:
         shift -= 160
@@ -24,7 +24,7 @@ def place(bits: wp.uint32, x: int, word: int) -> wp.uint32:
 
 @wp.func
 def around(x: int) -> int:
-    """Position x on the circle, for x from -160 to 319."""
+    """Wrap a position from -160 to 319 into 0 to 159."""
     if x >= 160:
         return x - 160
     if x < 0:
@@ -34,13 +34,13 @@ def around(x: int) -> int:
 
 @wp.func
 def has_copy(size: int, k: int) -> bool:
-    """Return True if NUSIZ asks for a copy of a player or missile 0, 16, 32 or 64 pixels behind it, by number."""
+    """Return True if NUSIZ asks for copy k of a player or missile: 0, 16, 32 or 64 pixels to the right."""
     return ((COPIES >> wp.uint32(4 * (size & 7) + k)) & wp.uint32(1)) != wp.uint32(0)
 
 
 @wp.func
 def copies(bits: wp.uint32, x: int, size: int, skip: int, word: int) -> wp.uint32:
-    """Place the up to three copies of a player or missile that NUSIZ asks for."""
+    """Place the one to three copies of a player or missile that NUSIZ asks for."""
     pixels = NO_PIXELS
     for k in range(4):
         if has_copy(size, k) and (k > 0 or skip == 0):
@@ -50,7 +50,7 @@ def copies(bits: wp.uint32, x: int, size: int, skip: int, word: int) -> wp.uint3
 
 @wp.func
 def reverse(byte: int) -> int:
-    """The bits of a byte in reverse order."""
+    """Reverse the bits of a byte."""
     halves = ((byte & 0x0F) << 4) | ((byte >> 4) & 0x0F)
     pairs = ((halves & 0x33) << 2) | ((halves >> 2) & 0x33)
     return ((pairs & 0x55) << 1) | ((pairs >> 1) & 0x55)
@@ -58,7 +58,7 @@ def reverse(byte: int) -> int:
 
 @wp.func
 def spread(byte: wp.uint32) -> wp.uint32:
-    """Bit k of a byte moved to bit 4 k."""
+    """Move bit k of a byte to bit 4 k."""
     y = (byte | (byte << wp.uint32(12))) & wp.uint32(0x000F000F)
     y = (y | (y << wp.uint32(6))) & wp.uint32(0x03030303)
     return (y | (y << wp.uint32(3))) & wp.uint32(0x11111111)
@@ -66,7 +66,7 @@ def spread(byte: wp.uint32) -> wp.uint32:
 
 @wp.func
 def spread_double(byte: wp.uint32) -> wp.uint32:
-    """Bit k of a byte moved to bit 2 k."""
+    """Move bit k of a byte to bit 2 k."""
     y = (byte | (byte << wp.uint32(4))) & wp.uint32(0x0F0F)
     y = (y | (y << wp.uint32(2))) & wp.uint32(0x3333)
     return (y | (y << wp.uint32(1))) & wp.uint32(0x5555)
@@ -74,7 +74,7 @@ def spread_double(byte: wp.uint32) -> wp.uint32:
 
 @wp.func
 def player(shape: int, mirror: int, x: int, size: int, skip: int, word: int) -> wp.uint32:
-    """Pixels of a player: 8 wide, or 16 or 32 and one pixel later."""
+    """Return the pixels of a player: 8 wide, or 16 or 32 wide and one pixel further right."""
     if shape == 0:
         return NO_PIXELS
     row = shape
@@ -94,7 +94,7 @@ def player(shape: int, mirror: int, x: int, size: int, skip: int, word: int) -> 
 
 @wp.func
 def missile(enabled: int, x: int, size: int, word: int) -> wp.uint32:
-    """Pixels of a missile: 1, 2, 4 or 8 wide."""
+    """Return the pixels of a missile, 1, 2, 4 or 8 wide."""
     if enabled == 0:
         return NO_PIXELS
     return copies((wp.uint32(1) << wp.uint32(1 << ((size >> 4) & 3))) - wp.uint32(1), x, size, 0, word)
@@ -102,7 +102,7 @@ def missile(enabled: int, x: int, size: int, word: int) -> wp.uint32:
 
 @wp.func
 def reverse_word(bits: wp.uint32) -> wp.uint32:
-    """The bits of 20 in reverse order."""
+    """Reverse 20 bits."""
     low = reverse(int(bits & wp.uint32(0xFF)))
     middle = reverse(int((bits >> wp.uint32(8)) & wp.uint32(0xFF)))
     high = reverse(int((bits >> wp.uint32(16)) & wp.uint32(0xFF)))
@@ -111,7 +111,7 @@ def reverse_word(bits: wp.uint32) -> wp.uint32:
 
 @wp.func
 def playfield(m: Registers, word: int) -> wp.uint32:
-    """Pixels of the playfield: 20 blocks of four pixels, then the same 20 again, or mirrored."""
+    """Return the pixels of the playfield: 20 blocks of four pixels, then the same 20 repeated or mirrored."""
     if m.playfield == 0:
         return NO_PIXELS
     left = wp.uint32((m.playfield & 0xFF00F) | (reverse((m.playfield >> 4) & 0xFF) << 4))
@@ -124,7 +124,7 @@ def playfield(m: Registers, word: int) -> wp.uint32:
 
 @wp.func
 def ball(m: Registers, word: int) -> wp.uint32:
-    """Pixels of the ball: 1, 2, 4 or 8 wide."""
+    """Return the pixels of the ball, 1, 2, 4 or 8 wide."""
     shown = m.ball
     if m.delay_ball != 0:
         shown = m.old_ball

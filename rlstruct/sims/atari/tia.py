@@ -1,7 +1,7 @@
-"""The TIA's registers: what reading and writing them does. What the beam draws of them is in `beam`.
+"""Reads and writes of the TIA's registers; `beam` draws from them.
 
-After the Stella Programmer's Guide (S. Wright, 1979) and measurements on ALE: the position of an object after RESxx,
-the clocks until a write is seen, and what HMOVE does when it is not at the begin of a line.
+Based on the Stella Programmer's Guide (S. Wright, 1979). Measured on ALE: the position of an object after RESxx, the
+delay until a write becomes visible, and HMOVE in the middle of a line.
 """
 
 import warp as wp
@@ -10,20 +10,19 @@ from rlstruct.sims.atari.objects import around, has_copy
 from rlstruct.sims.atari.state import Outer, Registers
 
 NEVER = 0x7FFFFFFF
-MOST_LINES, MOST_LINES_PAL = 290, 342  # from which on any write ends a frame that VSYNC did not end
-LINE = 228
-BLANK = 68
+MOST_LINES, MOST_LINES_PAL = 290, 342  # after so many lines without VSYNC, any write ends the frame
+LINE, BLANK = 228, 68  # clocks of a line, and of its horizontal blank
 
 
 @wp.func
 def gray(outer: Outer) -> int:
-    """The lowest bit of colours: European consoles lose colour after a frame of an odd number of lines."""
+    """Return the lowest bit of colours: European consoles turn grey after a frame with an odd number of lines."""
     return outer.n_scanlines & outer.pal
 
 
 @wp.func
 def line_clock(m: Registers) -> int:
-    """Return the position of the beam in its line: 0 to 227."""
+    """Return the beam's clock within its line, 0 to 227."""
     return (m.cycles * 3 - m.frame_start) % LINE
 
 
@@ -56,7 +55,7 @@ def reset_meets(x: int, size: int, new_x: int) -> int:
 
 @wp.func
 def reset_x(clock: int, late: int) -> int:
-    """Return the x that RESxx gives: the beam's plus 5 pixels for players, 4 for others; a fixed one in the blank."""
+    """Return the position after RESxx: the beam's, plus 5 pixels for players or 4 for others; fixed in the blank."""
     if clock < BLANK:
         return late - 2
     return (clock - BLANK + late) % 160
@@ -64,7 +63,7 @@ def reset_x(clock: int, late: int) -> int:
 
 @wp.func
 def reset_x_after(register: int, clock: int, after: int) -> int:
-    """Return the position after RESM0, RESM1 or RESBL, by clocks since HMOVE; matches ALE in all cycles of a line."""
+    """Return the position after RESM0, RESM1 or RESBL, given the clocks since HMOVE; equal to ALE in every cycle."""
     if clock == 18 and after == 9 and register != 0x12:
         return 3
     if clock == 69 and after == 60 and register == 0x12:
@@ -81,13 +80,13 @@ def reset_x_after(register: int, clock: int, after: int) -> int:
 
 @wp.func
 def write_delay(m: Registers, register: int) -> int:
-    """Clocks until a write to a register is seen on the screen."""
+    """Return the clocks until a write to a register becomes visible."""
     if register == 0x01 or register == 0x0B or register == 0x0C or register == 0x1B or register == 0x1C:
         return 1
     if register == 0x04 or register == 0x05:
         return 8
     if register >= 0x0D and register <= 0x0F:
-        # The playfield changes at the first of its blocks that begins at least two clocks later.
+        # The change shows from the first playfield block that begins at least two clocks later.
         clock = line_clock(m)
         return ((clock + 5) & ~3) - clock
     if register == 0x10 and reset_meets(m.x0, m.size0, reset_x(line_clock(m), 5)) == 1:
@@ -108,8 +107,8 @@ def is_late(m: Registers, outer: Outer) -> bool:
 def hmove_shift(clock: int, move: int) -> int:
     """Return the shift to the right that HMOVE gives an object at a clock of the line.
 
-    It makes one extra pulse every four clocks, until as many were made as the motion register (with its top bit
-    flipped) says. Only pulses in the horizontal blank count; if HMOVE comes in time, the blank is 8 clocks longer.
+    HMOVE sends one extra pulse every four clocks; their number is the motion register with its top bit flipped. Only
+    pulses in the horizontal blank count. An HMOVE early in the line extends the blank by 8 clocks.
     """
     pulses = move ^ 8
     if clock < 63:
@@ -121,7 +120,7 @@ def hmove_shift(clock: int, move: int) -> int:
 
 @wp.func
 def hmove(m: Registers, outer: Outer):
-    """Move all objects."""
+    """Apply HMOVE to all objects."""
     clock = line_clock(m)
     outer.hmove_clock = m.cycles * 3
     if clock < 63 or clock >= 225:
@@ -138,7 +137,7 @@ def hmove(m: Registers, outer: Outer):
 
 @wp.func
 def middle(size: int) -> int:
-    """Return the distance of a released missile from the start of its player."""
+    """Return the offset from a player at which RESMP releases its missile."""
     mode = size & 7
     if mode == 5:
         return 8
@@ -149,7 +148,7 @@ def middle(size: int) -> int:
 
 @wp.func
 def write_frame(m: Registers, outer: Outer, register: int, value: int):
-    """VSYNC, VBLANK and WSYNC."""
+    """Write VSYNC, VBLANK or WSYNC."""
     if register == 0x00:
         if (value & 2) != 0:
             outer.vsync_end = m.cycles * 3 + LINE
@@ -172,7 +171,7 @@ def write_frame(m: Registers, outer: Outer, register: int, value: int):
 
 @wp.func
 def write_look(m: Registers, outer: Outer, register: int, value: int):
-    """Sizes, colours, playfield and mirrors: 0x04 to 0x0F."""
+    """Write sizes, colours, playfield or mirrors: 0x04 to 0x0F."""
     shade = (value & 0xFE) | gray(outer)
     if register == 0x04:
         m.size0 = value
@@ -206,7 +205,7 @@ def write_look(m: Registers, outer: Outer, register: int, value: int):
 
 @wp.func
 def write_place(m: Registers, outer: Outer, register: int, value: int):
-    """RESP0 to RESBL, GRP0, GRP1 and what enables missiles and ball: 0x10 to 0x1F."""
+    """Write RESP0 to RESBL, GRP0, GRP1, or enable missiles and ball: 0x10 to 0x1F."""
     clock = line_clock(m)
     if register == 0x10:
         new_x = reset_x(clock, 5)
@@ -241,7 +240,7 @@ def write_place(m: Registers, outer: Outer, register: int, value: int):
 
 @wp.func
 def write_move(m: Registers, outer: Outer, register: int, value: int):
-    """Motion, vertical delay, hidden missiles, HMOVE and the two that clear: 0x20 to 0x2C."""
+    """Write motion, vertical delay, hidden missiles, HMOVE, HMCLR or CXCLR: 0x20 to 0x2C."""
     if register == 0x20:
         outer.move0 = value >> 4
     elif register == 0x21:
@@ -283,7 +282,7 @@ def write_move(m: Registers, outer: Outer, register: int, value: int):
 
 @wp.func
 def write_tia(m: Registers, outer: Outer, address: int, value: int):
-    """Write to a register; the beam was followed up to the clock at which the write is seen."""
+    """Write to a register, after the beam has been followed to the clock at which the write becomes visible."""
     register = address & 0x3F
     if is_late(m, outer):
         m.ended = 1
@@ -299,7 +298,7 @@ def write_tia(m: Registers, outer: Outer, address: int, value: int):
 
 @wp.func
 def paddle_charged(m: Registers, outer: Outer, ohms: int) -> int:
-    """0x80 once the capacitor of a paddle is charged: 0.01904 cycles for each ohm after the dump ended."""
+    """Return 0x80 once a paddle's capacitor is charged, 0.01904 cycles per ohm after the dump ended; else 0."""
     if ohms < 0 or outer.dump != 0:
         return 0
     needed = int(1.6 * float(ohms) * 0.01e-6 * 1.19e6)
@@ -309,7 +308,7 @@ def paddle_charged(m: Registers, outer: Outer, ohms: int) -> int:
 
 @wp.func
 def read_tia(m: Registers, outer: Outer, address: int):
-    """Read a register; the two bits that it drives are on the bus, the others stay."""
+    """Read a register: it drives the top two bits of the bus; the others keep their last value."""
     register = address & 0x0F
     driven = int(0)
     if register < 8:
