@@ -248,7 +248,7 @@ def check_pair(cls: type, leading: int, key: str, tensor: Tensor, first_key: str
         fix = "Add what is missing with .unsqueeze(0); .expand(B, ...) gives one value to all rows."
         if tensor.dim() == 0:
             fix += f" Numbers that belong to no row, such as losses, go into a plain dict: {{{key!r}: value}}."
-        axes = f"at least {leading} dimensions [{', '.join('BT'[:leading])}, ...]"
+        axes = f"at least {leading} leading {'axis' if leading == 1 else 'axes'} [{', '.join('BT'[:leading])}, ...]"
         raise ShapeMismatchError(f"{where} {key!r} is {spec_of(tensor)}, expected {axes}. {fix}")
     fix = "" if tensor.shape[:leading] == lead else f"All tensors have the same rows, here those of {first_key!r}."
     expect(where, {key: tensor}, device=first.device, rows=lead, fix=fix)

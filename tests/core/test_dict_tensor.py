@@ -150,7 +150,7 @@ def test_set_works_on_the_empty_structure_and_replaces() -> None:
             ShapeMismatchError,
             r"'b' is \[3, 1\] .*expected \[2, ...\].*'a'",
         ),
-        ({"a": torch.tensor(1.0)}, ShapeMismatchError, r"'a' is \[\] .*expected at least 1 dimensions"),
+        ({"a": torch.tensor(1.0)}, ShapeMismatchError, r"'a' is \[\] .*expected at least 1 leading axis"),
         ({"loss": torch.tensor(1.0)}, ShapeMismatchError, r"such as losses, go into a plain dict: {'loss': value}"),
         ({"a": torch.zeros(0), "b": torch.tensor(1.0)}, ShapeMismatchError, r"'b' is \[\] "),
         ({"a": [1.0]}, TypeError, "key 'a' holds a list"),

@@ -177,7 +177,7 @@ def test_set_checks_time_too() -> None:
             {"a": torch.zeros(2)},
             None,
             ShapeMismatchError,
-            r"'a' is \[2\] .*expected at least 2 dimensions \[B, T",
+            r"'a' is \[2\] .*expected at least 2 leading axes \[B, T",
         ),
         ({"a": torch.zeros(2, 3), "b": torch.zeros(2)}, None, ShapeMismatchError, "'b' is "),
         ({"a": torch.zeros(2, 3), "b": torch.zeros(2, 4)}, None, ShapeMismatchError, r"expected \[2, 3, ...\]"),
