@@ -23,29 +23,29 @@ _REGION_BY_ACTIVITY = _HOST_REGION + len(REGIONS) * (np.arange(16) >> 3)
 
 @dataclass
 class Row:
-    """An operation of a process in a phase. Sums of a kind of slice stand under `SWITCHING`, `PLAIN` and `WATCHED`."""
+    """An operation in a phase of a process. Axes of length 3 are kinds of slices: `SWITCHING`, `PLAIN`, `WATCHED`."""
 
     phase: str  # its name
-    path: tuple[str, ...]  # names of the operations around it, then its own; empty outside of all operations
+    path: tuple[str, ...]  # names from the outermost operation to this one; empty outside of all operations
     count: int = 0  # number of entries
-    # Seconds by region of `REGIONS`, first while the GPU is idle, then while it is busy. Plain slices do not tell
-    # regions apart.  [3, 8] float64
+    # Seconds by region of `REGIONS`, first while the GPU is idle, then while it is busy. In plain slices the
+    # region is unknown.  [3, 8] float64
     measured: Floats = field(default_factory=lambda: np.zeros((N_KINDS, N_REGIONS)))
-    paid: Floats = field(default_factory=lambda: np.zeros((N_KINDS, N_REGIONS)))  # of these on measuring.  [3, 8]
-    waited: float = 0.0  # seconds by which measuring prolonged it, if it is a wait; see `delays_of`
-    pieces: Floats = field(default_factory=lambda: np.zeros(N_KINDS))  # number into which others cut it.  [3] float64
+    paid: Floats = field(default_factory=lambda: np.zeros((N_KINDS, N_REGIONS)))  # of it, on measuring.  [3, 8]
+    waited: float = 0.0  # for a wait: seconds by which measuring prolonged it; see `delays_of`
+    pieces: Floats = field(default_factory=lambda: np.zeros(N_KINDS))  # uninterrupted stretches.  [3] float64
     moves: Floats = field(default_factory=lambda: np.zeros((len(REGIONS), len(REGIONS))))  # in watched slices.  [4, 4]
     # Mean seconds of an entry, nested operations included, in up to ten stretches of each window.
     per_entry: list[float] = field(default_factory=list)
 
     @property
     def seconds(self) -> Floats:
-        """Seconds by region; plain slices are split like the corrected watched ones.  [8] float64."""
+        """Seconds by region; plain slices are divided in the proportions of corrected watched ones.  [8] float64."""
         return self._by_region(self.measured)
 
     @property
     def overhead(self) -> Floats:
-        """The part of these spent on measuring and on switching between slices.  [8] float64."""
+        """Part of these seconds spent on measuring and on switching between slices.  [8] float64."""
         paid = self._by_region(self.paid)
         paid[0] += self.waited
         return paid
@@ -57,7 +57,7 @@ class Row:
 
     @property
     def transitions(self) -> Floats:
-        """Number of times the CPU went between regions, extrapolated from watched slices.  [4, 4] float64."""
+        """Number of moves of the CPU between regions, extrapolated from watched slices.  [4, 4] float64."""
         counted = self.pieces[[PLAIN, WATCHED]]
         return self.moves * (counted.sum() / counted[1] if counted[1] else 0.0)
 
@@ -71,7 +71,7 @@ class Row:
 
 @dataclass
 class Process:
-    """A process in all its windows."""
+    """All windows of a process."""
 
     name: str  # ``main``, ``rlstruct-worker-0``, …
     pid: int
@@ -87,12 +87,12 @@ class Process:
 
     @property
     def watched(self) -> float:
-        """Seconds of these in which torch's operators were recorded too."""
+        """Seconds in which torch's operators were recorded too."""
         return float(sum(row.measured[WATCHED].sum() for row in self.rows))
 
     @property
     def kind(self) -> str:
-        """Its name without a number: workers of one batcher are alike."""
+        """Name without its number, which all workers of a batcher share."""
         return self.name.rstrip("0123456789").rstrip("-")
 
     @property
@@ -119,7 +119,7 @@ def correct(seconds: Floats, overhead: Floats) -> Floats:
 
 
 def break_down(recordings: Sequence[Recording], prices: Mapping[int, Prices] | None = None) -> list[Process]:
-    """Break the recorded time down by process; ``prices`` by pid replace those that these recordings would give."""
+    """Break the recorded time down by process; ``prices`` (by pid) default to those measured by the recordings."""
     windows_by_pid: dict[int, list[Recording]] = {}
     for recording in recordings:
         windows_by_pid.setdefault(recording.pid, []).append(recording)
@@ -167,7 +167,7 @@ def _add_window(
     payments: tuple[Times, Floats],
     delays: tuple[Integers, Floats],
 ) -> None:
-    """Add the operations of a window to rows by phase and path."""
+    """Add the operations of a window to ``rows``, which are keyed by phase and path."""
     segments, width, k = segments_of(recording), len(recording.paths) + 1, len(REGIONS)
     region, label = _REGION_BY_ACTIVITY[segments.active], np.maximum(segments.label, 0)
     n = len(recording.phase_names) * width
@@ -201,7 +201,7 @@ def _add_window(
 
 
 def _whole(recording: Recording) -> NDArray[np.bool_]:
-    """Select the operations within one plain slice, in which only operations are noted.  [K] bool."""
+    """Select the operations that lie within one plain slice, undisturbed by torch's recording.  [K] bool."""
     times, kinds = recording.slices
     first = np.searchsorted(times, recording.spans.starts, side="right") - 1
     last = np.searchsorted(times, recording.spans.ends, side="right") - 1

@@ -20,9 +20,9 @@ _MOST, _LEAST = 18, 0.005
 
 
 def draw(processes: Sequence[Process], path: Path, title: str) -> None:
-    """Draw the seconds of the operations as stacked bars; in hatched parts a GPU was busy.
+    """Draw the seconds of the operations as stacked bars; a GPU was busy during hatched parts.
 
-    The longest work sets the scale: bars of waiting that are longer end there, and say how long they are.
+    The longest operation that is not waiting sets the scale: longer bars of waiting are cut off and labelled.
     """
     from matplotlib.figure import Figure  # imported here: the extra ``train`` may be missing
 
@@ -61,7 +61,7 @@ def draw(processes: Sequence[Process], path: Path, title: str) -> None:
 
 
 def bars_of(processes: Sequence[Process]) -> list[tuple[str, Floats]]:
-    """Return names and seconds by region of the longest operations; a batcher's workers count together."""
+    """Return the names, and seconds by region, of the longest operations; a batcher's workers are pooled."""
     main = main_process(processes)
     sums: dict[str, Floats] = {}
     for process in processes:

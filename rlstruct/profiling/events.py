@@ -1,4 +1,4 @@
-"""Events of profiled processes, read back as arrays on one clock."""
+"""Reader of a profile: events of all processes as arrays, on one clock."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SWITCHING, PLAIN, WATCHED = range(N_KINDS)
 
 @dataclass(frozen=True)
 class Spans:
-    """Operations of a process, in the order in which they began; nested, never crossing."""
+    """Operations of a process, in the order in which they began. Two of them are disjoint or nested."""
 
     starts: Times  # [K] int64, ns of ``time.perf_counter``
     ends: Times  # [K] int64, likewise
@@ -37,7 +37,7 @@ class HostEvents:
     starts: Times  # [K] int64, ns of ``time.perf_counter``
     ends: Times  # [K] int64, likewise
     kind: Integers  # 0 a torch operator, 1 a call of CUDA's API, 2 a range with a name (`record_function`).  [K]
-    correlation: Integers  # number shared by a call of CUDA's API and the work it launched; -1 for none.  [K]
+    correlation: Integers  # shared by a call of CUDA's API and the work that it launched; -1 for none.  [K]
     names: list[str]
 
 
@@ -50,8 +50,8 @@ class DeviceEvents:
     device: Integers  # index of the GPU.  [K] int64
     stream: Integers  # [K] int64
     correlation: Integers  # see `HostEvents`.  [K] int64
-    blocks: Integers  # of the grid of a kernel; 0 for a copy or fill.  [K] int64
-    node: Integers  # of a CUDA graph, where CUPTI says so; 0 otherwise.  [K] int64
+    blocks: Integers  # blocks in the kernel's grid; 0 for a copy or fill.  [K] int64
+    node: Integers  # node id in the CUDA graph, if CUPTI reports it, otherwise 0.  [K] int64
     names: list[str]
     processors: dict[int, int]  # streaming multiprocessors of each GPU, by index
 
@@ -63,10 +63,10 @@ class Recording:
     process: str  # its name: ``main``, ``rlstruct-worker-0``, …
     pid: int
     parent: int  # pid of the process that started it
-    window: int  # its number; negative for the capture of a graph outside of the windows that sample the run
+    window: int  # number; negative for a graph captured between the windows that sample the run
     begun: int
     ended: int
-    origin: int  # when the whole profile began
+    origin: int  # beginning of the whole profile
     paths: list[tuple[str, ...]]  # names of operations from the outermost to the innermost
     spans: Spans
     phases: tuple[Times, Integers]  # rising moments, and the index into ``phase_names`` from each on
@@ -78,13 +78,13 @@ class Recording:
     gpus: dict[int, str]  # UUIDs of the GPUs of this process, by index
 
     def innermost(self) -> tuple[Times, Integers]:
-        """Return rising moments, and the path of the innermost operation from each on, -1 for none.  [M] each."""
+        """Return rising times, and the path of the innermost operation from each of them on, -1 for none.  [M] each."""
         times, index = flatten(self.spans.starts, self.spans.ends)
         return times, np.where(index < 0, -1, np.append(self.spans.path, -1)[index])
 
 
 def load(folder: Path) -> list[Recording]:
-    """Read all windows of all processes, except windows that a killed process did not finish."""
+    """Read all windows of all processes, except those left incomplete by a killed process."""
     files = sorted(folder.glob("*.operations.json"))
     if not files:
         raise MissingFileError(
@@ -124,9 +124,8 @@ def replay(
 
     Args:
         times: of each mark, rising, ns.
-        marks: the name of an operation that begins; None where the innermost one ends; a list of one name where a phase
-            begins.
-        ended: end of operations that are still open, ns.
+        marks: name of the operation that begins; None if the innermost one ends; a list of one name if a phase begins.
+        ended: end of the operations that are still open, ns.
     """
     paths: dict[tuple[str, ...], int] = {}
     phase_names: dict[str, int] = {}
@@ -135,7 +134,7 @@ def replay(
     span_keys: list[int] = []
     phase_times: list[int] = []
     phase_index: list[int] = []
-    stack: list[tuple[int, tuple[str, ...]]] = []  # of open operations: span, or -1, and the path around it
+    stack: list[tuple[int, tuple[str, ...]]] = []  # open operations: index of the span, or -1, and the path around it
     path: tuple[str, ...] = ()
     for time, mark in zip(times, marks, strict=True):
         if mark is None:
@@ -145,7 +144,7 @@ def replay(
         elif isinstance(mark, list):
             phase_times.append(time)
             phase_index.append(phase_names.setdefault(mark[0], len(phase_names)))
-        elif path[-1:] == (mark,):  # one function of an operation calls another one
+        elif path[-1:] == (mark,):  # a function of an operation calls another of the same operation
             stack.append((-1, path))
         else:
             stack.append((len(starts), path))
@@ -162,7 +161,7 @@ def read_kineto(trace: dict[str, Any], unix: int) -> tuple[HostEvents, DeviceEve
 
     Args:
         trace: the parsed JSON.
-        unix: offset of the trace's clock, nanoseconds since 1970, to ``time.perf_counter``.
+        unix: the trace's clock (nanoseconds since 1970) minus ``time.perf_counter``.
     """
     host: list[tuple[int, ...]] = []
     device: list[tuple[int, ...]] = []

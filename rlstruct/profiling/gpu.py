@@ -1,4 +1,4 @@
-"""GPU use of a process, and the reasons why the rest is idle."""
+"""GPU use of a process, and why the GPU is idle the rest of the time."""
 
 from __future__ import annotations
 
@@ -26,27 +26,27 @@ from rlstruct.profiling.overlap import (
 from rlstruct.profiling.prices import WAIT
 
 DATA = {WAIT, "hand-over", "copy", "replay buffer"}
-"""Operations that bring data: a GPU that idles during them waits for data."""
+"""Operations that move data: a GPU that is idle during one waits for data."""
 Captures = list[tuple[int, list[tuple[str, ...] | None]]]
 _CAPTURED = ("LaunchKernel", "MemcpyAsync", "MemsetAsync", "LaunchCooperativeKernel")
 
 
 @dataclass
 class GpuUse:
-    """GPU use of a process. NVML's number is high as soon as any kernel runs, however small."""
+    """GPU use of a process. NVML counts a GPU as utilised while any kernel runs, however small."""
 
     process: str  # its name
     pid: int
     device: int  # index of the GPU
     seconds: float = 0.0  # recorded
     busy: float = 0.0  # share of the time in which at least one kernel, copy or fill of this process runs
-    weighted: float = 0.0  # the same, each kernel weighted with the share of multiprocessors that its blocks fill
-    # The driver's utilisation of that time, of all processes together, as a share; None if unknown.
+    weighted: float = 0.0  # the same, weighting each kernel by the share of multiprocessors that its blocks fill
+    # Utilisation in that time according to the driver, over all processes, as a share; None if unknown.
     nvml: float | None = None
     nvml_unknown: str = MISSING  # why it is unknown
     kernels: float = 0.0  # sum of the seconds of all kernels
-    # Seconds in which it waits for the host (nothing is queued), for data (the host waits for data or moves it, or has
-    # queued its copy) and for launches (queued, not begun).
+    # Seconds in which the GPU waits for the host (nothing is queued), for data (the host waits for it, moves it, or has
+    # queued its copy), or for launches (queued, not started).
     idle: dict[str, float] = field(default_factory=lambda: {"host": 0.0, "data": 0.0, "launches": 0.0})
     # Busy seconds by the operation that launched the work or captured it in a CUDA graph.
     operations: dict[str, float] = field(default_factory=dict)
@@ -67,13 +67,13 @@ class GpuUse:
 
 @dataclass(frozen=True)
 class SharedUse:
-    """GPU use of all processes together, in the time in which the most of them were recorded at once."""
+    """Total GPU use of all processes, while the largest number of them was recorded at once."""
 
     gpu: str  # its UUID; ``cuda:0`` where that is unknown
     processes: int  # recorded at once
-    seconds: float  # for how long
+    seconds: float  # length of that time
     busy: float  # share of that time in which work of at least one of them runs
-    busiest: float  # the largest share of one of them
+    busiest: float  # largest share of a single process
     nvml: float | None  # as in `GpuUse`
     nvml_unknown: str
 
@@ -93,7 +93,7 @@ def _percent(use: GpuUse | SharedUse) -> str:
 def work_by_gpu(recordings: Sequence[Recording]) -> dict[str, dict[int, tuple[Intervals, Intervals]]]:
     """Return when each process that uses a GPU was recorded, and when its work ran there.
 
-    By the GPU's UUID, or ``cuda:0`` where that is unknown, and by the pid.
+    The keys are the GPU's UUID (or ``cuda:0`` if that is unknown), then the pid.
     """
     sampled = [one for one in recordings if one.window >= 0]
     users = {
@@ -113,7 +113,7 @@ def work_by_gpu(recordings: Sequence[Recording]) -> dict[str, dict[int, tuple[In
 
 
 def shared_use(recordings: Sequence[Recording], folder: Path) -> list[SharedUse]:
-    """Merge the work of all processes on each GPU that several of them use; ``folder`` holds NVML's samples."""
+    """Analyse each GPU that several processes use, over all of them; ``folder`` holds NVML's samples."""
     found = []
     for gpu, users in work_by_gpu(recordings).items():
         if len(users) < 2:
@@ -184,7 +184,7 @@ def _add_window(use: GpuUse, recording: Recording, rows: Integers, captures: Cap
 def _split(
     recording: Recording, starts: Times, ends: Times, ordered: Times, copies: NDArray[np.bool_]
 ) -> tuple[float, ...]:
-    """Return the seconds in which the GPU is busy or waits for data, launches or the host; see `GpuUse`."""
+    """Return the seconds in which the GPU is busy, and waits for data, launches and the host; see `GpuUse`."""
     times, path = recording.innermost()
     brings = np.append(np.asarray([one[-1] in DATA for one in recording.paths], dtype=np.int64), 0)[path]
     segments = sweep(
@@ -201,7 +201,7 @@ def _split(
 
 
 def _weighted(starts: Times, ends: Times, weights: Floats) -> float:
-    """Integrate min(1, sum of the weights of what runs) over time, ns."""
+    """Integrate min(1, sum of the weights of running work) over time, ns."""
     times = np.concatenate([starts, ends])
     order = np.argsort(times, kind="stable")
     level = np.clip(np.cumsum(np.concatenate([weights, -weights])[order]), 0.0, 1.0)
@@ -209,10 +209,10 @@ def _weighted(starts: Times, ends: Times, weights: Floats) -> float:
 
 
 def _launches(recording: Recording, captures: Captures) -> tuple[Times, Integers, list[tuple[str, ...]]]:
-    """Return when each kernel was launched [K], ns, its operation [K] as an index into the third result, and all paths.
+    """Return the launch time of each kernel [K] (ns), its operation [K] as an index into the paths, and the paths.
 
-    The work of a replayed graph is matched, in order, with the captured work, since capturing calls the same API.
-    Without a capture of as many pieces, the operation that replays counts.
+    The work of a replayed graph is matched, in order, with the latest capture that made equally many API calls, so it
+    counts for the operations that were captured. Without such a capture, it counts for the operation that replays.
     """
     host, device = recording.host, recording.device
     innermost = recording.innermost()

@@ -1,4 +1,4 @@
-"""GPU utilisation as the driver defines it: the share of a period in which any kernel was running."""
+"""GPU utilisation as the driver defines it: the share of a period during which any kernel was running."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import torch
 
 MISSING = "pip install nvidia-ml-py"
 _PERIOD = 0.1  # seconds between samples
-_REACH = 1_000_000_000  # nanoseconds that a sample reaches back at most: the driver's periods are 1/6 s to 1 s
-_MOST = 100_000  # hours
+_REACH = 1_000_000_000  # nanoseconds that a sample covers at most: the driver's periods are 1/6 s to 1 s
+_MOST = 100_000  # samples, about 3 hours; beyond that, every second one is dropped
 _UNKNOWN = "NVML knows no GPU of this UUID: a MIG instance?"
 _TOO_SHORT = "no sampled window lasted a second"
 
@@ -28,10 +28,10 @@ class Samples:
     error: str = ""  # why sampling ended early; empty if it did not
 
     def within(self, begun: int, ended: int) -> list[float]:
-        """Return the percentages of a window (ns), without those that reach back to the time before it.
+        """Return the percentages sampled in a window (ns), except those that cover time before it.
 
-        A sample reaches back a second, so the first second of a window is left out, or the first half of a window
-        shorter than two seconds.
+        A sample covers up to a second, so the first second of a window is left out, or the first half of a window that
+        is shorter than two seconds.
         """
         first = begun + min(_REACH, (ended - begun) // 2)
         return [percent for at, percent in self.taken if first <= at <= ended]
@@ -47,7 +47,7 @@ def read_samples(folder: Path) -> dict[str, Samples]:
 
 
 def utilisation(samples: dict[str, Samples], uuid: str, windows: list[tuple[int, int]]) -> tuple[float | None, str]:
-    """Return the share of some windows in which a GPU was utilised, or None and why it is unknown."""
+    """Return a GPU's utilisation over some windows as a share and ``""``, or None and why it is unknown."""
     if not samples:
         return None, MISSING
     if (one := samples.get(uuid)) is None:
@@ -59,7 +59,7 @@ def utilisation(samples: dict[str, Samples], uuid: str, windows: list[tuple[int,
 
 
 def uuids() -> dict[int, str]:
-    """Return the UUIDs of the GPUs of this process by CUDA's index, which is not NVML's; empty before it uses CUDA."""
+    """Return the UUIDs of this process's GPUs by CUDA's index, which differs from NVML's; empty before it uses CUDA."""
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return {}
     properties = (torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count()))
@@ -90,7 +90,7 @@ def sample(folder: Path) -> Callable[[], None] | None:
             for uuid, handle in list(handles.items()):
                 try:
                     percent = float(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu)
-                except pynvml.NVMLError as error:  # "Not Supported" of a GPU that MIG divides
+                except pynvml.NVMLError as error:  # "Not Supported" for a GPU that MIG divides
                     samples[uuid].error = f"NVML: {error}"
                     del handles[uuid]
                     continue
@@ -114,5 +114,5 @@ def sample(folder: Path) -> Callable[[], None] | None:
 
 
 def _bare(uuid: str) -> str:
-    """Return a UUID as torch writes it: NVML puts ``GPU-`` in front."""
+    """Return a UUID as torch writes it, without NVML's prefix ``GPU-``."""
     return uuid.removeprefix("GPU-").lower()

@@ -1,4 +1,4 @@
-"""Annotations of a profiled program: operations, phases, and where a profile begins and ends."""
+"""Annotations of a profiled program: operations and phases; and functions that start and stop a profile."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ _now = time.perf_counter_ns
 
 
 class operation:  # noqa: N801 - used as a function
-    """Name the work of this process from here to the end of the block, for the profiler.
+    """Name the work in this block, for the profiler; also a decorator of functions.
 
-    Operations nest, and time belongs to the innermost. Without a profile this tests one flag. It also decorates
-    functions. Only operations of the profiled thread are noted.
+    Operations nest, and time counts for the innermost one. Only the profiled thread's operations are noted. Without a
+    profile, entering an operation costs no more than testing a flag.
 
     Args:
-        name: of the operation; the page about profiling lists the library's own.
+        name: name of the operation; the page about profiling lists those that the library uses.
 
     Raises:
-        OperationError: on leaving, if an operation that was entered later is still open.
+        OperationError: an operation that was entered later is still open at the end of the block.
 
     >>> with operation("inference"):
     ...     pass
@@ -56,7 +56,7 @@ class operation:  # noqa: N801 - used as a function
             recorder = _recorder
             if recorder is None or torch.compiler.is_compiling():
                 return function(*args, **kwargs)
-            depth, strict = recorder.push(name, _now()), False  # `with` would take longer, and nothing corrects for it
+            depth, strict = recorder.push(name, _now()), False  # `with` would be slower, and no correction covers that
             try:
                 result = function(*args, **kwargs)
                 strict = True
@@ -81,13 +81,13 @@ class operation:  # noqa: N801 - used as a function
 
 
 class Clock:
-    """Stopwatch of several operations; exactly one of them runs at any moment, so they add up to the elapsed time.
+    """Stopwatch for several operations, exactly one of which runs at any moment, so they add up to the elapsed time.
 
-    While the process is profiled, the same moments are noted as operations. On CUDA the seconds are those of launching
-    the work, not of the work itself.
+    In a profiled process they are also noted as operations. On CUDA, the seconds are the time to launch the work, not
+    the time that the work takes.
 
     Args:
-        operations: key in `seconds` to the operation's name, or to None for none. The first runs from the start.
+        operations: name of the profiled operation (None: not noted) by key in `seconds`. The first runs from the start.
     """
 
     def __init__(self, operations: Mapping[str, str | None]) -> None:
@@ -121,7 +121,7 @@ class Clock:
 
 @contextlib.contextmanager
 def phase(name: str) -> Iterator[None]:
-    """Name a part of the run, such as ``"evaluation"``; processes started in it begin in it."""
+    """Name a part of the run, such as ``"evaluation"``; processes started within it begin in this phase."""
     recorder = _recorder
     if recorder is None or recorder.thread != threading.get_ident():
         yield
@@ -136,14 +136,14 @@ def phase(name: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def profile(path: str | os.PathLike[str], *, window: float = 1.0, operators: float = SHARE) -> Iterator[None]:
-    """Profile this process and the processes that are started meanwhile and import `rlstruct`.
+    """Profile this process, and all processes started within the block that import `rlstruct`.
 
-    `rlstruct.profiling.read` then makes a report of the folder. A process writes its records at the end of every window
-    and when it ends; a killed one loses only its last window.
+    Afterwards, `rlstruct.profiling.read` analyses the folder. A process writes its records at the end of each window
+    and when it ends; a killed process loses only its last window.
 
     Args:
-        path: a folder to create; it must not hold a profile.
-        window: seconds to record at a time, see `rlstruct.profiling.recorder`.
+        path: folder to write to, created if missing; it must not hold a profile.
+        window: seconds to record at a time; see `rlstruct.profiling.recorder`.
         operators: share of the time in which torch's operators are recorded. With 0, all of Python and torch counts as
             Python; with 1, the cost of recording them is unknown and stays in the numbers.
 
@@ -170,14 +170,14 @@ def profile(path: str | os.PathLike[str], *, window: float = 1.0, operators: flo
 
 @contextlib.contextmanager
 def recorded() -> Iterator[None]:
-    """Record a block even between windows: a graph is captured once, and its replays are explained by the capture."""
+    """Record a block even between windows: the capture of a graph, say, which tells what its replays consist of."""
     is_mine = _recorder is not None and _recorder.thread == threading.get_ident()
     with _recorder.extra_window() if _recorder is not None and is_mine else contextlib.nullcontext():
         yield
 
 
 def settings(path: str | os.PathLike[str], *, window: float = 1.0, operators: float = SHARE) -> str:
-    """Create the folder, and return the value of `VARIABLE` that lets a process record into it."""
+    """Create the folder, and return the value of `VARIABLE` that makes a process record into it."""
     folder = Path(path).resolve()
     if window <= 0.0:
         raise BadValueError(f"profile: window is {window}, expected seconds, more than 0.")
@@ -196,7 +196,7 @@ def is_on() -> bool:
 
 
 def join() -> None:
-    """Begin to record if the environment variable asks for it; called by ``import rlstruct`` and by workers."""
+    """Start recording if the environment variable asks for it; called by ``import rlstruct`` and by workers."""
     global _recorder
     asked = os.environ.get(VARIABLE)
     if _recorder is not None or asked is None or (asked == NVTX and not torch.cuda.is_available()):
@@ -206,7 +206,7 @@ def join() -> None:
 
 
 def leave() -> None:
-    """Write the records and stop; called when the process ends."""
+    """Stop recording and write the open window; called when the process ends."""
     global _recorder
     recorder, _recorder = _recorder, None
     atexit.unregister(leave)

@@ -1,8 +1,8 @@
-"""Overlap of activities: pure functions of arrays of intervals, in nanoseconds.
+"""Overlap of activities: pure functions on arrays of intervals in nanoseconds.
 
-The sweep is that of RL-Scope (Gleeson et al., "RL-Scope: cross-stack profiling for deep reinforcement learning
-workloads", MLSys 2021, section 3.4): sorted boundaries of all intervals are merged, and between two boundaries the set
-of active categories is constant.
+The sweep follows RL-Scope (Gleeson et al., "RL-Scope: cross-stack profiling for deep reinforcement learning
+workloads", MLSys 2021, section 3.4): it sorts the boundaries of all intervals, between which the set of active
+categories is constant.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ Intervals = tuple[Times, Times]  # starts and ends, [K] int64 each, ns; rising a
 
 @dataclass(frozen=True)
 class Segments:
-    """A stretch of time, cut at every boundary; segment i reaches from ``edges[i]`` to ``edges[i + 1]``."""
+    """A stretch of time, cut at every boundary; segment i lasts from ``edges[i]`` to ``edges[i + 1]``."""
 
     edges: Times  # strictly rising.  [N + 1] int64, ns
     active: Integers  # bit c is set while an interval of category c is active.  [N] int64
-    label: Integers  # of the caller, -1 for none.  [N] int64
+    label: Integers  # given by the caller, -1 for none.  [N] int64
 
     @property
     def lengths(self) -> Times:
@@ -33,7 +33,7 @@ class Segments:
         return np.diff(self.edges)
 
     def at(self, times: Times) -> Integers:
-        """Return the segment of each moment; a boundary belongs to the segment before it.  [K] int64."""
+        """Return the index of each time's segment; a boundary belongs to the segment before it.  [K] int64."""
         index = np.searchsorted(self.edges, times, side="left") - 1
         return np.clip(index, 0, max(0, len(self.active) - 1))
 
@@ -44,10 +44,10 @@ def sweep(
     """Merge the boundaries of intervals, in O(n log n), into segments with the set of active categories in each.
 
     Args:
-        starts: of each interval.  [K] int64, ns
-        ends: not before its start; intervals of length zero count for nothing.  [K] int64, ns
-        category: of each interval, from 0 to 62.  [K] int64
-        within: the stretch of time to look at; intervals are cut to it.
+        starts: start of each interval.  [K] int64, ns
+        ends: end of each interval, not before its start; empty intervals are ignored.  [K] int64, ns
+        category: category of each interval, from 0 to 62.  [K] int64
+        within: the stretch of time, to which intervals are cut.
         labels: rising times, and the label from each of them on; -1 before.  [M] each
     """
     first, last = within
@@ -66,32 +66,32 @@ def sweep(
 
 
 def lookup(labels: tuple[Times, Integers], times: Times) -> Integers:
-    """Return the label at each moment [K] ns, -1 before the first; ``labels`` are rising times and labels, [M] each."""
+    """Return the label at each time [K] (ns), -1 before the first; ``labels``: rising times and labels, [M] each."""
     at = np.searchsorted(labels[0], times, side="right") - 1
     return np.where(at < 0, -1, np.append(labels[1], -1)[at])
 
 
 def flatten(starts: Times, ends: Times) -> tuple[Times, Integers]:
-    """Find the innermost of nested intervals at every moment.
+    """Find the innermost of nested intervals at any time.
 
     Args:
-        starts: of each interval.  [K] int64, ns
-        ends: two intervals are disjoint or nested; of two equal ones the later in the list is the inner one. Those of
-            length zero count for nothing.  [K] int64, ns
+        starts: start of each interval.  [K] int64, ns
+        ends: end of each interval. Two intervals are disjoint or nested; of two equal ones, the later in the list is
+            the inner one. Empty intervals are ignored.  [K] int64, ns
 
     Returns:
-        ``(times, index)``: strictly rising moments, and the innermost interval from each of them on, -1 for none.
+        ``(times, index)``: strictly rising times, and the innermost interval from each of them on, -1 for none.
         [M] each
     """
     real = np.flatnonzero(ends > starts)
     order = real[np.lexsort((real, -ends[real], starts[real]))]  # the outer before the inner
     starts, ends = starts[order], ends[order]
     times = np.unique(np.concatenate([starts, ends]))
-    # How many lie around each: those that began before it in this order, less those that are over.
+    # Number of intervals around each: those that began before it, minus those that have ended.
     depth = np.arange(len(order)) - np.searchsorted(np.sort(ends), starts, side="right")
     index = np.full(len(times), -1, dtype=np.int64)
     for level in range(int(depth.max(initial=-1)) + 1):
-        at = np.flatnonzero(depth == level)  # side by side
+        at = np.flatnonzero(depth == level)  # disjoint
         newest = np.searchsorted(starts[at], times, side="right") - 1
         inside = (newest >= 0) & (ends[at][newest] > times)
         index[inside] = order[at][newest[inside]]
@@ -99,7 +99,7 @@ def flatten(starts: Times, ends: Times) -> tuple[Times, Integers]:
 
 
 def union(starts: Times, ends: Times) -> Intervals:
-    """Merge intervals [K] ns into disjoint ones, which rise."""
+    """Merge intervals [K] (ns) into disjoint ones, in rising order."""
     order = np.argsort(starts, kind="stable")
     starts, reach = starts[order], np.maximum.accumulate(ends[order])
     first = np.ones(len(starts), dtype=bool)
@@ -108,13 +108,13 @@ def union(starts: Times, ends: Times) -> Intervals:
 
 
 def union_length(starts: Times, ends: Times) -> int:
-    """Return the time in which at least one interval is active, ns."""
+    """Return the time during which at least one interval is active, in ns."""
     starts, ends = union(starts, ends)
     return int((ends - starts).sum())
 
 
 def active_before(merged: Intervals, times: Times) -> Times:
-    """Return for how long before each moment [K] one of the intervals of a `union` was active.  [K] int64, ns."""
+    """Return how long the intervals of a `union` have been active, in total, before each time [K].  [K] int64, ns."""
     starts, ends = merged
     n_begun = np.searchsorted(starts, times, side="right")
     whole = np.append(0, np.cumsum(ends - starts))[n_begun]
@@ -124,5 +124,5 @@ def active_before(merged: Intervals, times: Times) -> Times:
 
 
 def totals(keys: Integers, values: NDArray[Any], n: int) -> Floats:
-    """Add up values [K] by their keys [K] int64, from 0 to n - 1: [n] float64, exact up to 2**53."""
+    """Sum the values [K] of each key [K] int64, from 0 to n - 1: [n] float64, exact up to 2**53."""
     return np.bincount(keys, weights=values, minlength=n).astype(np.float64)

@@ -15,16 +15,16 @@ from rlstruct.profiling.gpu import merged, work_by_gpu
 from rlstruct.profiling.nvml import Samples
 from rlstruct.profiling.overlap import Times, active_before
 
-_BIN = 10_000_000  # nanoseconds over which the busy share is taken
-_STREAMS = 16  # threads of a process from here on are the streams of its GPU
-_COUNTERS = 1 << 30  # stands for the pid of all counters
+_BIN = 10_000_000  # nanoseconds over which the busy share is averaged
+_STREAMS = 16  # thread ids from here on are GPU streams
+_COUNTERS = 1 << 30  # pid of the counters
 Event = dict[str, Any]
 
 
 def write_trace(recordings: Sequence[Recording], path: Path, samples: Mapping[str, Samples] | None = None) -> None:
     """Write one trace of all windows of all processes: gzipped JSON.
 
-    Counter tracks have the busy share of each GPU, merged over processes, in percent of 10 ms, and NVML's samples.
+    Counter tracks show the percentage of each 10 ms in which a GPU was busy for any process, and NVML's samples.
     """
     events = [event for recording in recordings for event in _window(recording)]
     text = json.dumps({"traceEvents": [*events, *_counters(recordings, samples or {})]})
@@ -51,7 +51,7 @@ def _named(what: str, pid: int, tid: int, name: str) -> Event:
 
 
 def _slices(pid: int, tid: int, starts: Times, ends: Times, names: Sequence[str]) -> Iterable[Event]:
-    """Yield each event, in microseconds, cut to the one around it: Perfetto shows only events that nest."""
+    """Yield the events, in microseconds, cut to the event around them: Perfetto shows only nested events."""
     around: list[int] = []  # ends of open events
     for i in np.lexsort((-ends, starts)):
         start = int(starts[i])
@@ -69,7 +69,7 @@ def _counters(recordings: Sequence[Recording], samples: Mapping[str, Samples]) -
         for begun, ended in zip(*recorded, strict=True):
             edges = np.append(np.arange(begun, ended, _BIN), ended)
             shares = 100.0 * np.diff(active_before(work, edges)) / np.diff(edges)
-            until = np.append(shares, 0.0)  # 0 between windows, of which nothing is known
+            until = np.append(shares, 0.0)  # 0 between windows, where nothing was recorded
             yield from _values(f"GPU busy, {gpu}", zip(map(int, edges), map(float, until), strict=True))
         if gpu in samples:
             yield from _values(f"NVML's utilisation, {gpu}", samples[gpu].taken)

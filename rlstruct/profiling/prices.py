@@ -1,8 +1,8 @@
-"""Cost of measuring, and the delay that it causes in each process.
+"""Cost of measuring, and the delays that it causes in each process.
 
 RL-Scope (MLSys 2021, section 3.5) reruns a program with one feature on at a time and divides the difference by the
-number of events. Here slices with and without torch's operators alternate in one run, so that the same operations, of
-the same processes on the same machine, are compared a few milliseconds apart.
+number of events. Here, slices with and without recording of torch's operators alternate within one run, so the same
+operations are compared a few milliseconds apart, in the same process on the same machine.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ from rlstruct.profiling.events import PLAIN, SWITCHING, WATCHED, Recording
 from rlstruct.profiling.overlap import Floats, Integers, Times, lookup
 
 Path = tuple[str, ...]
-WAIT = "wait"  # an operation whose length other processes decide
-_FEW = 10  # pieces that a comparison needs
-_TYPICAL = 0.5  # share of the pieces; on a busy machine the longer ones tell more about other programs
-_LONGEST = 3.0  # times a typical piece; another program ran in a longer one
+WAIT = "wait"  # an operation that lasts until other processes signal
+_FEW = 10  # pieces needed for a comparison
+_TYPICAL = 0.5  # share of the pieces that is compared: on a busy machine, other programs run in the longer ones
+_LONGEST = 3.0  # times a typical piece; in longer ones, another program ran
 
 
 @dataclass(frozen=True)
 class Prices:
-    """Seconds that a process needs to note one event."""
+    """Seconds that it takes a process to note one event."""
 
     operation: float  # to enter and leave an operation
     event: float | None  # to record one of torch's, averaged over processes; None if no slices could be compared
 
 
 def prices_of(recordings: Sequence[Recording]) -> dict[int, Prices]:
-    """Return the prices of each process by pid, from a comparison of the slices of a run.
+    """Estimate the prices of each process, by pid, from slices with and without recording.
 
-    Compared are pieces of one operation between the same two others, since these do the same work. Their shorter halves
-    give the share of a piece that recording takes. Other programs that slow the process down slow recording down too,
-    so the share holds for all pieces but very long ones. Recording an operator costs the same in all processes of a
-    run: a process that mostly waits has little to compare.
+    Pieces of an operation that lie between the same two other operations do the same work, so they are compared. The
+    shorter half of them gives the share of a piece that recording takes. Other programs that slow the process down slow
+    recording down as well, so this share applies to all pieces except very long ones. The price of an event is averaged
+    over processes, because one that mostly waits has little to compare.
     """
     found: dict[tuple[int, Path, Path, Path], list[Integers]] = {}
     windows: dict[int, list[Recording]] = {}
@@ -69,8 +69,8 @@ def _pieces(recording: Recording) -> tuple[Integers, Integers]:
     """Cut a window wherever another operation becomes the innermost one, and where slices begin.
 
     Returns:
-        Indices into `Recording.paths` of the operation before each piece, its own and the next one, -1 for none; and
-        the kind of its slice, its length in ns, and the number of torch's events that begin in it.  [3, K] each
+        Indices into `Recording.paths` of each piece's previous, own and next operation, -1 for none; and for each
+        piece the kind of slice, its length in ns, and the number of torch's events that begin in it.  [3, K] each
     """
     times, path = recording.innermost()
     starts = np.unique(np.concatenate([times, recording.slices[0], [recording.begun]]))
@@ -89,9 +89,9 @@ def _typical(lengths: Times) -> Times:
 
 
 def payments_of(recording: Recording, prices: Prices) -> tuple[Times, Floats]:
-    """Return when a process paid for measuring, rising, ns, and how many seconds.  [K] each.
+    """Return the times at which a process paid for measuring (rising, ns), and the seconds paid.  [K] each.
 
-    It pays before an operation or event, and after switching.
+    It pays just before an operation or event, and right after switching.
     """
     host, spans, (times, kinds) = recording.host, recording.spans, recording.slices
     switching = np.flatnonzero(kinds[:-1] == SWITCHING)
@@ -105,19 +105,19 @@ def payments_of(recording: Recording, prices: Prices) -> tuple[Times, Floats]:
 def delays_of(
     recordings: Sequence[Recording], payments: Sequence[tuple[Times, Floats]]
 ) -> list[tuple[Integers, Floats]]:
-    """Return by how many seconds measuring prolonged each wait; negative if it shortened it.
+    """Compute the seconds by which measuring prolonged each wait; negative if it shortened the wait.
 
-    A process that pays is late from then on, until it waits for others. A wait ends when the last of them has
-    signalled, or at once if all have. Without measuring, each moment comes earlier by the lateness of its process. So
-    if a process begins to wait at s, and another one signals at t, it goes on late by
-    ``min(m - s + late(s), m - t + late_of_the_other(t))`` with ``m = max(s, t)``. A payment delays only the processes
-    that wait for the payer, and a wait hides the waiting process's own payments.
+    A process that pays is late from then on, until it waits for others. A wait ends when the last of these signals, or
+    at once if all have signalled. Without measuring, each event of a process would come earlier by its lateness. So if
+    a process begins to wait at s and another signals at t, the first resumes with a lateness of
+    ``min(m - s + late(s), m - t + late_of_the_other(t))``, where ``m = max(s, t)``. A payment delays only the processes
+    that wait for the payer, and a wait absorbs the waiting process's own payments.
 
-    A process waits for its children in the same phase, which signal when they begin to wait themselves, and for its
-    parent, which gives orders while it works.
+    A process waits for its children in the same phase, which signal by beginning to wait, and for its parent, which
+    sends orders while it works.
 
     Returns:
-        For each recording: the indices of its spans that are waits, and seconds.  [K] each
+        For each recording, the indices of the spans that are waits, and the seconds.  [K] each
     """
     late = [_Lateness(*one) for one in zip(recordings, payments, strict=True)]
     waits = [(int(end), int(start), one) for one in late for start, end in zip(one.starts, one.ends, strict=True)]
@@ -129,13 +129,13 @@ def delays_of(
 
 
 class _Lateness:
-    """Delay of a process through measuring, in one of its windows; it begins punctually.
+    """Lateness of a process, caused by measuring, in one of its windows; 0 at the beginning.
 
     Attributes:
         spans: indices of the waits.  [K] int64
-        starts: of these, rising.  [K] int64, ns
-        ends: likewise.
-        delays: cumulative prolongation of the waits so far, 0 first; in seconds.
+        starts: their beginnings, rising.  [K] int64, ns
+        ends: their ends.  [K] int64, ns
+        delays: cumulative seconds by which the waits so far were prolonged; the first is 0.
     """
 
     def __init__(self, recording: Recording, payments: tuple[Times, Floats]) -> None:
@@ -147,17 +147,17 @@ class _Lateness:
         self._times, self._paid = payments[0], np.append(0.0, np.cumsum(payments[1]))
 
     def at(self, time: int) -> float:
-        """Return the seconds at a time; during a wait they are unknown."""
+        """Return the lateness in seconds at a time (ns) outside of waits."""
         n_over = min(int(np.searchsorted(self.ends, time, side="right")), len(self.delays) - 1)
         return float(self._paid[np.searchsorted(self._times, time, side="right")]) + self.delays[n_over]
 
     def go_on(self, start: int, end: int, late: float) -> None:
-        """Note the end of the next wait and its lateness; the payment for the operation after it comes later."""
+        """Note with which lateness the next wait ends, before the process pays for the operation after it."""
         n_paid = max(np.searchsorted(self._times, start, side="right"), np.searchsorted(self._times, end))
         self.delays.append(late - float(self._paid[n_paid]))
 
     def signalled(self, waiting: Recording, start: int, end: int) -> int | None:
-        """Return when this process released another one that waited from start to end; None if it did not."""
+        """Return when this process released one that waited from start to end, or None if it did not."""
         mine = self.recording
         if mine.begun > end or mine.ended < start:
             return None

@@ -1,14 +1,13 @@
-"""Recorder of a profiled process: begin and end of operations, and torch's own events, in windows.
+"""Recorder of a profiled process: when operations begin and end, and torch's own events, in windows.
 
-A process records one window when it starts, and again whenever the elapsed time has trebled: at 0, 3, 9, 27, 81, …
-windows. A process that starts in between also records a window from its first operation on. However long a training
-takes to begin, with an evaluation say, its first window's length is recorded too: a window begins with the first
-iteration, or is extended from there. So a run of any length leaves few files and needs memory for two windows at most,
-and all processes record at the same times without communicating, because workers begin to work in the first iteration.
-Windows begin and end where an operation does.
+A process records one window when it starts, and again whenever the elapsed time has tripled: at 0, 3, 9, 27, 81, …
+window lengths. A process that starts in between also records one from its first operation on. The first iteration opens
+another window (or extends the open one), so the start of the training is recorded even if an evaluation comes first.
+A run of any length therefore leaves few files and needs memory for at most two windows. Processes share the schedule,
+so they record at the same times without communicating. Windows begin and end where an operation does.
 
-Within a window operations are always noted, torch's operators only in some slices of 10 ms, since recording them costs
-most. The same operations in the slices between show how much, in the same process at the same time.
+Within a window, operations are always noted, but torch's operators only in some slices of 10 ms, because recording them
+is expensive. The same operations run in the slices in between, which shows how much recording costs in this process.
 """
 
 from __future__ import annotations
@@ -36,12 +35,12 @@ VARIABLE = "RLSTRUCT_PROFILE"  # environment variable with the settings for proc
 NVTX = "nvtx"  # value of the variable that shows operations to NVIDIA's tools instead
 _GROWTH = 3
 _SLICE = 10_000_000  # nanoseconds
-_GOLDEN = 0.5 * (5**0.5 - 1)  # its multiples, modulo 1, do not resonate with the program's loops
+_GOLDEN = 0.5 * (5**0.5 - 1)  # multiples modulo 1 do not resonate with the program's loops
 _N_TRIES, _N_NOTED = 9, 100
 _EVALUATION = "evaluation"  # a phase
-_TRAINING = frozenset({"iteration", "agent"})  # the first of either shows that a training has begun
-_START = "start"  # making a worker: a process that starts late opens no window for it
-_SAMPLED = 17  # every 17th mark is timed; odd, since ends of operations may all have even numbers
+_TRAINING = frozenset({"iteration", "agent"})  # the first of either shows that training has begun
+_START = "start"  # creating a worker; a process that starts late opens no window for it
+_SAMPLED = 17  # time every 17th mark; odd, because all ends of operations may have even indices
 _KINDS = [ProfilerActivity.CPU, ProfilerActivity.CUDA, ProfilerActivity.XPU]  # torch warns if one of them is missing
 _now = time.perf_counter_ns
 _nvtx: Any = torch.cuda.nvtx  # without types
@@ -70,9 +69,9 @@ class Recorder:
         self._stack: list[str] = []
         self._times: list[int] = []  # nanoseconds of time.perf_counter, which all processes of a machine share
         self._marks: list[str | list[str] | None] = []  # an operation begins; one ends; [a phase] begins
-        self._noted: list[int] = []  # nanoseconds to note an operation's end, of a sample
+        self._noted: list[int] = []  # nanoseconds to note the end of an operation, for a sample of them
         self._n_windows = self._n_extra = self._turn_of = 0
-        self._starts = self._origin  # of this window or the next one
+        self._starts = self._origin  # beginning of this window or the next one
         self._torch: Any = None
         self._is_on = False
         self._begun = self._slice = 0
@@ -126,7 +125,7 @@ class Recorder:
             self._turn(now)
 
     def set_phase(self, name: str) -> None:
-        """Begin a phase, also for processes that are started from now on."""
+        """Begin a phase, for this process and those it starts from now on."""
         self.phase = name
         if self._is_on:
             self._times.append(_now())
@@ -158,7 +157,7 @@ class Recorder:
             self._end_samples()
 
     def forget(self) -> None:
-        """Note nothing from now on, even if operations are still open."""
+        """Stop recording, even if operations are still open."""
         self._is_on, self._turns_at = False, sys.maxsize
 
     def _skip_windows(self, now: int) -> None:
@@ -179,7 +178,7 @@ class Recorder:
             self._skip_windows(_now())
 
     def _train(self, name: str, now: int) -> None:
-        """Record a whole window from here on, where the training begins."""
+        """Record a full window from here on: training begins."""
         self._awaited = frozenset() if name == "iteration" else self._awaited - {name}
         if not self._is_on:
             self._begin_window(self._length)
@@ -191,9 +190,9 @@ class Recorder:
     def _begin_window(self, length: int) -> None:
         self._torch = None
         if self._share:
-            # A lower level writes two lines per window to standard error.
+            # At a lower level Kineto writes two lines per window to standard error.
             os.environ.setdefault("KINETO_LOG_LEVEL", "6")
-            uses_cuda = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # slices then cannot be switched
+            uses_cuda = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # then slices cannot be switched
             self._torch = torch.profiler.profile(activities=_KINDS[: 1 + uses_cuda])
             self._torch.start()
         self._begun, self._unix = _now(), _between_clocks()
@@ -205,16 +204,16 @@ class Recorder:
             self._turns_at = min(self._begun + _SLICE, self._closes_at)
 
     def _next_slice(self, now: int) -> None:
-        """Switch recording of torch's operators if this slice asks for it; an operation has just begun or ended."""
+        """Turn recording of torch's operators on or off for the next slice; an operation has just begun or ended."""
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             self._end_window(self._n_windows)
             self._n_windows += 1
-            self._begin_window(self._closes_at - now)  # the rest of it with the GPU's work
+            self._begin_window(self._closes_at - now)  # record the rest of the window with the GPU's work
             return
         self._slice += 1
         kind = WATCHED if self._slice * _GOLDEN % 1.0 < self._share else PLAIN
         if kind != self._slices[-1][1]:
-            self._torch.toggle_collection_dynamic(kind == WATCHED, _KINDS)  # of this thread; takes microseconds
+            self._torch.toggle_collection_dynamic(kind == WATCHED, _KINDS)  # this thread only; takes microseconds
             self._slices += [(now, SWITCHING), (_now(), kind)]
         self._turns_at = min(_now() + _SLICE, self._closes_at)
 
@@ -223,9 +222,17 @@ class Recorder:
         process = multiprocessing.current_process().name
         found = {
             "process": "main" if process == "MainProcess" else process,
-            **{"pid": os.getpid(), "parent": os.getppid(), "window": number},
-            **{"begun": self._begun, "ended": ended, "unix": self._unix, "origin": self._origin},
-            **{"times": self._times, "marks": self._marks, "slices": self._slices, "cost": self._cost()},
+            "pid": os.getpid(),
+            "parent": os.getppid(),
+            "window": number,
+            "begun": self._begun,
+            "ended": ended,
+            "unix": self._unix,
+            "origin": self._origin,
+            "times": self._times,
+            "marks": self._marks,
+            "slices": self._slices,
+            "cost": self._cost(),
             "gpus": nvml.uuids(),
         }
         stem = self._folder / f"{os.getpid()}-{number}"
@@ -233,16 +240,17 @@ class Recorder:
             self._torch.stop()
             self._torch.export_chrome_trace(f"{stem}.part")
             os.replace(f"{stem}.part", f"{stem}.kineto.json")
-            # It is in a reference cycle: freeing its records would take 30 ms of some later window.
+            # Break the profiler's reference cycle: collecting it later would take 30 ms of some other window.
             self._torch.profiler = self._torch = None
         Path(f"{stem}.part").write_text(json.dumps(found))
-        os.replace(f"{stem}.part", f"{stem}.operations.json")  # last: this one says that the window is whole
+        os.replace(f"{stem}.part", f"{stem}.operations.json")  # last: its existence shows that the window is complete
         self._times, self._marks = [], []
 
     def _cost(self) -> float:
-        """Return the nanoseconds to note an operation, tried many times in a row now that the window is over.
+        """Measure the nanoseconds that noting an operation takes, in a tight loop after the window.
 
-        Among other work it takes longer, since the caches hold other data: by as much as the sampled ends took longer.
+        Noting takes longer between other work, which evicts it from the CPU's caches. The sampled ends of operations
+        show by how much; that is added.
         """
         log, among, self._noted = copy.copy(self), self._noted, []
         log._times, log._marks, log._noted, log._turns_at, log._is_on = [], [], [], sys.maxsize, True
@@ -260,7 +268,7 @@ class Recorder:
 
 
 class Ranges:
-    """Operations as NVTX ranges of this process, which Nsight Systems shows by name; takes the place of a `Recorder`.
+    """Substitute for `Recorder` that shows operations as NVTX ranges, which Nsight Systems displays by name.
 
     Attributes:
         thread: the thread whose operations become ranges.
@@ -281,7 +289,7 @@ class Ranges:
         return self._n_open - 1
 
     def pop(self, depth: int, now: int, *, strict: bool) -> None:
-        """End the range at a depth, and all that are nested in it."""
+        """End the range at a depth, and all ranges nested in it."""
         for _ in range(self._n_open - depth if depth >= 0 else 0):
             _nvtx.range_pop()
             self._n_open -= 1
@@ -302,12 +310,12 @@ class Ranges:
 
 
 def _typical(taken: list[int]) -> float:
-    """Return the mean of all but the longest twentieth, in which another program may have run."""
+    """Return the mean without the longest 5 %, during which another program may have run."""
     return statistics.fmean(sorted(taken)[: -(-19 * len(taken) // 20)])
 
 
 def _between_clocks() -> int:
-    """Return the offset of Kineto's clock, nanoseconds since 1970, to ``time.perf_counter``; robust to a pause."""
+    """Return Kineto's clock (nanoseconds since 1970) minus ``time.perf_counter``, undisturbed by a short pause."""
     found = []
     for _ in range(20):
         before, unix, after = time.perf_counter_ns(), time.time_ns(), time.perf_counter_ns()

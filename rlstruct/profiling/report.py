@@ -1,4 +1,4 @@
-"""Report of a profile: one sentence, a table, JSON, a trace and a picture; and the differences between two."""
+"""Report of a profile as a sentence, table, JSON, trace and picture; and a comparison of two reports."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from rlstruct.profiling.sentence import main_process, sentence_of
 Key = tuple[str, str, tuple[str, ...]]  # kind of process, phase and path of an operation
 _WIDTH = 80  # of a terminal
 _HEADS = ("count", "seconds", "share", "Python", "torch", "sim", "CUDA", "GPU", "→torch", "→CUDA")
-_FLOOR = 0.05  # smaller differences are not reported: two runs of one program differ as much
+_FLOOR = 0.05  # smaller differences are not reported: two runs of the same program differ this much
 _SURE = 3.5  # standard errors
-_FEW = 3  # fewer numbers do not show how much they scatter
+_FEW = 3  # with fewer numbers, their scatter is unknown
 
 
 @dataclass(frozen=True)
@@ -32,12 +32,12 @@ class Report:
     """Report of a profile."""
 
     processes: list[Process]  # the learning process first
-    gpus: list[GpuUse]  # use of each GPU by each process; empty without GPUs
-    shared: list[SharedUse] = field(default_factory=list)  # of each GPU that several processes use, by all of them
+    gpus: list[GpuUse]  # how each process uses each GPU; empty without GPUs
+    shared: list[SharedUse] = field(default_factory=list)  # total use of each GPU that several processes share
 
     @property
     def sentence(self) -> str:
-        """The bottleneck, and a remedy to try."""
+        """Bottleneck, and a remedy to try."""
         return sentence_of(self.processes, self.gpus)
 
     def __str__(self) -> str:
@@ -73,7 +73,7 @@ class Report:
         return lines
 
     def to_json(self) -> dict[str, Any]:
-        """Return everything as plain values; ``seconds`` are measured, ``corrected`` without the cost of measuring."""
+        """Return the report as plain values: ``seconds`` as measured, ``corrected`` without the cost of measuring."""
         return {
             "sentence": self.sentence,
             "regions": [*REGIONS, *(f"{name} with a busy GPU" for name in REGIONS)],
@@ -99,7 +99,7 @@ class Report:
 
 
 def read(folder: str | Path) -> Report:
-    """Make a report of the profile that `rlstruct.profiling.profile` wrote into a folder.
+    """Analyse the profile that `rlstruct.profiling.profile` wrote into a folder.
 
     Raises:
         FileNotFoundError: the folder holds no profile.
@@ -132,9 +132,10 @@ def save(report: Report, folder: str | Path) -> list[Path]:
 def differences(before: Report, after: Report) -> list[str]:
     """Return a line for each operation that became slower or faster beyond noise, the largest change first.
 
-    An operation is reported if the typical time of an entry, nested ones included, differs by at least 5 % and by 3.5
-    standard errors, and by as much from the change of the other operations. On a machine that was busier during one of
-    the runs all of them are slower; a line says so. Both runs are of the same program on the same machine.
+    Both reports should come from the same program on the same machine. An operation is reported if the median time of
+    an entry (including nested operations) changed by at least 5 % and 3.5 standard errors, and differs by as much from
+    the median change of the other operations. If the machine was busier during one run, most operations changed alike;
+    the last line then says so.
     """
     old, new = _entries(before.processes), _entries(after.processes)
     changes = {key: _change(old[key], new[key]) for key in old.keys() & new.keys()}
@@ -160,7 +161,7 @@ def differences(before: Report, after: Report) -> list[str]:
 
 
 def _entries(processes: Sequence[Process]) -> Mapping[Key, list[float]]:
-    """Return mean times of entries in stretches of a run; workers of one batcher count together."""
+    """Collect the mean times of entries from all stretches of a run; workers of a batcher are pooled."""
     found: dict[Key, list[float]] = {}
     for process in processes:
         for row in process.rows:
@@ -215,16 +216,16 @@ def _plain(row: Row) -> dict[str, Any]:
 
 
 def _lines(text: str) -> Iterator[str]:
-    """Break lines that a terminal of 80 columns cannot show."""
+    """Wrap lines at 80 columns."""
     for line in text.splitlines():
         indent = " " * (len(line) - len(line.lstrip()) + 2)
         yield from textwrap.wrap(line, _WIDTH, subsequent_indent=indent, break_on_hyphens=False)
 
 
 def _table(process: Process) -> str:
-    """Return a table of the operations of a process, nested ones below those around them; empty columns are left out.
+    """Format the operations of a process as a tree; empty columns are left out.
 
-    Regions are percentages of the operation's own time, and the GPU's the part of that in which it is busy.
+    Regions, and the time in which the GPU is busy, are percentages of the operation's own time.
     """
     iterations = max(1, sum(row.count for row in process.rows if row.path[-1:] == ("iteration",)))
     total = max(process.corrected, 1e-12)

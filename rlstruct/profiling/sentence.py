@@ -41,7 +41,7 @@ _OWN = "operations within it, `with rlstruct.profiling.operation(...)`, to see w
 
 
 def main_process(processes: Sequence[Process]) -> Process:
-    """Return the process that learns: of those that no batcher started, the one with most time in operations."""
+    """Return the process that learns: the one not started by a batcher that spends most time in operations."""
     mains = [one for one in processes if one.name == "main"] or list(processes)
     return max(mains, key=lambda one: sum(row.corrected.sum() for row in one.rows if row.path))
 
@@ -68,7 +68,7 @@ def sentence_of(processes: Sequence[Process], gpus: Sequence[GpuUse]) -> str:
 
 
 def _phase_of(process: Process) -> str:
-    """Return the phase with the most time in operations; the evaluation only if there is next to nothing else."""
+    """Return the phase with the most time in operations; evaluation only if hardly anything else was recorded."""
     sums: dict[str, float] = {}
     for row in process.rows:
         weight = 1.0 if row.path else 1e-6
@@ -78,10 +78,10 @@ def _phase_of(process: Process) -> str:
 
 
 def _most(rows: Iterable[Row]) -> tuple[str, str, str]:
-    """Return the longest operation: its name, its share, and words for it that include its largest region."""
+    """Return the longest operation: its name, its share, and a phrase that names it and its largest region."""
     sums: dict[str, Floats] = {}
     for row in rows:
-        # A simulator belongs to the environment around it; an iteration says nothing of what is done in it.
+        # A simulator counts as its environment; the name of an iteration says nothing about the work in it.
         name = "environment" if row.path[-1:] == (SIMULATOR,) else (*row.path[-1:], _OUTSIDE)[0]
         name = f"{_OUTSIDE} in it" if name == "iteration" else name
         sums[name] = sums.get(name, 0.0) + row.corrected.reshape(2, -1).sum(0)

@@ -1,4 +1,4 @@
-"""The devices of the simulated accelerator, and the error where two of them meet."""
+"""Devices of the simulated accelerator, and the error for tensors of two devices that meet."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ DEVICE_COUNT: Final = 4
 
 
 class SimDeviceMismatchError(DeviceMismatchError, RuntimeError):
-    """Tensors of two devices met in one operation. A RuntimeError too, because that is what CUDA raises."""
+    """Error: tensors of two devices met in one operation. A RuntimeError too, because CUDA raises one."""
 
     __module__ = "rlstruct.testing.sim_device"  # where users import it
 

@@ -1,6 +1,6 @@
 """Random generators of the simulated accelerator: ``torch.Generator("sim:1")``.
 
-torch's C++ refuses to make a generator for a device whose kernels are Python. So this one is a CPU generator that says
+torch's C++ refuses to make a generator for a device whose kernels are Python. So this is a CPU generator that knows
 which device it belongs to, and the operators of the simulated accelerator compare that with their own device.
 """
 
@@ -19,7 +19,7 @@ from rlstruct.testing._sim_devices import SimDeviceMismatchError, indexed
 from rlstruct.testing.host_sync import calling_line
 
 _Meta: Any = type(Generator)
-# Operators get another Python object around the same generator, so it is recognised by its address in C++.
+# Operators receive another Python object for the same generator, so it is looked up by its address in C++.
 _BY_ADDRESS: weakref.WeakValueDictionary[int, SimGenerator] = weakref.WeakValueDictionary()
 
 
@@ -38,7 +38,7 @@ class SimGenerator(Generator):
         return generator
 
     def __init__(self, device: torch.device) -> None:
-        """Accept what ``__new__`` takes."""
+        """Accept the argument of ``__new__``."""
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]
@@ -73,11 +73,11 @@ class _MadeByDevice(_Meta):  # type: ignore[misc]  # torch gives it no types
 
 
 class _Maker(Generator, metaclass=_MadeByDevice):
-    """Stands for ``torch.Generator``: the same generators as before, and those of simulated devices."""
+    """Replacement for ``torch.Generator`` that also makes generators of simulated devices."""
 
 
 def install() -> None:
-    """Let ``torch.Generator`` know the simulated devices."""
+    """Make ``torch.Generator`` support the simulated devices."""
     torch.Generator = _Maker  # type: ignore[misc]
     torch.serialization.add_safe_globals([rebuild_generator])
 

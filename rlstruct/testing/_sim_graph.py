@@ -1,9 +1,9 @@
 """Graphs of the simulated accelerator: capture and replay as with CUDA graphs, operator by operator.
 
 A capture notes every operator with its tensors. A replay runs the same operators on the same tensors and writes their
-results into the memory of the capture; no Python of the work runs again. So the silent mistakes of CUDA graphs show on
-a laptop: a number that was read on the host stays, a replaced tensor is not seen, a result that is not copied back is
-lost. A wait for the device raises, as it does during a CUDA capture.
+results into the memory of the capture, without running the captured Python code again. So the silent mistakes of CUDA
+graphs show up on a laptop: a number read on the host stays frozen, a replaced tensor is not seen, and a result that is
+not copied back is lost. A wait for the device raises, as during a CUDA capture.
 """
 
 # ruff: noqa: ANN401  (torch passes whatever an operator takes and returns)
@@ -23,7 +23,7 @@ from rlstruct.testing.host_sync import forbid_host_sync
 
 
 def capture(work: Callable[[], None]) -> Callable[[], None]:
-    """Capture work without lasting effect, as CUDA does, and return the function that replays it."""
+    """Capture work without any lasting effect, as CUDA does, and return the function that replays it."""
     recording = _Recording()
     try:
         with forbid_host_sync(), recording:
@@ -37,12 +37,12 @@ class _Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch g
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._calls: list[tuple[Any, Any, Any, list[tuple[int, Tensor]]]] = []
-        self._made: dict[int, Tensor] = {}  # by address of their memory, which they keep from being used again
+        self._made: dict[int, Tensor] = {}  # by address; holding them keeps their memory from being reused
         self._before: list[tuple[Tensor, Tensor]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if is_composite(func):  # in inference mode nothing above this has taken it apart
+        if is_composite(func):  # in inference mode nothing has decomposed it yet
             with self:
                 return func.decompose(*args, **kwargs)
         for tensor in written_tensors(func, args, kwargs):
@@ -56,7 +56,7 @@ class _Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch g
         return results
 
     def undo(self) -> None:
-        """Restore older memory, and make the results of the capture unusable."""
+        """Restore memory from before the capture, and poison the results with NaN."""
         with torch.no_grad():
             for tensor, before in reversed(self._before):
                 tensor.copy_(before)
@@ -75,7 +75,7 @@ class _Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch g
 
 
 def _fresh(func: Any, results: Any) -> list[tuple[int, Tensor]]:
-    """Return the results in new memory, neither arguments nor views of them, with their positions."""
+    """Return the results that own new memory (neither arguments nor views), with their positions."""
     if any(returned.alias_info is not None for returned in schema_of(func).returns):
         return []
     return [(i, leaf) for i, leaf in enumerate(tree_leaves(results)) if isinstance(leaf, Tensor)]

@@ -23,14 +23,14 @@ from rlstruct.testing.host_sync import calling_line
 
 # Operations that CUDA lets cross devices.
 _CROSSING = frozenset({"copy_", "_to_copy", "_copy_from", "_foreach_copy_"})
-# Operations besides the element-wise ones that take a CPU tensor without dimensions as a number.
+# Operations, besides element-wise ones, that accept a 0-dimensional CPU tensor as a number.
 _TAKES_NUMBERS = frozenset({"masked_fill", "masked_fill_", "index_fill", "index_fill_"})
 _INDEXING = frozenset({"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index", "_unsafe_index_put"})
-# Operations that CUDA has for floating-point and complex numbers only.
+# Operations that CUDA implements for floating-point and complex numbers only.
 _PRODUCTS = frozenset(
     {"mm", "bmm", "addmm", "addmm_", "baddbmm", "baddbmm_", "addbmm", "mv", "addmv", "dot", "vdot", "addr"}
 )
-# Arguments and results that are on the CPU by contract.
+# Arguments and results that torch always keeps on the CPU.
 _HOST_ARGUMENTS = frozenset({("_pack_padded_sequence", "lengths"), ("_pack_padded_sequence_backward", "batch_sizes")})
 _HOST_RESULTS = {"_pack_padded_sequence": 1}
 
@@ -74,7 +74,7 @@ def _gru_cell(
     return new + update * (hx - new), hx.new_empty(0)
 
 
-# For a device that is not the CPU, torch's C++ asks for fused cells, which have no CPU kernel.
+# On any device but the CPU, torch's C++ calls fused cells, for which there is no CPU kernel.
 DECOMPOSED: Final[dict[str, Callable[..., Any]]] = {
     "_thnn_fused_lstm_cell": _lstm_cell,
     "_thnn_fused_gru_cell": _gru_cell,
@@ -102,13 +102,13 @@ class SimTensor(torch.Tensor):
     ) -> Any:
         """Check the devices, run the operation on the CPU tensors inside, and wrap the results."""
         kwargs = kwargs or {}
-        if is_composite(func):  # in inference mode nothing above this has taken it apart
+        if is_composite(func):  # in inference mode nothing has decomposed it yet
             return func.decompose(*args, **kwargs)
         name = func.overloadpacket.__name__
         if name in DECOMPOSED:
             return DECOMPOSED[name](*args, **kwargs)
         if name == "_fused_sdp_choice":
-            return 0  # plain mathematics: the fused attention kernels are looked up by device
+            return 0  # the unfused implementation: fused attention kernels are looked up by device
         met: list[Tensor] = []
         inner_args = unwrap(args, met)
         inner_kwargs = {key: unwrap(value, met) for key, value in kwargs.items()}
@@ -125,7 +125,7 @@ class SimTensor(torch.Tensor):
             _follow_shape(met)
         return _wrapped(result, func, name, met, device)
 
-    # torch answers these in C++ for torch.Tensor itself, and refuses or answers wrongly for subclasses.
+    # torch implements these in C++ for torch.Tensor, and for subclasses refuses or gives wrong answers.
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         """Show the values, the device, and the gradient's state, as for a CUDA tensor."""
@@ -205,7 +205,7 @@ def rebuild(inner: Tensor, device: str, requires_grad: bool, is_parameter: bool)
 
 
 def unwrap(value: Any, met: list[Tensor]) -> Any:
-    """Replace SimTensors by the CPU tensors inside; note every tensor that is met."""
+    """Replace SimTensors by the CPU tensors inside, and append every tensor found to ``met``."""
     if isinstance(value, Tensor):
         met.append(value)
         return value._inner if isinstance(value, SimTensor) else value
@@ -227,7 +227,7 @@ def _places(func: Any, args: Any, kwargs: Any) -> Iterator[tuple[Any, str, Tenso
 
 
 def _result_device(func: Any, name: str, met: list[Tensor], args: Any, kwargs: Any) -> torch.device:
-    """Return the device of the results; raise if the arguments' devices do not fit."""
+    """Return the device of the results; raise if the arguments are on devices that must not meet."""
     device = next(tensor.device for tensor in met if isinstance(tensor, SimTensor))
     if name not in _CROSSING and any(tensor.device != device for tensor in met):
         _check_arguments(func, name, device, args, kwargs)
@@ -267,7 +267,7 @@ def _follow_shape(met: list[Tensor]) -> None:
 
 
 def _wrapped(result: Any, func: Any, name: str, met: list[Tensor], device: torch.device) -> Any:
-    """Wrap the results of one operation: arguments come back as themselves, views as views."""
+    """Wrap the results of an operation; arguments that it returns stay the same objects, and views stay views."""
     owners = {id(tensor._inner if isinstance(tensor, SimTensor) else tensor): tensor for tensor in met}
 
     def wrap(value: Any) -> Any:

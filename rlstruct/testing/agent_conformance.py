@@ -1,4 +1,4 @@
-"""check_agent: test of an agent against the contract of `RL_Agent`, property by property."""
+"""check_agent, a test of an agent against the contract of `RL_Agent`, property by property."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _STATE = "Return the keys, dtypes and shapes of initial_state."
 
 @dataclass(frozen=True)
 class _Step:
-    """Arguments and answer of one call of the agent."""
+    """Arguments and results of one call of the agent."""
 
     state: DictTensor
     observation: DictTensor
@@ -59,33 +59,33 @@ def check_agent(
     host_syncs: bool = False,
     executors: bool = True,
 ) -> None:
-    """Let an agent act for a few steps and test the properties that the contract of `RL_Agent` demands.
+    """Let an agent act for a few steps, and check all properties that the contract of `RL_Agent` requires.
 
-    Tested is that all tensors are on the right device (with `RL_Agent_CheckDevice`); that no module drops or averages
-    as in training; that the initial state has B rows and the same columns for every B; that answers fit the action
-    space and the initial state, and arguments are not written to; that equal arguments give equal answers; that no row
-    depends on another; that a replay gives the stored outputs, and `states_at` the states; that `update` copies all
-    weights; that a pure agent depends on weights and arguments only; and that every executor gives its answers.
+    The checks: all tensors are on the right device (see `RL_Agent_CheckDevice`); no dropout or batch normalisation is
+    in train mode; the initial state has B rows, and the same columns for every B; answers fit the action space and the
+    initial state; arguments are not written to; equal arguments give equal answers; no row depends on another; a replay
+    reproduces the stored outputs, and `states_at` the states; `update` copies all weights; a pure agent depends on
+    weights and arguments only; every executor gives the agent's answers.
 
     Args:
-        agent: the agent to check, on ``device``. Its weights are the same afterwards if they can be found.
-        env: where it acts; moved to ``device`` if it lives elsewhere, not closed.
-        device: where the agent lives, by default where ``env`` does; ``"sim:1"`` finds device mistakes on a machine
+        agent: the agent to check, on ``device``. Its weights are restored afterwards, if they can be found.
+        env: environment to act in, wrapped in `DeviceEnv` if it is on another device; not closed.
+        device: device of the agent, by default that of ``env``; ``"sim:1"`` finds device mistakes on a machine
             without a GPU.
         agent_info: settings of the environments' policies, on the CPU.  [B] or empty
         weights: argument of `update`; by default the state_dict of the agent's model, if it has an nn.Module.
         n_steps: number of steps.
-        seed: of the random keys, the sampled frames, and `RL_Agent.seed`.
-        tolerance: allowed difference of floating-point outputs between two batch sizes, and in the replay.
+        seed: seed of the random keys and of `RL_Agent.seed`.
+        tolerance: allowed difference between floating-point outputs for two batch sizes, and in the replay.
         draws_from_rng: False for an agent that draws from torch's generator, which is then seeded before each call;
             rows and replay are not compared.
         host_syncs: also forbid host syncs, with `forbid_host_sync`.
-        executors: False spares an agent that promises to be pure from being compiled, which takes seconds.
+        executors: False skips the comparison of executors, which takes seconds because it compiles the agent.
 
     Raises:
-        ConformanceError: naming the call, the key, the found and the expected value, and the fix.
+        ConformanceError: a check failed; names the call, the key, the found and expected values, and the fix.
         DeviceMismatchError: a tensor is on the wrong device.
-        TypeError: the agent returned something else than a pair of DictTensors.
+        TypeError: the agent returned something other than a pair of DictTensors.
     """
     device = env.device if device is None else resolve_device(device)
     env = env if env.device == device else DeviceEnv(env, device)
@@ -111,7 +111,7 @@ def check_agent(
 
 @dataclass
 class _Kit:
-    """The agent under watch, in its environment, with the arguments of `check_agent`."""
+    """The checked agent in its environment, with the arguments of `check_agent`."""
 
     agent: RL_Agent_CheckDevice
     env: VecEnv
@@ -128,7 +128,7 @@ class _Kit:
         self.name = type(self.plain).__name__
 
     def check_initial_state(self) -> None:
-        """Ask for the states of 1 and of B environments."""
+        """Compare the initial states of 1 and of B environments."""
         states = {}
         for B in (1, self.B):
             where = f"{self.name}.initial_state(agent_info, {B})"
@@ -141,7 +141,7 @@ class _Kit:
 
     @torch.no_grad()
     def check_acting(self) -> None:
-        """Let the agent act, and check each answer by itself."""
+        """Let the agent act, and check each answer on its own."""
         observation, _ = self.env.reset(None)
         state = self.agent.initial_state(self.agent_info, self.B)
         seeds = torch.arange(self.seed, self.seed + self.B, device=self.env.device)
@@ -163,14 +163,14 @@ class _Kit:
             state = new_state
 
     def check_repeated(self) -> None:
-        """Call the agent twice in every step."""
+        """Call the agent twice with the arguments of every step."""
         for t, step in enumerate(self.steps):
             where = f"{self.name}.__call__ (step {t}), called twice with the same arguments"
             check_same(where, self._answer(step), self._answer(step), _RNG)
 
     @torch.no_grad()
     def check_rows(self) -> None:
-        """Reverse the rows of every step, and call the agent with single rows."""
+        """Call the agent with the rows of every step reversed, and with single rows."""
         for t, step in enumerate(self.steps):
             expected = self._answer(step)
             for rows in (list(reversed(range(self.B))), [0], [self.B - 1]):
@@ -211,7 +211,7 @@ class _Kit:
                 check_same(f"{where}, {key!r}", DictTensor({key: states[key]}).map(on_cpu), wanted.map(on_cpu), fix)
 
     def check_update(self) -> None:
-        """Update to other weights and back.
+        """Update the agent to other weights and back.
 
         Skipped without weights, and for an agent that defines no `update`.
         """
@@ -234,7 +234,7 @@ class _Kit:
                 fail(where, key, "the old weights", "those that were given", fix)
         changed = self._answer(step)
         for value in passed.values():
-            value.fill_(1)  # what a batcher does when it publishes the next version
+            value.fill_(1)  # as a batcher does when it publishes the next version
         fix = "Copy the weights, as load_state_dict does: the batcher writes to these tensors again."
         check_same(f"{where}, after its argument changed", self._answer(step), changed, fix)
         self.agent.update({k: v.clone() for k, v in original.items()})
@@ -242,7 +242,7 @@ class _Kit:
         check_same(f"{where}, back to the first weights", self._answer(step), before, fix)
 
     def check_purity(self) -> None:
-        """Change every other value that the agent may read."""
+        """Change every value that the agent may read besides weights and arguments."""
         agent, step = self.plain, self.steps[-1]
         arguments = (step.state, step.observation, self.agent_info, step.history)
 
@@ -254,7 +254,7 @@ class _Kit:
 
     @torch.no_grad()
     def check_executors(self) -> None:
-        """Compare every executor with the agent, also with new weights and a new agent_info."""
+        """Compare every executor with the eager agent, also with new weights and agent_info."""
         agent, device, steps = self.plain, self.env.device, self.steps
         act = agent_step(agent)
         made = {name: make_on(device) for name, make_on in EXECUTORS.items()}
@@ -276,7 +276,7 @@ class _Kit:
                     check_equal(expected, runner(*given), precision.eps(device))
                 except PurityError as error:
                     fail(where, None, str(error), "the eager agent's answer", "Or set pure = False.")
-                if runner.why_not and name != "compiled":  # for that there may be no compiler
+                if runner.why_not and name != "compiled":  # a machine may lack a compiler
                     fail(where, None, runner.why_not, "the eager agent's answer", "Or set pure = False.")
                 for parameter in parameters:
                     parameter.mul_(0.9)
@@ -284,7 +284,7 @@ class _Kit:
                 parameter.copy_(value)
 
     def _answer(self, step: _Step) -> DictTensor:
-        """Return the agent's answer to the arguments of a step, on the CPU."""
+        """Call the agent with the arguments of a step, and return its whole answer on the CPU."""
         if not self.draws_from_rng:
             torch.manual_seed(self.seed)
         with torch.no_grad():
@@ -324,7 +324,7 @@ def _joined(action: DictTensor, new_state: DictTensor) -> DictTensor:
 
 
 def _model(agent: RL_Agent) -> nn.Module | None:
-    """Return the agent's network: the agent itself, or its attribute ``model``, or its only nn.Module."""
+    """Return the agent's network: the agent itself, its attribute ``model``, or its only nn.Module."""
     if isinstance(agent, nn.Module):
         return agent
     modules = {name: value for name, value in vars(agent).items() if isinstance(value, nn.Module)}

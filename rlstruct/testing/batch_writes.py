@@ -1,7 +1,7 @@
-"""forbid_batch_writes: a guard that finds code that writes to a batch. Batches are read-only.
+"""forbid_batch_writes, a guard that finds code that writes to a batch. Batches are read-only.
 
-``observation/x`` and ``_observation/x`` share memory in most batches, but not where an environment restarted. So
-arithmetic in place on both happens twice in some batches and once in others. Inside ``forbid_batch_writes`` it raises:
+``observation/x`` and ``_observation/x`` share memory in most batches, but not where an environment restarted. So if you
+change both in place, shared values change twice and the others once. Inside ``forbid_batch_writes`` that raises:
 
 >>> import torch
 >>> from rlstruct import DictTensor
@@ -15,8 +15,8 @@ Traceback (most recent call last):
     ...
 rlstruct.testing.batch_writes.BatchWriteError: ...: div_ writes to 'frame' of the batch, which is read-only. ...
 
-Operators of torch raise at the line that calls them. Writes of others (numpy, Warp, code under ``torch.compile``, a
-replayed CUDA graph) are found at the end of the block, by values: this needs a copy of the batch.
+torch's operators raise at the line that calls them. Other writes (by numpy, Warp, code under ``torch.compile``, a
+replayed CUDA graph) are found at the end of the block by comparing values with a copy of the batch.
 """
 
 # ruff: noqa: ANN401  (torch passes whatever an operator takes and returns)
@@ -40,18 +40,18 @@ _FIX = "Make a new tensor instead (x = x / 255), or write to a copy: batch.clone
 
 
 class BatchWriteError(Explained, RuntimeError):
-    """Error: a write to a batch, which is read-only; it names the keys, and the line of an operator of torch."""
+    """Error: something wrote to a batch, which is read-only; it names the keys and, if torch wrote, the line."""
 
 
 @contextlib.contextmanager
 def forbid_batch_writes(*batches: Trajectories | DictTensor | TemporalDictTensor) -> Iterator[None]:
-    """Raise where code inside writes to the memory of a batch.
+    """Raise where code in this block writes to the memory of a batch.
 
     Args:
-        batches: from `RL_Batcher.get`, or any other structures; they stay usable.
+        batches: batches from `RL_Batcher.get`, or any other structures; they remain usable.
 
     Raises:
-        BatchWriteError: with the keys that share the written memory, and a remedy.
+        BatchWriteError: names the keys that share the written memory, and a remedy.
     """
     tensors: list[tuple[str, Tensor]] = [item for batch in batches for item in _named(batch)]
     before = [(name, tensor, tensor.detach().clone()) for name, tensor in tensors]
@@ -66,7 +66,7 @@ def forbid_batch_writes(*batches: Trajectories | DictTensor | TemporalDictTensor
 
 
 class _Operators(Watching):  # type: ignore[no-untyped-call]  # torch gives its base no types
-    """Guard that raises before an operator writes to the memory of these tensors."""
+    """Guard that raises before an operator writes to the memory of the given tensors."""
 
     def __init__(self, tensors: list[tuple[str, Tensor]]) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class _Operators(Watching):  # type: ignore[no-untyped-call]  # torch gives its 
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if is_composite(func):  # in inference mode nothing above this has taken it apart
+        if is_composite(func):  # in inference mode nothing has decomposed it yet
             with self:
                 return func.decompose(*args, **kwargs)
         for tensor in written_tensors(func, args, kwargs):
@@ -101,7 +101,7 @@ def written_tensors(func: Any, args: Any, kwargs: Any) -> Iterator[Tensor]:
 
 
 def _bytes_of(tensor: Tensor) -> tuple[int, int]:
-    """Return the range of a tensor's memory, including gaps of its strides."""
+    """Return the range of addresses that a tensor spans, including gaps between its strides."""
     if tensor.numel() == 0:
         return 0, 0
     reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))

@@ -1,6 +1,6 @@
-"""Shared parts of the conformance kits: the error, and comparisons that name the culprit.
+"""Error of the conformance kits, and comparisons that name what differs.
 
-The kits are tools, not part of any step: they copy to the CPU and look at values freely.
+The kits are tools outside of any step: they freely copy to the CPU and read values.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from rlstruct.core.layout import Named, mismatch
 from rlstruct.errors import Explained
 from rlstruct.spaces import Leaf
 
-# Frames are often computed in float32 and bounds in float64: rounding may exceed the bound.
+# Frames are often float32 and bounds float64, so rounding may exceed a bound.
 _ROUNDING = 1e-5
 
 
 class ConformanceError(Explained, AssertionError):
-    """A class breaks its contract.
+    """Error: a class breaks its contract.
 
     Attributes:
-        where: the call that showed it, such as ``"MyEnv.step (call 3)"``.
-        key: the wrong tensor, None for anything else.
+        where: the call that shows it, such as ``"MyEnv.step (call 3)"``.
+        key: name of the wrong tensor, None if something else is wrong.
         got: the found value.
         expected: the value that the contract demands.
         fix: the remedy.
@@ -42,7 +42,7 @@ class ConformanceError(Explained, AssertionError):
 
 
 def build_error(where: str, key: str | None, got: object, expected: object, fix: str) -> ConformanceError:
-    """Put a ConformanceError together from its parts."""
+    """Build a ConformanceError from its parts."""
     named = "" if key is None else f" tensor {key!r}:"
     error = ConformanceError(f"{where}:{named} got {got}, expected {expected}. {fix}")
     error.where, error.key, error.got, error.expected, error.fix = where, key, str(got), str(expected), fix
@@ -50,13 +50,13 @@ def build_error(where: str, key: str | None, got: object, expected: object, fix:
 
 
 def fail(where: str, key: str | None, got: object, expected: object, fix: str) -> NoReturn:
-    """Raise a ConformanceError of these parts."""
+    """Raise a ConformanceError with these parts."""
     raise build_error(where, key, got, expected, fix)
 
 
 def holds(mask: Tensor) -> bool:
     """Return True if a mask is True everywhere, on any device."""
-    return bool(mask.all())  # sync: the kit checks values, several times a step
+    return bool(mask.all())  # sync: the kit reads values, several times a step
 
 
 def on_cpu(tensor: Tensor) -> Tensor:
@@ -65,9 +65,9 @@ def on_cpu(tensor: Tensor) -> Tensor:
 
 
 def same(got: Tensor, expected: Tensor, tolerance: float = 0.0) -> Tensor:
-    """Return which rows of values [B, ...] agree, [B] bool; not-a-number equals itself.
+    """Return which rows of values [B, ...] agree, [B] bool; NaN equals NaN.
 
-    Floating-point numbers may differ by the tolerance, relative for those above 1; integers must be equal.
+    Floating-point numbers may differ by ``tolerance * (1 + abs(expected))``; integers must be equal.
     """
     equal = got == expected
     if got.is_floating_point() or got.is_complex():
@@ -79,9 +79,9 @@ def same(got: Tensor, expected: Tensor, tolerance: float = 0.0) -> Tensor:
 def check_same(
     where: str, got: DictTensor, expected: DictTensor, fixes: str | Mapping[str, str], *, tolerance: float = 0.0
 ) -> None:
-    """Compare two structures on the CPU, key by key and row by row; see `same`.
+    """Compare two structures on the CPU key by key and row by row, with `same`.
 
-    ``fixes`` is the remedy, or remedies by key or by the part of it before the first ``/``; ``""`` is the default.
+    ``fixes`` is one remedy, or remedies by the part of the key before the first ``/``; ``""`` holds the default.
     """
     check_layout(where, got, Layout.of(expected), fixes)
     for key in expected.keys():
@@ -102,7 +102,7 @@ def check_keys(where: str, got: set[str], expected: set[str], fix: str) -> None:
 def check_layout(
     where: str, tensors: Named, layout: Layout | None, fixes: str | Mapping[str, str], rows: int | None = None
 ) -> None:
-    """Compare keys, shapes and dtypes as `rlstruct.core.expect` does; ``fixes`` as of `check_same`."""
+    """Compare keys, shapes and dtypes as `rlstruct.core.expect` does; for ``fixes`` see `check_same`."""
     found = mismatch(tensors, layout, rows=rows)
     if found is not None:
         fail(where, found.key, found.got, found.expected, f"{found.hint} {_fix_of(found.key, fixes)}".lstrip())
@@ -113,7 +113,7 @@ def _fix_of(key: str, fixes: str | Mapping[str, str]) -> str:
 
 
 def check_in_space(where: str, key: str, tensor: Tensor, leaf: Leaf, n_rows: int, *, values: bool = True) -> None:
-    """Compare shape, dtype and, if asked, values of a tensor [n_rows, ...] on the CPU with a plain space."""
+    """Compare the shape, dtype and (optionally) values of a CPU tensor [n_rows, ...] with a plain space."""
     fix = f"Return it in the shape and dtype of {leaf.space}, one row for each environment, or correct the space."
     check_layout(where, {key: tensor}, Layout({key: (leaf.shape, leaf.torch_dtype)}), fix, n_rows)
     if not values:
@@ -126,7 +126,7 @@ def check_in_space(where: str, key: str, tensor: Tensor, leaf: Leaf, n_rows: int
 
 
 def _outside(leaf: Leaf, rows: Tensor) -> Tensor:
-    """Return where values [n, ...], on the CPU, are NaN or beyond the space's bounds by more than rounding."""
+    """Return where CPU values [n, ...] are NaN, or exceed the space's bounds by more than rounding."""
     low, high = (torch.from_numpy(np.array(bound)) for bound in leaf.bounds())
     values = rows
     if rows.is_floating_point():
@@ -137,12 +137,12 @@ def _outside(leaf: Leaf, rows: Tensor) -> Tensor:
 
 
 def first_false(rows: Tensor) -> int:
-    """Return the index of the first False of a mask [B] that is not True everywhere."""
+    """Return the index of the first False in a mask [B] that has one."""
     return int((~rows).to(torch.int8).argmax())  # sync: once, for an error message
 
 
 def short(tensor: Tensor) -> str:
-    """Show a few values of a tensor."""
+    """Format the first values of a tensor."""
     values: list[Any] = tensor.flatten()[:6].tolist()  # sync: once, for an error message
     shown = ", ".join(f"{value:.6g}" if isinstance(value, float) else str(value) for value in values)
     if tensor.dim() == 0:

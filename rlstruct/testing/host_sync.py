@@ -1,7 +1,7 @@
-"""forbid_host_sync: a guard that finds calls that make the host wait for the device, even without a GPU.
+"""forbid_host_sync, a guard that finds calls that make the host wait for the device, even without a GPU.
 
-``x.item()``, ``if x > 0:``, ``x[mask]`` and the like stop the program until the device has caught up. On a laptop
-that is invisible; on a GPU it can take most of the time. Inside ``forbid_host_sync()`` each such call raises:
+``x.item()``, ``if x > 0:``, ``x[mask]`` and the like stop the program until the device has caught up. You do not notice
+that on a laptop; on a GPU it can take most of the time. Inside ``forbid_host_sync()`` each such call raises:
 
 >>> import torch
 >>> from rlstruct.testing import forbid_host_sync
@@ -15,10 +15,10 @@ Traceback (most recent call last):
 rlstruct.testing.host_sync.HostSyncError: ...: indexing by a boolean mask makes the host wait for the device. ...
 
 It watches torch's Python calls (``item tolist numpy cpu``), the operators below them (``nonzero``, mask indexing,
-copies between devices, ...), and on CUDA torch's own alarm, ``torch.cuda.set_sync_debug_mode``. ``x.to("cpu")`` is a
-copy only where ``x`` is elsewhere: on CUDA, or on the simulated accelerator (``rlstruct.testing.sim_device``). An
-intended wait goes into ``allow_host_sync()``; ``count_host_syncs()`` counts instead of raising. Code under
-``torch.compile`` is not watched: it stays compiled.
+copies between devices, ...), and on CUDA turns on torch's ``torch.cuda.set_sync_debug_mode``. ``x.to("cpu")`` is a copy
+only if ``x`` is elsewhere: on CUDA, or on the simulated accelerator (``rlstruct.testing.sim_device``). Wrap an intended
+wait in ``allow_host_sync()``; ``count_host_syncs()`` counts instead of raising. Code under ``torch.compile`` stays
+compiled and is not watched.
 """
 
 # ruff: noqa: ANN401  (torch passes whatever a call takes and returns)
@@ -52,7 +52,7 @@ from rlstruct.engine.host_syncs import (
 from rlstruct.engine.torch_private import Watching, is_composite
 from rlstruct.errors import Explained
 
-# Python calls by the name of the method, and the remedy.
+# Remedy for each Python call, by the name of the method.
 _FUNCTIONS: Final = {
     **dict.fromkeys(("item", "tolist", "numpy", "__array__", "cpu", "__repr__"), NUMBER),
     **dict.fromkeys(("__bool__", "__int__", "__float__", "__index__", "__complex__", "is_nonzero"), NUMBER),
@@ -61,7 +61,7 @@ _FUNCTIONS: Final = {
 }
 _CUDA_ALARM: Final = "called a synchronizing CUDA operation"
 _TORCH_FOLDER: Final = os.path.dirname(torch.__file__)
-# The simulated accelerator stands in for torch; the other guard calls what it watches.
+# Files that stand between the user's code and torch: the simulated accelerator and the other guard.
 _TOOLS: Final = tuple(
     os.path.join(os.path.dirname(__file__), name) for name in ("_sim_", "sim_device.py", "batch_writes.py")
 )
@@ -85,10 +85,10 @@ class HostSyncCount:
 
 @contextlib.contextmanager
 def forbid_host_sync() -> Iterator[None]:
-    """Raise at every call inside that makes the host wait for the device; also on a CPU, where it would cost nothing.
+    """Raise at every call in this block that makes the host wait for the device; on a CPU too, where it costs nothing.
 
     Raises:
-        HostSyncError: with the call, its file and line, and a remedy.
+        HostSyncError: names the call, its file and line, and a remedy.
     """
     with _watching(_raise), _cuda_alarm("error"):
         try:
@@ -101,7 +101,7 @@ def forbid_host_sync() -> Iterator[None]:
 
 @contextlib.contextmanager
 def count_host_syncs() -> Iterator[HostSyncCount]:
-    """Count the calls inside that make the host wait, and allow them. The yielded count stays readable afterwards."""
+    """Count the calls in this block that make the host wait. The yielded count can be read during and after it."""
     found = HostSyncCount()
     with _watching(lambda place, call, fix: found.calls.append(f"{place}: {call}")):
         yield found
@@ -109,7 +109,7 @@ def count_host_syncs() -> Iterator[HostSyncCount]:
 
 @contextlib.contextmanager
 def allow_host_sync() -> Iterator[None]:
-    """Let intended waits pass inside ``forbid_host_sync`` and ``count_host_syncs``; elsewhere it does nothing."""
+    """Allow intended waits inside ``forbid_host_sync`` and ``count_host_syncs``; elsewhere, do nothing."""
     with contextlib.ExitStack() as stack:
         if guards():
             stack.enter_context(_cuda_alarm("default"))
@@ -135,10 +135,10 @@ def _watching(report: Callable[[str, str, str], None]) -> Iterator[None]:
 @contextlib.contextmanager
 def _cuda_alarm(mode: str) -> Iterator[None]:
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        yield  # nothing can wait for CUDA yet, and looking must not start it
+        yield  # nothing can wait for CUDA yet; asking for the mode would initialise it
         return
     before = torch.cuda.get_sync_debug_mode()
-    with warnings.catch_warnings():  # once in a process torch says that the alarm is a prototype
+    with warnings.catch_warnings():  # torch warns once that this is a prototype
         warnings.simplefilter("ignore")
         torch.cuda.set_sync_debug_mode(mode)
     try:
@@ -148,13 +148,13 @@ def _cuda_alarm(mode: str) -> Iterator[None]:
 
 
 class _Functions(TorchFunctionMode):
-    """Watcher of torch's Python calls, by the name that the user wrote."""
+    """Watcher of torch's Python calls, by the name of the function that the user called."""
 
     def __init__(self, report: Callable[[str, str, str], None]) -> None:
         super().__init__()
         self.report = report
         self.paused = 0
-        self.writes_number = False  # as in x[mask] = 0.0, for which CUDA does not wait
+        self.writes_number = False  # x[mask] = 0.0, which does not wait on CUDA
 
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
@@ -172,7 +172,7 @@ class _Functions(TorchFunctionMode):
         call, fix = _judge_call(name, args, kwargs)
         if call:
             self.report(calling_line(), call, fix)
-            with self.pause():  # the same wait is not counted again below
+            with self.pause():  # do not report the same wait again below
                 return func(*args, **kwargs)
         self.writes_number = name == "__setitem__" and isinstance(args[2], (bool, int, float))
         try:
@@ -208,14 +208,14 @@ class _Operators(Watching):  # type: ignore[no-untyped-call]
             call, fix = judge_operator(func, args, kwargs, self.functions.writes_number)
             if call:
                 self.functions.report(calling_line(), call, fix)
-            elif is_composite(func):  # in inference mode nothing above this has taken it apart
+            elif is_composite(func):  # in inference mode nothing has decomposed it yet
                 with self:
                     return func.decompose(*args, **kwargs)
         return func(*args, **kwargs)
 
 
 def calling_line(trace: TracebackType | None = None) -> str:
-    """Name the innermost line of code that belongs neither to torch nor to these tools."""
+    """Return file and line of the innermost frame outside of torch and these tools."""
     stack = walk_stack(sys._getframe()) if trace is None else reversed(list(walk_tb(trace)))
     for frame, line in stack:
         if not _is_ours(frame):

@@ -1,4 +1,8 @@
-"""Test of an agent's promise to be pure: it names what the answer depends on besides weights and arguments."""
+"""Test of an agent's promise to be pure, which names what its answers depend on besides weights and arguments.
+
+Calling the agent twice, or comparing executors with it, cannot find a global or an attribute that the program changes
+later in the run: a captured graph would keep its old value. So each of these values is changed here.
+"""
 
 # ruff: noqa: ANN401  (attributes and globals hold anything)
 
@@ -24,7 +28,7 @@ from rlstruct.engine.purity import RANDOM_IN_TRAINING, modules_of
 from rlstruct.testing.conformance import fail, holds, same
 
 _OF_MODULES = frozenset(vars(nn.Module()))
-_INSTALLED = ("site-packages", "dist-packages")  # folders of packages: of an environment, of its system, of a user
+_INSTALLED = ("site-packages", "dist-packages")  # folders of installed packages
 _EXPECTED = "an answer that depends on parameters, buffers and arguments only, since the class has pure = True"
 _FIX = "Make it a buffer of a module, pass it in agent_info, or declare it typing.Final if it never changes."
 
@@ -39,12 +43,13 @@ def check_modes(name: str, agent: object) -> None:
 
 
 def check_pure(name: str, agent: object, answer: Callable[[], DictTensor]) -> None:
-    """Change everything that an agent may read besides weights and arguments, one value at a time, and restore it.
+    """Check that an agent's answer stays the same while each value that it may read is changed, one at a time.
 
-    Examined are numbers, bools, strings, arrays and tensors: in the attributes of the agent, of objects, containers
-    and modules within it, of their classes, and in the globals and closures that their code reads. Not
-    examined are values declared `typing.Final`, values behind a read-only property, and libraries. ``answer`` calls the
-    agent eagerly, always with the same arguments, and returns its whole answer, on the CPU.
+    Weights and arguments keep their values. Every other number, bool, string, array and tensor is changed and restored:
+    in attributes of the agent, of the objects, containers and modules within it, and of their classes; and in globals
+    and closures that their code reads. Exempt are values declared `typing.Final`, values behind a read-only property,
+    and libraries. ``answer`` calls the agent eagerly, always with the same arguments, and returns its whole answer on
+    the CPU.
     """
     seen = {id(tensor) for tensor in weights_of_modules(agent)}
     places = [(place, _copied(place.get())) for place in _inside(agent, name, seen)]
@@ -60,7 +65,7 @@ def check_pure(name: str, agent: object, answer: Callable[[], DictTensor]) -> No
         place.put(_other(before))
         try:
             unchanged = _same(answer(), expected)
-        except Exception:  # whatever a changed size or name leads to
+        except Exception:  # a changed size or name may raise anything
             unchanged = False
         finally:
             place.put(before)
@@ -74,7 +79,7 @@ def weights_of_modules(agent: object) -> list[Tensor]:
 
 
 class _Place(NamedTuple):
-    """A place that can be changed: its name in a message, and functions that get and set its value."""
+    """A value that can be changed: its name in messages, and functions that get and set it."""
 
     path: str
     get: Callable[[], Any]
@@ -82,7 +87,7 @@ class _Place(NamedTuple):
 
     def put(self, value: Any) -> None:
         held = self.get()
-        if isinstance(held, Tensor):  # in place: others may hold it too
+        if isinstance(held, Tensor):  # in place, as others may hold it too
             held.detach().copy_(value)
         elif isinstance(held, np.ndarray):
             held[...] = value
@@ -95,7 +100,7 @@ def _attribute(path: str, holder: object, name: str) -> _Place:
 
 
 def _at(place: _Place, seen: set[int]) -> Iterator[_Place]:
-    """Yield every place that can be changed at a place or within it; ``seen`` holds the ids of examined values."""
+    """Yield a place, or all places within its value; ``seen`` holds the ids of values visited so far."""
     value = place.get()
     if type(value) is tuple:
         for i in range(len(value)):
@@ -115,7 +120,7 @@ def _at(place: _Place, seen: set[int]) -> Iterator[_Place]:
 
 
 def _items(holder: Any, keys: Mapping[str, Any], seen: set[int]) -> Iterator[_Place]:
-    """Yield the places in some entries of a dict or list; ``keys`` by their paths."""
+    """Yield the places in entries of a dict or list; ``keys`` maps the name of an entry in messages to its key."""
     for path, key in keys.items():
         get, put = functools.partial(operator.getitem, holder, key), functools.partial(holder.__setitem__, key)
         yield from _at(_Place(path, get, put), seen)
@@ -140,7 +145,7 @@ def _inside(value: Any, path: str, seen: set[int]) -> Iterator[_Place]:
 
 
 def _object(value: Any, path: str, seen: set[int]) -> Iterator[_Place]:
-    """Yield the attributes of an object and of its classes, and the places that their methods read."""
+    """Yield the places in the attributes of an object and of its classes, and those that their methods read."""
     kind, own, skipped = type(value), getattr(value, "__dict__", {}), frozenset[str]()
     if isinstance(value, nn.Module):
         skipped = _OF_MODULES
@@ -163,7 +168,7 @@ def _object(value: Any, path: str, seen: set[int]) -> Iterator[_Place]:
 
 
 def _function(function: FunctionType, seen: set[int]) -> Iterator[_Place]:
-    """Yield the places that a function reads: its closure, globals of its module, attributes of other modules."""
+    """Yield the places that a function reads: closure, globals of its module, attributes of other modules."""
     code, name = function.__code__, function.__module__ or ""
     if id(code) in seen or _is_library(name):
         return
@@ -183,7 +188,7 @@ def _function(function: FunctionType, seen: set[int]) -> Iterator[_Place]:
 
 
 def _names(code: CodeType) -> set[str]:
-    """Return the globals and attributes that code names, also in functions within it."""
+    """Return the names of globals and attributes in code, including functions within it."""
     return {*code.co_names}.union(*(_names(part) for part in code.co_consts if isinstance(part, CodeType)))
 
 
@@ -193,7 +198,7 @@ def _is_leaf(value: Any) -> bool:
 
 @functools.cache
 def _is_library(module: str) -> bool:
-    """Return True for a module of Python, of an installed package, or of rlstruct, whose code is not examined."""
+    """Return True for modules whose code is not examined: those of Python, installed packages and rlstruct."""
     file = getattr(sys.modules.get(module), "__file__", None) or ""
     known = {"", "builtins", "rlstruct", *sys.stdlib_module_names}
     return module.split(".")[0] in known or not set(_INSTALLED).isdisjoint(Path(file).parts)

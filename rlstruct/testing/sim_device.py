@@ -14,10 +14,11 @@ rlstruct.testing.sim_device.SimDeviceMismatchError: ...:1: torch.add: its tensor
 
 So put the batcher on ``sim:1``, the learner on ``sim:0``, the evaluation on ``cpu``, and run your program: each
 tensor that was made without ``device=``, each forgotten ``.to(...)`` and each ``.numpy()`` of a device tensor raises at
-the line that does it. What passes here is placed right on CUDA. ``forbid_host_sync`` finds the hidden waits.
+the line that does it. A program that passes here places its tensors right on CUDA. ``forbid_host_sync`` finds hidden
+waits.
 
-`capture` is to these devices what CUDA graphs are to a GPU, and RL_Batcher uses it so: an agent that would
-freeze in a graph is found here.
+`capture` is to these devices what CUDA graphs are to a GPU. RL_Batcher uses it the same way, so you find out here if
+your agent does not survive being captured in a graph.
 
 What differs from a real accelerator:
 
@@ -100,7 +101,7 @@ class _SimModule:
 
 
 _aten = torch.ops.aten
-# Operations that make a tensor out of no tensor; torch makes all others of these.
+# Operations that create a tensor without taking one; torch builds all other factories from these.
 _EMPTY: Final = (_aten.empty.memory_format, _aten.empty_strided.default)
 _FACTORIES: Final = (*_EMPTY, _aten.tril_indices.default, _aten.triu_indices.default)
 
@@ -114,19 +115,19 @@ def _factory_kernel(func: Any) -> Callable[..., Tensor]:
 
 
 def _copy_from(source: Tensor, target: Tensor, non_blocking: bool = False) -> Tensor:
-    # torch.tensor(data, device="sim:1") comes here: it copies with __torch_dispatch__ switched off.
+    # torch.tensor(data, device="sim:1") calls this: it copies with __torch_dispatch__ switched off.
     inner_source, inner_target = unwrap((source, target), [])
     inner_target.copy_(inner_source)
     return target
 
 
 def _local_scalar_dense(tensor: SimTensor) -> Any:
-    # torch.tensor([x[0], x[1]]) reads its numbers here, with __torch_dispatch__ switched off.
+    # torch.tensor([x[0], x[1]]) reads its numbers with this, with __torch_dispatch__ switched off.
     return tensor._inner.item()  # sync: what the caller asked for
 
 
 class _InFlight(threading.local):
-    errors: list[BaseException] | None = None  # those that hooks raised in the backward pass that runs
+    errors: list[BaseException] | None = None  # raised by hooks in the running backward pass
 
 
 _in_flight = _InFlight()
@@ -139,8 +140,8 @@ def _keep_exception(error: BaseException) -> None:
 
 
 def _in_this_thread(run: Callable[..., Any]) -> Callable[..., Any]:
-    # autograd's thread of a device can still hold objects of Python's when the interpreter ends, which aborts the
-    # process; and it has one thread for a device type whose kernels are Python, so sim:1 would have none.
+    # autograd's device thread can still hold Python objects when the interpreter exits, which aborts the process. And
+    # for a device type with Python kernels autograd has a single thread, so sim:1 would have none.
     @functools.wraps(run)
     def run_backward(*args: Any, **kwargs: Any) -> Any:
         errors: list[BaseException] = []
@@ -148,7 +149,7 @@ def _in_this_thread(run: Callable[..., Any]) -> Callable[..., Any]:
         try:
             with torch.autograd.set_multithreading_enabled(False):
                 result = run(*args, **kwargs)
-        except SystemError:  # C++ no longer has the exception
+        except SystemError:  # C++ has dropped the exception
             if not errors:
                 raise
         finally:
@@ -186,4 +187,4 @@ def _install() -> Any:
     return library, everything
 
 
-_LIBRARIES: Final = _install()  # kernels live as long as these objects
+_LIBRARIES: Final = _install()  # the kernels stay registered as long as these objects live

@@ -1,4 +1,4 @@
-"""check_vec_env: test of an environment against the contract of `VecEnv`, call by call."""
+"""check_vec_env, a test of an environment against the contract of `VecEnv`, call by call."""
 
 from __future__ import annotations
 
@@ -54,10 +54,10 @@ _ALWAYS = (
     "An auto-resetting environment always runs. Only one whose restarts_take_steps is True may leave out the step "
     "after an episode's end, and restarts in it."
 )
-# Calls for which a returned tensor is compared with its first value; those of the first reset always are.
+# Calls for which a returned tensor must keep its value; those of the first reset must always keep theirs.
 _REMEMBERED_CALLS = 4
 _STEPS_OF_SECOND_RUN = 40
-_ENDS_TO_REPORT = 5  # this many ends that all show a first frame are no coincidence
+_ENDS_TO_REPORT = 5  # if this many ends all show a first frame, it is no coincidence
 
 
 def check_vec_env(
@@ -69,25 +69,25 @@ def check_vec_env(
     check_bounds: bool = True,
     ends_as_it_begins: bool = False,
 ) -> None:
-    """Step a VecEnv with random actions and compare every answer with the contract of `VecEnv`.
+    """Step a VecEnv with random actions, and check every result against the contract of `VecEnv`.
 
-    Tested are B, devices, keys, dtypes, shapes, bounds of the observation space; the values after a reset; the masks;
+    The checks: B, devices, keys, dtypes, shapes and the bounds of the observation space; values after a reset; masks;
     reached and current; restarts, in the step that ends an episode or in the next one (`VecEnv.restarts_take_steps`);
-    idle rows; that returned tensors never change and actions are not written to; that ``env_info`` may be missing or
-    empty; that equal seeds give equal results, also through ``step_into`` (see `rlstruct.in_place.StepsInto`), if there
-    is one; that `close` may be called twice.
+    idle rows; returned tensors never change, and actions are not written to; ``env_info`` may be missing or empty;
+    equal seeds give equal results, also with ``step_into`` (see `rlstruct.in_place.StepsInto`) if the environment has
+    it; `close` may be called twice.
 
     Args:
-        env: an environment, or better a factory: then seeds are checked too. Closed afterwards.
-        env_args: with a factory, its arguments besides ``seed``.
+        env: an environment or, to check seeds too, a factory. The environment is closed afterwards.
+        env_args: arguments of the factory, besides ``seed``.
         n_steps: number of steps; take enough for episodes to end.
-        seed: passed to the factory; seeds the random actions.
-        check_bounds: frames must lie within the observation space, to rounding.
-        ends_as_it_begins: all episodes may end in the frame with which the next one begins. By default that fails,
-            because it nearly always means that the final observation is lost.
+        seed: seed of the random actions, also passed to the factory.
+        check_bounds: require frames to lie within the observation space, up to rounding.
+        ends_as_it_begins: allow all episodes to end in the frame with which the next one begins. By default that
+            fails, because it nearly always means that the final observation is lost.
 
     Raises:
-        ConformanceError: naming the call, the key, the found and the expected value, and the fix.
+        ConformanceError: a check failed; names the call, the key, the found and expected values, and the fix.
     """
     factory = None if isinstance(env, VecEnv) else env
     made = env if isinstance(env, VecEnv) else env(**(env_args or {}), seed=seed)
@@ -133,7 +133,7 @@ class _Placed(EnvWrapper):
     """Wrapper that steps by ``step_into``, in poisoned memory, and returns what ``step`` would return."""
 
     def reset(self, env_info: DictTensor | None = None) -> Observed:
-        """Remember the observation: the next step reads it."""
+        """Keep the observation, which the next step reads."""
         observation, running = self.env.reset(env_info)
         self._last, self._running = ObservationBuffer.of(observation.clone()), running
         return observation, running
@@ -163,19 +163,20 @@ class _Placed(EnvWrapper):
 
 
 class _Walk:
-    """One environment under watch: every call is checked against the state after the last one."""
+    """Walk of one environment: every call is checked against the state after the previous call."""
 
     def __init__(self, env: VecEnv, seed: int, check_bounds: bool) -> None:
         self.env = env
         self.name = f"{type(env.env).__name__} (step_into)" if isinstance(env, _Placed) else type(env).__name__
-        self.current = DictTensor()  # on the CPU, as all that is kept here
+        self.current = DictTensor()  # on the CPU, as are all tensors kept here
         self.running = torch.zeros(0, dtype=torch.bool, device="cpu")
         self._calls = 0
         self._bounds = check_bounds
         self._keys: set[str] = set()
         self._first: list[tuple[str, DictTensor, DictTensor]] = []
         self._latest: deque[tuple[str, DictTensor, DictTensor]] = deque(maxlen=4 * _REMEMBERED_CALLS)  # 4 things a step
-        self._n_changes = self._n_ends = self._n_lost = 0  # of frames in an episode; of episodes; those as they begin
+        # Frames that changed, episodes that ended, and episodes that ended in the next one's first frame.
+        self._n_changes = self._n_ends = self._n_lost = 0
         self._check_attributes()
         self._B = env.n_envs()
         self._actions = deepcopy(env.action_space)
@@ -248,7 +249,7 @@ class _Walk:
         return torch.stack([same(one[key], other[key]) for key in self._frames]).all(dim=0)  # [B]
 
     def check_final_frames(self) -> None:
-        """Fail if every episode ended in the first frame of the next one, although frames do change."""
+        """Fail if every episode ended in the first frame of the next one although frames do change."""
         if self._n_changes and self._n_ends >= _ENDS_TO_REPORT and self._n_lost == self._n_ends:
             fail(
                 f"{self.name}.step, reached",
@@ -279,7 +280,7 @@ class _Walk:
         return value
 
     def _observed(self, where: str, value: object) -> tuple[DictTensor, Tensor]:
-        """Check one (observation, mask) by itself, remember it, and return it on the CPU."""
+        """Check one (observation, mask) on its own, remember it, and return it on the CPU."""
         observation, mask = self._pair(where, "(observation, mask)", value)
         if not isinstance(observation, DictTensor) or not isinstance(mask, Tensor):
             got = f"({type(observation).__name__}, {type(mask).__name__})"
@@ -319,7 +320,7 @@ class _Walk:
             fail(where, "reward", short(reward), "finite numbers", "Look for a division by zero in the environment.")
 
     def _fresh(self, observation: DictTensor) -> DictTensor:
-        """Return the observation that the start of an episode requires."""
+        """Return the observation with the columns that the first one of an episode must have."""
         columns = dict(observation.items())
         for key in ("reward", "terminated", "truncated", "done", *self._last_actions):
             columns[key] = torch.zeros_like(columns[key])

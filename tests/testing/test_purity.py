@@ -141,6 +141,13 @@ def test_what_an_agent_depends_on_is_named(habit: str, found: str) -> None:
     assert before == SCALE  # put back
 
 
+@pytest.mark.parametrize("habit", ["global", "flag"])
+def test_nothing_but_changing_a_value_shows_that_an_agent_reads_it(habit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without `check_pure`, equal calls and all executors agree, although a graph would keep the old value."""
+    monkeypatch.setattr("rlstruct.testing.agent_conformance.check_pure", lambda *_: None)
+    check_agent(Reader(habit), RandomEnv(FRAME, TWO, device="sim:1"), n_steps=3)
+
+
 class DeclaredReader(Reader):
     """The same, declared."""
 
