@@ -1,4 +1,4 @@
-"""Games of the user's ale-py: their cartridges, actions, colours and start states; in ALE, and in consoles."""
+"""Games from the user's ale-py: cartridges, actions, colours and start states."""
 
 from __future__ import annotations
 
@@ -18,40 +18,40 @@ from rlstruct.sims.atari.machine import Consoles
 
 NOTHING, PRESS_FIRE = 0, 1
 
-# For ever: STX COLUBK, STX WSYNC, INX, INX. Each line has its own colour.
+# An endless loop of STX COLUBK, STX WSYNC, INX, INX: each line shows another colour.
 _SHOW_COLORS = bytes([0x86, 0x09, 0x86, 0x02, 0xE8, 0xE8, 0x4C, 0x80, 0x00])
 
 
 @dataclass(frozen=True)
 class Beginning:
-    """A state in which a game can begin."""
+    """Start state of a game."""
 
-    state: AleState  # of ALE
-    screens: npt.NDArray[np.uint8]  # the last two pictures, the older first.  [2, lines, 160] uint8
+    state: AleState
+    screens: npt.NDArray[np.uint8]  # the last two frames, older first.  [2, lines, 160] uint8
     lives: int  # as ALE counts them
 
 
 @dataclass(frozen=True)
 class AleGame:
-    """A game that ale-py ships."""
+    """Properties of a game that ale-py ships."""
 
     name: str  # ALE's, such as ``space_invaders``
-    rom: bytes  # the bytes of its cartridge
-    actions: tuple[int, ...]  # ALE's numbers of the actions that do something
-    legal: tuple[int, ...]  # all numbers that ALE takes
-    gray: npt.NDArray[np.uint8]  # brightness by number of colour.  [256, 1] uint8
-    colors: npt.NDArray[np.uint8]  # red, green and blue by number of colour.  [256, 3] uint8
+    rom: bytes  # contents of the cartridge
+    actions: tuple[int, ...]  # ALE's minimal action set
+    legal: tuple[int, ...]  # ALE's full action set
+    gray: npt.NDArray[np.uint8]  # brightness of each palette entry.  [256, 1] uint8
+    colors: npt.NDArray[np.uint8]  # red, green and blue of each palette entry.  [256, 3] uint8
 
 
 def playable_games() -> list[str]:
-    """List ALE's names of the games whose ROMs ale-py ships and loads for one player, in alphabetical order."""
+    """List the games that ale-py ships and can load for one player: ALE's names, in alphabetical order."""
     from ale_py import roms
 
     return sorted(set(roms.get_all_rom_ids()) - TWO_PLAYERS)
 
 
 def rom_path(game: str) -> Path:
-    """Find ale-py's ROM of a game, by ALE's name."""
+    """Return the path of ale-py's ROM of a game, given ALE's name."""
     from ale_py import roms
 
     path: Path | None = roms.get_rom_path(game)
@@ -63,7 +63,7 @@ def rom_path(game: str) -> Path:
 
 
 def open_ale(game: str, seed: int) -> Any:
-    """Open a game in ALE, at the start: an ``ale_py.ALEInterface`` without sticky actions; ``seed`` is that of ALE."""
+    """Open a game in ALE at its start, without sticky actions: an ``ale_py.ALEInterface``; ``seed`` is ALE's."""
     import ale_py
 
     ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
@@ -76,7 +76,7 @@ def open_ale(game: str, seed: int) -> Any:
 
 
 def open_consoles(game: str, ale: Any, n: int, device: DeviceLike = "cpu") -> Consoles:
-    """Make n consoles that go on where a game in ALE, an ``ale_py.ALEInterface``, is."""
+    """Make n consoles that continue from the current state of an ``ale_py.ALEInterface``."""
     state = read_ale_state(ale.cloneState().serialize())
     consoles = Consoles(rom_path(game).read_bytes(), state.mapper, n, game=game, device=device)
     consoles.load([state])
@@ -85,7 +85,7 @@ def open_consoles(game: str, ale: Any, n: int, device: DeviceLike = "cpu") -> Co
 
 @functools.cache
 def rom_ids() -> dict[str, str]:
-    """List the games of ale-py: gymnasium's name of each, such as ``SpaceInvaders``, to ALE's."""
+    """Map gymnasium's name of each game of ale-py, such as ``SpaceInvaders``, to ALE's name."""
     from ale_py import roms
 
     return {"".join(word.capitalize() for word in name.split("_")): name for name in sorted(roms.get_all_rom_ids())}
@@ -93,7 +93,7 @@ def rom_ids() -> dict[str, str]:
 
 @functools.lru_cache(maxsize=8)
 def load_game(name: str) -> AleGame:
-    """Ask ale-py for the properties of a game that do not depend on how it is played."""
+    """Read the properties of a game from ale-py."""
     ale = open_ale(name, 0)
     gray, colors = read_palette(ale)
     return AleGame(
@@ -107,10 +107,10 @@ def load_game(name: str) -> AleGame:
 
 
 def read_palette(ale: Any) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
-    """Read ALE's colours off its screen while a program of ours shows them all; the game's state is restored.
+    """Read ALE's palette from its screen while a program of ours shows all colours; then restore the game's state.
 
     Returns:
-        Brightness [256, 1], and red, green and blue [256, 3], uint8, by number of colour; 0 for colours that the game
+        Brightness [256, 1], and red, green and blue [256, 3], uint8, of each palette entry; 0 for entries that the game
         cannot show.
     """
     import ale_py
@@ -132,10 +132,10 @@ def read_palette(ale: Any) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]
 
 
 def beginnings(name: str, n: int, *, fire: int = 0) -> list[Beginning]:
-    """Let ALE begin a game, and do nothing for 1 to n frames, as AtariPreprocessing does.
+    """Return ALE's states after a reset and 1 to n no-op frames, as AtariPreprocessing begins games.
 
-    With ``n=0`` there is one beginning, without a frame of nothing. Afterwards FIRE is pressed for ``fire`` frames, if
-    the game knows it.
+    With ``n=0``, return one state without no-op frames. Each is followed by ``fire`` frames of FIRE, in games that use
+    it.
     """
     import ale_py
 
@@ -154,14 +154,14 @@ def beginnings(name: str, n: int, *, fire: int = 0) -> list[Beginning]:
 
 
 def beginning(ale: Any, screens: list[npt.NDArray[np.uint8]] | None = None) -> Beginning:
-    """Return the current state of a game in ALE as a place to begin, with its last one or two pictures."""
+    """Return ALE's current state as a start state, with the last one or two frames."""
     pictures = screens or [ale.getScreen()]
     state = read_ale_state(ale.cloneState().serialize())
     return Beginning(state, np.stack([pictures[0], pictures[-1]]), ale.lives())
 
 
 def _play(ale: Any, action: int) -> npt.NDArray[np.uint8]:
-    """Play a frame, and begin again if the game is over."""
+    """Play a frame, and reset the game if it is over."""
     ale.act(action)
     if ale.game_over():
         ale.reset_game()

@@ -1,7 +1,7 @@
-"""Reader and writer of ALE's states: a console can start from one and be compared with one.
+"""Reader and writer of ALE's states, from which consoles start and with which they are compared.
 
-``ale_py.ALEState.serialize()`` returns a sequence of little-endian int32 and of texts with their lengths; booleans are
-two magic numbers. The layout was found by inspecting states.
+``ale_py.ALEState.serialize()`` returns little-endian int32 numbers and length-prefixed strings; booleans are two magic
+numbers. The layout was found by inspecting states.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _TIA = (
     "hide0", "hide1", "collisions", "x0", "x1", "x_missile0", "x_missile1", "x_ball", "", "", "hmove_clock",
     "hmove_blank", "stars", "stars_line", "dump", "dump_end",
 )  # fmt: skip
-"""Our name of each number; "" for numbers that follow from others."""
+"""Our name of each number; "" for numbers that can be derived from others."""
 
 
 @dataclass(frozen=True)
@@ -40,22 +40,22 @@ class AleState:
 
     registers: dict[str, int]  # our name of a register to its value
     ram: npt.NDArray[np.uint8]  # of the RIOT.  [128] uint8
-    cartridge: tuple[int, ...]  # ALE's numbers for the cartridge: its bank, or its slices, and its RAM
-    mapper: str  # ALE's name of the kind of cartridge, such as ``F8``
+    cartridge: tuple[int, ...]  # ALE's numbers for the cartridge: its bank or slices, then its RAM
+    mapper: str  # ALE's name of the cartridge type, such as ``F8``
     lines: tuple[int, int]  # first line and number of lines of the picture
     paddles: tuple[int, int]  # resistances of the first two paddles in ohms
-    paddle_range: tuple[int, int]  # the least and the most that they can be turned to
+    paddle_range: tuple[int, int]  # their minimum and maximum resistance, ohms
 
 
 class _Reader:
-    """Reader of one number or text after the other, which remembers the places of named numbers."""
+    """Sequential reader of numbers and strings, which records the offsets of named numbers."""
 
     def __init__(self, data: bytes) -> None:
         self._data, self.at = data, 0
         self.places: dict[str, int] = {}
 
     def numbers(self, n: int) -> list[int]:
-        """Read numbers, and truth values as 0 and 1."""
+        """Read n numbers; booleans become 0 and 1."""
         values = struct.unpack_from(f"<{n}i", self._data, self.at)
         self.at += 4 * n
         return [{_YES: 1, _NO: 0}.get(value, value) for value in values]
@@ -80,7 +80,7 @@ def read_ale_state(serialized: bytes) -> AleState:
 
 
 def write_ale_state(serialized: bytes, *, ram: npt.NDArray[np.uint8] | None = None, **registers: int) -> bytes:
-    """Return a state of ALE with other RAM, [128] uint8, or other registers, as bytes for ``ale_py.ALEState``.
+    """Replace RAM, [128] uint8, or registers in an ALE state, and return the bytes for ``ale_py.ALEState``.
 
     Registers have the names that `read_ale_state` gives them.
     """
@@ -127,7 +127,7 @@ def _read(reader: _Reader) -> AleState:
     registers.pop("")
     first, last = ((registers.pop(name) - registers["frame_start"]) // 228 for name in ("shown_from", "shown_to"))
     for name in ("zero", "partial"):
-        registers[name] ^= 1  # ALE keeps their opposites
+        registers[name] ^= 1  # ALE stores their opposites
     for color in ("color0", "color1", "color_playfield", "color_background"):
         registers[color] &= 0xFF
     return AleState(registers, ram, cartridge, mapper, (first, last - first), (left, right), (least, most))

@@ -28,7 +28,7 @@ from rlstruct.sims.tensor_env import TensorEnv
 
 MOST_FRAMES = 108_000
 """Frames of an episode: half an hour, as ALE counts it."""
-_CUT_LAST, _CUT_EARLIER, _FIRST = 1, 2, 3  # codes for `look`: games that ended, and first pictures
+_CUT_LAST, _CUT_EARLIER, _FIRST = 1, 2, 3  # codes for `look`: ended in the last frame or before; first frame
 
 
 @dataclass(frozen=True)
@@ -40,36 +40,36 @@ class AtariState:
     screens: Tensor  # the last two pictures that were drawn.  [B, 2, lines * 160] uint8
     frames: Tensor  # the observation.  [B, stack, height, width] or [..., 3] uint8
     action: Tensor  # the console's last action, as ALE numbers it.  [B] int32
-    tally: Tensor  # score, lives, whether the game is over, a byte that the rules remember, sets.  [B, 5] int32
+    tally: Tensor  # score, lives, game over, a byte that the rules remember, sets; see `judge`.  [B, 5] int32
 
 
 class Atari(TensorEnv[AtariState]):
-    """B games of one cartridge. ROM, colours and beginnings come from your ale-py.
+    """B consoles that play one game. The ROM, colours and start states come from your ale-py.
 
     Args:
         game: gymnasium's name of the game, such as ``"SpaceInvaders"`` or ``"ALE/SpaceInvaders-v5"``.
         n_envs: B.
-        seed: environment j draws its beginnings and sticky actions from ``seed + j``.
+        seed: environment j draws its start states and sticky actions from ``seed + j``.
         device: where the consoles live.
-        auto_reset: whether ended games begin again within the step.
+        auto_reset: restart ended games within the step.
         time_limit: in steps; ``"default"`` for 108,000 frames.
         backend: ``"warp"``; there is no other.
         frame_skip: frames for which an action is held.
-        sticky: the probability that a frame takes the last frame's action instead.
+        sticky: probability that a frame repeats the previous frame's action.
         brighter: show the brighter of the last two frames at each pixel.
-        gray: grey instead of red, green and blue.
-        size: both sides of what the agent sees; None for 160 pixels by all lines.
-        stack: how many of the last pictures an observation shows. To train take 1, and let
-            `rlstruct.agents.StackingAgent` stack: it learns the same, and a batch takes a quarter of the memory.
-        episodic_lives: whether an episode ends with a life.
-        noop_max: an episode begins after 1 to so many frames of nothing; 0 for none.
-        fire_on_reset: press FIRE for one step before an episode begins, in games that know it.
-        full_actions: all actions of ALE instead of those that do something in this game.
-        draw_all: draw every frame, not only those that are shown. Frames that end early leave older pixels standing;
-            they are those of ALE only if every frame was drawn.
+        gray: show brightness instead of red, green and blue.
+        size: height and width of the observation; None for 160 pixels by all lines.
+        stack: number of recent pictures in an observation. For training use 1, and let `rlstruct.agents.StackingAgent`
+            stack: it learns the same, and a batch takes a quarter of the memory.
+        episodic_lives: end an episode when a life is lost.
+        noop_max: begin an episode after 1 to this many no-op frames; 0 for none.
+        fire_on_reset: press FIRE for one step before an episode begins, in games that use it.
+        full_actions: offer all of ALE's actions, not only those that have an effect in this game.
+        draw_all: draw every frame, not only those that are shown. Frames that end early keep older pixels, which equal
+            ALE's only if every frame was drawn.
 
     Raises:
-        ValueError: an argument is out of range, or this game is not played here.
+        ValueError: an argument is out of range, or the game is not supported.
         ImportError: Warp or ale-py is not installed.
     """
 
@@ -128,19 +128,19 @@ class Atari(TensorEnv[AtariState]):
         self._places = self.from_beginnings(begun)
 
     def _prepare(self, gray: bool, brighter: bool, lines: int, height: int, width: int) -> None:
-        """Move constants to the memory of the device."""
+        """Copy constants to the device."""
         self._chosen = torch.tensor(self.actions, dtype=torch.int32, device=self._device)
         self._board, self._view = self._reader.board, View()
         self._counter = Counter(RULES[self.game.name], self._device)
         palette = np.ascontiguousarray((self.game.gray if gray else self.game.colors).T, np.float32)
-        # By torch: Warp would copy on a separate stream, for which nothing waits.
+        # Copied by torch: Warp would use another stream, which nothing waits for.
         tables = {"palette": palette, "rows": area_weights(lines, height), "columns": area_weights(WIDTH, width)}
         for name, table in tables.items():
             setattr(self._view, name, wp.from_torch(torch.tensor(table, dtype=torch.float32, device=self._device)))
         self._view.channels, self._view.brighter = (1 if gray else 3), int(brighter)
 
     def initial(self, key: Tensor) -> AtariState:
-        """Begin with one of the cached states."""
+        """Draw one of the cached start states."""
         rows = randint(key, self._places.ram.shape[0], stream=0)
         return AtariState(**{name: value.index_select(0, rows) for name, value in vars(self._places).items()})
 
@@ -176,7 +176,7 @@ class Atari(TensorEnv[AtariState]):
         return state.frames
 
     def screen(self, row: int) -> Tensor:
-        """Return the last picture of one console's television in red, green and blue.  [lines, 160, 3] uint8."""
+        """Return the last full picture of one console in red, green and blue.  [lines, 160, 3] uint8."""
         self._check_begun("screen")
         last = self._carry["state/registers"][row, FIELDS.index("n_frames")] & 1
         picture = self._carry["state/screens"][row, last.long()].view(-1, WIDTH)
@@ -186,12 +186,12 @@ class Atari(TensorEnv[AtariState]):
     def state_of(self, ales: Sequence[Any]) -> AtariState:
         """Read the current states of K ``ale_py.ALEInterface`` with the same game, for `set_state`.  [K, ...].
 
-        Their stacks show the present screen only.
+        Their frame stacks repeat the current screen.
         """
         return self.from_beginnings([beginning(ale) for ale in ales])
 
     def from_beginnings(self, begun: Sequence[Beginning]) -> AtariState:
-        """Convert K places in games of ALE to states.  [K, ...]."""
+        """Convert K start states of ALE to ours.  [K, ...]."""
         registers, ram = (t.to(self._device) for t in self._reader.read([place.state for place in begun]))
         tally = self._counter.begin(ram, [place.lives for place in begun])
         pictures = np.stack([place.screens for place in begun]).reshape(len(begun), 2, -1)
@@ -205,7 +205,7 @@ class Atari(TensorEnv[AtariState]):
         return AtariState(registers, ram, screens, stack, torch.zeros_like(last), tally)
 
     def _look(self, before: Tensor, after: Tensor, registers: Tensor, cut: Tensor, shown: Tensor) -> Tensor:
-        """Make one observation of screens; games that ended earlier keep what they showed."""
+        """Render one picture per console; games that ended earlier in the step keep their last one."""
         seen = shown.clone()
         pixels = seen if seen.dim() == 4 else seen.unsqueeze(3)
         last = (registers[:, FIELDS.index("n_frames")] & 1).contiguous()
@@ -216,7 +216,7 @@ class Atari(TensorEnv[AtariState]):
 
 
 def _find(game: str) -> str:
-    """Return ALE's name of a game."""
+    """Return ALE's name of a game, from ALE's or gymnasium's."""
     short = game.removeprefix("ALE/").rsplit("-v", 1)[0]
     name = rom_ids().get(short, short)
     if name not in RULES:

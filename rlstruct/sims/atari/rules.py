@@ -1,7 +1,7 @@
-"""Scoring rules of games, from `games`, as tables: reward, lives and the end, read from the console's RAM.
+"""Rules for reward, lives and the end of a game, converted to look-up tables over bytes of RAM.
 
-Every rule is a sum or a conjunction over single bytes, so it becomes a few tables of 256 entries, one for each
-byte that it reads, and the kernel of `judge` needs no code for single games.
+Every rule is a sum or a conjunction over single bytes, so it becomes one table of 256 entries per byte that it reads,
+and the kernel in `judge` needs no code for individual games.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import numpy.typing as npt
 
 from rlstruct.errors import BadValueError
 
-MOST_WAYS = 29  # to end a game: bits of a word
+MOST_WAYS = 29  # alternative ends of a game: bits of a word
 DROPS, HELD = 1 << 29, 1 << 30
-"""Bits: a life may be lost; lives are not read."""
+"""Bits that say that a life may be lost, and that lives do not change."""
 _BYTES = np.arange(256)
 _HIGH, _LOW = _BYTES >> 4, _BYTES & 15
 _CONDITION = re.compile(r"(\d+)(?:&(\d+))?(==|!=|<|>)(\d+)")
@@ -109,7 +109,7 @@ def tables(rules: Rules) -> Tables:
 
 
 def _sum(words: str) -> dict[int, npt.NDArray[np.int64]]:
-    """Return the amount that each byte adds; a number without a byte is at -1."""
+    """Return what each value of each byte adds; numbers without a byte are at address -1."""
     parts: dict[int, npt.NDArray[np.int64]] = {}
     for word in words.replace("-", " -").split():
         found = re.fullmatch(r"(-)?(?:(\d+)\*)?([dblhyze])(\d+)(?:>>(\d+))?(?:&(\d+))?|(-?\d+)", word)
@@ -128,7 +128,7 @@ def _sum(words: str) -> dict[int, npt.NDArray[np.int64]]:
 
 
 def _conditions(words: str) -> dict[int, npt.NDArray[np.bool_]]:
-    """Return the values of each byte that meet all conditions."""
+    """Return a mask for each byte: the values that meet all its conditions."""
     agree: dict[int, npt.NDArray[np.bool_]] = {}
     for word in words.split():
         found = _CONDITION.fullmatch(word)
