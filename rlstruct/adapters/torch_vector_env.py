@@ -23,30 +23,30 @@ _FINAL_KEYS = ("final_obs", "final_observation")
 
 
 class TorchVectorEnv(VecEnv):
-    """A gymnasium-like vector environment whose observations are tensors on a device already.
+    """A gymnasium-like vector environment that already returns tensors on a device, as a `VecEnv`.
 
-    It must restart ended rows within the step (gymnasium's mode SAME_STEP), as GPU simulators do. The simulation gets a
-    copy of the action, which it may change in place. The tensors that it returns become ``current`` without a copy, and
-    change if it writes its next observation into the same memory: clone them to keep them, as RL_Batcher does. The
-    simulation cannot be saved from here: `state_dict` is None.
+    It must restart rows in the step that ends their episode (gymnasium's mode SAME_STEP), as GPU simulators do. It gets
+    a copy of the action, which it may change in place. The tensors that it returns become ``current`` uncopied, so they
+    change if it writes its next observation into the same memory. Clone them to keep them, as RL_Batcher does.
+    The simulation cannot be saved: `state_dict` returns None.
 
     The true final observation is taken from the info's ``final_obs`` (gymnasium; Isaac Lab where it is switched on) or
     ``final_observation`` (ManiSkill): tensors [B, ...] of the observation's structure, read in the rows that ended.
-    Without it the last observation of an episode is lost: ``missing_final`` says what happens then.
+    Without these keys the last observation of an episode is lost; ``missing_final`` chooses what happens then.
 
     >>> # env = ManagerBasedRLEnv(cfg); RL_Batcher(32, create_agent, lambda seed: TorchVectorEnv(env, "cuda:0"), …)
 
     Args:
         vec: the environment: ``num_envs, single_observation_space, single_action_space, reset, step``. This object
             closes it.
-        device: where its tensors are.
+        device: device of its tensors.
         seed: passed to the first reset.
-        missing_final: ``"raise"`` raises where an episode ends and the info does not show how (asks the device in each
-            step whose info has no such key); ``"previous"`` shows the observation before the last step instead: right
-            for episodes that terminate, whose value is 0 from there on, an approximation where they are truncated.
+        missing_final: ``"raise"`` raises if an episode ends and the info has no final observation; the host waits for
+            the device in each step without one. ``"previous"`` uses the observation before the last step instead, which
+            is correct for episodes that terminate, because their value is 0 then, and approximate for truncated ones.
 
     Raises:
-        ValueError: the device does not exist, or ``missing_final`` is another word.
+        ValueError: the device does not exist, or ``missing_final`` is neither of these.
     """
 
     auto_reset = True
@@ -102,7 +102,7 @@ class TorchVectorEnv(VecEnv):
     def step(self, action: DictTensor) -> StepResult:
         """Take one step in every environment; see `VecEnv.step`."""
         check_action("TorchVectorEnv", action)
-        # Two copies: simulators clamp actions in place, and agents write theirs over in the next step.
+        # Two copies: simulators clamp actions in place, and agents overwrite theirs in the next step.
         last = {f"last_{key}": action[key].clone() for key in self._action_leaves}
         sent = nest(self.action_space, {key: action[key].clone() for key in self._action_leaves}, "action")
         observation, reward, terminated, truncated, info = self.vec.step(sent)
@@ -115,14 +115,14 @@ class TorchVectorEnv(VecEnv):
             reached = _choose(done, self._flat(final), current)
         elif self._missing == "previous":
             reached = _choose(done, self._previous, current)
-        elif bool(done.any()):  # sync: only where the info shows no final observation
+        elif bool(done.any()):  # sync: only if the info has no final observation
             raise UsageError(
                 f"TorchVectorEnv: an episode of {type(self.vec).__name__} ended, and the info has no final "
                 f"observation (looked for {' and '.join(_FINAL_KEYS)}; it has {sorted(map(str, info))}). Switch it on "
                 "in the simulator, or pass missing_final='previous' and accept wrong values where episodes are "
                 "truncated."
             )
-        if self._missing == "previous":  # kept only where it may be shown again
+        if self._missing == "previous":  # stored only if it may be needed
             self._previous = {key: value.clone() for key, value in current.items()}
         reward = reward.to(torch.float32)
         flags = {"terminated": terminated, "truncated": truncated, "done": done, "initial_state": self._no}

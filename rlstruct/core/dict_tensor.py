@@ -1,4 +1,4 @@
-"""Structures: names to tensors [B, ...], and names to tensors [B, T, ...] with the real length of each row."""
+"""DictTensor, named tensors [B, ...], and TemporalDictTensor, named tensors [B, T, ...] with a length per row."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _LENGTHS, _STEP = Layout({"lengths": ((), torch.int64)}), Layout({"t": ((), torc
 
 
 class DictTensor(NamedTensors):
-    """Names to tensors that share the first dimension B and one device.
+    """Mapping of names to tensors that share the batch axis B and one device.
 
-    The caller's dict is copied (the tensors are not), and checked once, here. Afterwards only `set` changes a
-    structure; every other method returns a new one. Keys joined by ``/`` stand for nesting, see `truncate_key`.
+    The constructor copies and checks the dict, but does not copy the tensors. Afterwards only `set` changes a
+    structure; every other method returns a new one. A ``/`` in a key stands for nesting, see `truncate_key`.
 
     Args:
         tensors: names to tensors.  each [B, ...], any dtype, one device; None for the empty structure
@@ -47,7 +47,7 @@ class DictTensor(NamedTensors):
 
     @classmethod
     def unchecked(cls, tensors: dict[str, Tensor]) -> Self:
-        """Wrap a dict without copying or checking it, for code that makes many structures from checked tensors."""
+        """Wrap a dict without copying or checking it, for code that creates many structures from checked tensors."""
         made = cls.__new__(cls)
         made._tensors = tensors
         return made
@@ -62,12 +62,12 @@ class DictTensor(NamedTensors):
         """Shuffle the rows and split them, for one epoch of updates.
 
         Args:
-            n: how many minibatches; their sizes differ by at most one row.
-            generator: where the randomness comes from; None for torch's global one of the structure's device. One on
-                the CPU draws the same rows on every device, but makes a device wait for the copy.
+            n: number of minibatches; their sizes differ by at most one row.
+            generator: source of randomness; None for torch's global generator of the structure's device. A generator
+                on the CPU shuffles the same way on every device, but makes a device wait for the copy.
 
         Returns:
-            An iterator over n structures in new memory, every row in exactly one of them.  each [B / n, ...]
+            An iterator over n structures in new memory; each row is in exactly one of them.  each [B / n, ...]
 
         Raises:
             ValueError: n is less than 1 or more than B.
@@ -90,7 +90,7 @@ class DictTensor(NamedTensors):
 
         Raises:
             KeyError: the keys differ.
-            ShapeMismatchError: dtypes or trailing shapes differ; nothing is converted in silence.
+            ShapeMismatchError: dtypes or trailing shapes differ; nothing is converted silently.
             DeviceMismatchError: the devices differ.
         """
         return cls.unchecked(join("DictTensor.cat", parts, torch.cat, 0, drop=1) if parts else {})
@@ -101,7 +101,7 @@ class DictTensor(NamedTensors):
 
         Args:
             parts: T structures with the same keys, dtypes and shapes.  [B, ...]
-            lengths: how many steps of each row are real.  [B] int64; None for all T
+            lengths: number of real steps of each row.  [B] int64; None for all T
 
         Returns:
             ``result[key][b, t]`` is ``parts[t][key][b]``.  [B, T, ...]
@@ -116,15 +116,14 @@ class DictTensor(NamedTensors):
 
 
 class TemporalDictTensor(NamedTensors):
-    """Names to tensors that share the batch axis B, the time axis T and one device; row b is real up to lengths[b].
+    """Mapping of names to tensors that share batch axis B, time axis T and one device; row b has lengths[b] real steps.
 
-    Copied and checked as a DictTensor. The values of the lengths, 0 to T, are checked on the CPU only: elsewhere that
-    would wait for the device, and is the caller's promise. A structure without keys still has the rows of its lengths,
-    and no step.
+    The dict is copied and checked as in DictTensor. That lengths are in 0 to T is checked only on the CPU, because on
+    other devices the host would have to wait. A structure without keys still has the rows of its lengths, and T = 0.
 
     Args:
         tensors: names to tensors.  each [B, T, ...], any dtype, one device; None for none
-        lengths: number of real steps of each row, the rest is padding.  [B] int64, same device; None for all T
+        lengths: number of real steps of each row; the rest is padding.  [B] int64, same device; None for all T
 
     Raises:
         TypeError: a key is not a string, or a value not a tensor.
@@ -173,7 +172,7 @@ class TemporalDictTensor(NamedTensors):
         B = first.shape[0] if first.dim() else 0
         fix = "Give one length for each row, on the device of the tensors."
         expect(where, {"lengths": lengths}, _LENGTHS, device=first.device, rows=B, fix=fix)
-        # Where looking costs microseconds and no wait: not on a device, not while torch traces.
+        # Check values only where reading them is cheap: not on a device, not while torch traces.
         if not self._tensors or type(lengths) is not Tensor or not lengths.is_cpu or torch.compiler.is_compiling():
             return
         values, T = lengths.numpy(), self.n_steps()  # sync: a view of CPU memory
@@ -190,27 +189,27 @@ class TemporalDictTensor(NamedTensors):
         return self.lengths.shape[0]
 
     def n_steps(self) -> int:
-        """Return T, the number of steps with padding; 0 if there is no key."""
+        """Return T, the number of steps including padding; 0 if there is no key."""
         for tensor in self._tensors.values():
             return tensor.shape[1]
         return 0
 
     def mask(self) -> Tensor:
-        """Return which steps are real.  [B, T] bool, on the device of the structure."""
+        """Return a mask that is True at real steps.  [B, T] bool, on the device of the structure."""
         steps = torch.arange(self.n_steps(), device=self.lengths.device)
         return steps < self.lengths.unsqueeze(1)  # [B, T]
 
     def full(self) -> bool:
-        """Return whether every row has T real steps, so that there is no padding."""
+        """Return True if there is no padding: every row has T real steps."""
         return bool((self.lengths == self.n_steps()).all())  # sync: the answer is a Python bool, once per call
 
     def shorten(self) -> Self:
-        """Cut the padding that no row needs: T becomes the longest length. The memory is shared."""
+        """Remove padding that no row needs, so that T becomes the longest length. The memory is shared."""
         n_steps = int(self.lengths.max()) if self.n_elems() else 0  # sync: the new T is a shape, once per call
         return self._like({key: v[:, :n_steps] for key, v in self._tensors.items()})
 
     def temporal_slice(self, start: int, stop: int) -> Self:
-        """Take steps start to stop - 1 of every row, cut to T as in Python, with the lengths counted inside of them.
+        """Return steps start to stop - 1 of every row, clipped to T as in Python; lengths count steps in this range.
 
         The memory is shared.  [B, stop - start, ...]
         """
@@ -221,7 +220,7 @@ class TemporalDictTensor(NamedTensors):
         return type(self).unchecked({key: v[:, start:stop] for key, v in self._tensors.items()}, lengths)
 
     def temporal_index(self, t: int) -> DictTensor:
-        """Take step t of every row, padding or not; negative t counts from the end. The memory is shared.  [B, ...].
+        """Return step t of every row, even padding; negative t counts from the end. The memory is shared.  [B, ...].
 
         Raises:
             IndexError: there is no such step.
@@ -234,7 +233,7 @@ class TemporalDictTensor(NamedTensors):
         return DictTensor.unchecked({key: v.select(1, t) for key, v in self._tensors.items()})
 
     def temporal_multi_index(self, t: Tensor) -> DictTensor:
-        """Take one step of each row, into new memory.
+        """Gather one step of each row into new memory.
 
         Args:
             t: a step from 0 to T - 1 for each row.  [B] int64, same device
@@ -253,7 +252,7 @@ class TemporalDictTensor(NamedTensors):
         return DictTensor.unchecked({key: v[rows, t] for key, v in self._tensors.items()})
 
     def masked_temporal_index(self, t: int) -> tuple[DictTensor, Tensor]:
-        """Take step t, from 0 to T - 1, of the rows where it is real.
+        """Return step t, from 0 to T - 1, of the rows where it is real.
 
         Returns:
             ``(step, rows)``: the step of the K rows with lengths > t, and their row numbers.  [K, ...], [K] int64
@@ -279,7 +278,7 @@ class TemporalDictTensor(NamedTensors):
         def cat_padded(column: tuple[Tensor, ...], axis: int) -> Tensor:
             return torch.cat([*map(pad, column)], axis)
 
-        for i, part in enumerate(parts if parts[0].empty() else ()):  # lengths are where the tensors are
+        for i, part in enumerate(parts if parts[0].empty() else ()):  # join checks no device then
             lengths = {"lengths": part.lengths}
             expect(f"TemporalDictTensor.cat: part {i}: tensor", lengths, device=parts[0].lengths.device)
         tensors = join("TemporalDictTensor.cat", parts, cat_padded, 0, drop=2)

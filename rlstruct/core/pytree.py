@@ -1,4 +1,4 @@
-"""The structures as pytrees, so that torch.compile, torch.func and torch.utils see the tensors inside."""
+"""Registration of the structures as pytrees, so that torch.compile, torch.func and torch.utils see their tensors."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _flatten(tree: Any) -> tuple[list[Any], list[str]]:  # noqa: ANN401
 
 
 def register() -> None:
-    """Tell torch how to take the structures apart. Called once, when `rlstruct.core` is imported."""
+    """Register the structures with torch. Called once, when `rlstruct.core` is imported."""
     for cls in _ATTRIBUTES:
 
         def unflatten(children: Iterable[Any], keys: list[str], cls: Any = cls) -> Any:  # noqa: ANN401
@@ -49,10 +49,10 @@ def register() -> None:
 
 
 class Structure:
-    """The keys and nesting of a pytree: takes trees that are made alike apart, and makes others from new tensors.
+    """Keys and nesting of a pytree: flattens trees of the same structure, and rebuilds them from new tensors.
 
-    For structures, dicts and tuples it takes a tenth of the time of torch's functions, which do the rest: a compiled
-    agent is called in every step. Leaves that are no tensors are constants.
+    For rlstruct's structures, dicts and tuples this takes a tenth of the time of torch's functions, which handle all
+    other trees. Speed matters: a compiled agent is called in every step. Leaves other than tensors are constants.
     """
 
     def __init__(self, tree: Any) -> None:  # noqa: ANN401 - any pytree
@@ -70,12 +70,12 @@ class Structure:
             leaves, self._spec = pytree.tree_flatten(tree)
             self._constants = [None if isinstance(leaf, Tensor) else (leaf,) for leaf in leaves]
             rest = self._spec, self._constants
-        self.n_tensors = 1  # until they are counted
+        self.n_tensors = 1  # so that flatten, which counts them, does not return early
         self.n_tensors = len(self.flatten(tree))
         self._form = kind, self._keys, self._parts, rest
 
     def flatten(self, tree: Any) -> list[Tensor]:  # noqa: ANN401 - a tree that is made alike
-        """Return the tensors of a tree in the order of this structure, wherever its keys stand."""
+        """Return the tensors of a tree in the order of this structure, whatever the order of its keys."""
         if not self.n_tensors:
             return []
         if self._keys is not None:
@@ -88,7 +88,7 @@ class Structure:
         return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
 
     def unflatten(self, tensors: Iterable[Tensor]) -> Any:  # noqa: ANN401 - such a tree
-        """Make a tree of tensors that come in the order of `flatten`."""
+        """Build a tree from tensors in the order of `flatten`."""
         return self._build(iter(tensors))
 
     def _build(self, tensors: Iterator[Tensor]) -> Any:  # noqa: ANN401
@@ -121,5 +121,5 @@ def named_tensors(tree: Any) -> dict[tuple[object, ...], Tensor]:  # noqa: ANN40
     return {tuple(map(_name_of, path)): leaf for path, leaf in leaves if isinstance(leaf, Tensor)}
 
 
-def _name_of(entry: Any) -> object:  # noqa: ANN401 - an entry of a path of torch's
+def _name_of(entry: Any) -> object:  # noqa: ANN401 - an entry of one of torch's paths
     return next((getattr(entry, name) for name in ("key", "name", "idx") if hasattr(entry, name)), entry)

@@ -1,8 +1,8 @@
-"""From CPU memory to a CUDA device in one copy.
+"""Transfers of many tensors from CPU memory to a CUDA device in one copy.
 
-A batch is some 25 tensors in ordinary memory, and CUDA copies each of these by itself while the host waits. Here they
-are packed into one pinned block first, which is copied while the host goes on. Tensors that share memory are packed
-once and share it on the device too.
+A batch has about 25 tensors in pageable memory, and CUDA would copy them one by one while the host waits. Instead they
+are packed into one pinned block, which is copied while the host continues. Tensors that share memory are packed once,
+and share memory on the device too.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 _ALIGNMENT = 16  # bytes: the size of the largest dtype
-_MOST_UNUSED = 2  # memory up to this many times as large as the part that is used is copied whole
-_LARGEST = 1 << 30  # bytes: more pinned memory than this is not worth a copy less
+_MOST_UNUSED = 2  # a storage is copied whole if it is at most this many times as large as the tensors in it
+_LARGEST = 1 << 30  # bytes: larger transfers are not worth the pinned memory
 
 
 class Packed(NamedTuple):
-    """Tensors in one block."""
+    """Tensors packed into one block."""
 
     block: Tensor  # their bytes.  [n] uint8
-    views: list[tuple[torch.dtype, torch.Size, tuple[int, ...], int]]  # and the number of the first element of each
+    views: list[tuple[torch.dtype, torch.Size, tuple[int, ...], int]]  # the last entry is the storage offset
 
     def unpack(self, block: Tensor) -> list[Tensor]:
         """Return the tensors as views of a copy of the block, which may be on another device."""
@@ -34,7 +34,7 @@ def stage(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
     """Copy CPU tensors to a CUDA device. The host does not wait, and the sources may change as soon as this returns.
 
     Returns:
-        The tensors there, valid on the current stream, as views of one block.
+        The copies, as views of one block, valid on the current stream.
     """
     if sum(tensor.nbytes for tensor in tensors) > _LARGEST:
         return [tensor.to(device) for tensor in tensors]
@@ -44,7 +44,7 @@ def stage(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
 
 
 def mover(tree: object, device: torch.device, non_blocking: bool) -> Callable[[Tensor], Tensor]:
-    """Return a function that moves each tensor of a pytree to a device; from the CPU to CUDA they travel as one."""
+    """Return a function that moves each tensor of a pytree to a device; from the CPU to CUDA in a single copy."""
 
     def move(tensor: Tensor) -> Tensor:
         return tensor.to(device, non_blocking=non_blocking)
@@ -57,7 +57,7 @@ def mover(tree: object, device: torch.device, non_blocking: bool) -> Callable[[T
 
 
 def can_stage(tensor: Tensor) -> bool:
-    """Return True for plain CPU memory: a pinned tensor needs no block, and gradients would not flow through one."""
+    """Return True for pageable CPU tensors without gradients: pinned ones need no block, and it carries no gradient."""
     plain = type(tensor) is Tensor and tensor.is_cpu and tensor.layout is torch.strided
     return plain and not (tensor.requires_grad or tensor.is_conj() or tensor.is_neg() or tensor.is_pinned())
 
@@ -67,13 +67,13 @@ def pack(tensors: Sequence[Tensor], *, pin: bool) -> Packed:
     groups: dict[int, list[int]] = {}
     for i, tensor in enumerate(tensors):
         groups.setdefault(tensor.untyped_storage().data_ptr(), []).append(i)
-    sources: list[tuple[Tensor, int]] = []  # bytes, and where they start in the block
+    sources: list[tuple[Tensor, int]] = []  # bytes, and their offset in the block
     views = [(tensor.dtype, tensor.shape, tensor.stride(), 0) for tensor in tensors]
     n_bytes = 0
     for members in groups.values():
         whole = tensors[members[0]].untyped_storage().nbytes() <= _MOST_UNUSED * sum(tensors[i].nbytes for i in members)
         for run in [members] if whole else [[i] for i in members]:
-            # All of a memory as it lies, so that strides and what is shared stay; or a few rows of a larger one.
+            # Copy the whole storage, which keeps strides and sharing, or only the tensor if most of it is unused.
             shown = [tensors[i] if whole else tensors[i].clone() for i in run]
             source = torch.empty(0, dtype=torch.uint8, device="cpu").set_(shown[0].untyped_storage())
             for i, tensor in zip(run, shown, strict=True):

@@ -1,4 +1,4 @@
-"""Elements of gymnasium spaces as numpy arrays and tensors, and back: one array [B, ...] for each leaf of a space."""
+"""Conversion between elements of gymnasium spaces and arrays or tensors, one [B, ...] for each leaf of a space."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class SpaceCodec:
         self._discrete = isinstance(self.leaves[0].space, Discrete)
         self._getters = [itemgetter(*leaf.path) if len(leaf.path) == 1 else leaf.get for leaf in self.leaves]
         self._forms: list[list[object]] = [[(leaf.shape, leaf.dtype)] for leaf in self.leaves]
-        # Forms of elements that can be written without `check`: a target looks at the leaves of nested ones itself.
+        # Forms of elements that can be written without `check`; the target of a nested space checks each leaf itself.
         self.forms = self._forms[0] if self._plain else [dict, tuple]
 
     def empty(self, n: int) -> Arrays:
@@ -59,7 +59,7 @@ class SpaceCodec:
         target[row] = element
 
     def batched(self, value: Element, n: int, out: Arrays | None = None) -> Arrays:
-        """Copy a batch of n elements, as a `gymnasium.vector.VectorEnv` gives it, to ``out``, or to new arrays."""
+        """Copy a batch of n elements from a `gymnasium.vector.VectorEnv` to ``out``, or to new arrays."""
         arrays = self.empty(n) if out is None else out
         for leaf, array in zip(self.leaves, arrays, strict=True):
             part = np.asarray(leaf.get(value))
@@ -72,9 +72,9 @@ class SpaceCodec:
         return arrays
 
     def check(self, element: Element, *, index: int) -> None:
-        """Refuse an element of other shapes or kinds of dtype: numpy would repeat it over its row, or cut fractions.
+        """Raise if an element has wrong shapes or kinds of dtype, which numpy would broadcast or truncate silently.
 
-        What always fits is added to `forms`: of an array its shape and dtype, of a number its type.
+        A form that always fits is added to `forms`: shape and dtype of an array, the type of a number.
         """
         for leaf, forms in zip(self.leaves, self._forms, strict=True):
             value = leaf.get(element)
@@ -90,14 +90,14 @@ class SpaceCodec:
                 forms.append(form)
 
     def has(self, action: Element) -> bool:
-        """Return False if a part of an action is none of its space's choices; a Box leaves what to do to environments.
+        """Return False if a discrete part of an action is outside its space.
 
-        Gaussian agents leave every Box now and then, so that explains nothing.
+        Boxes are not checked: Gaussian agents leave them regularly, and environments handle that themselves.
         """
         return all(isinstance(leaf.space, Box) or leaf.space.contains(leaf.get(action)) for leaf in self.leaves)
 
     def columns(self, action: DictTensor, n: int) -> Arrays:
-        """Return the actions of n environments, [n, ...] for each leaf: the tensors' memory if the dtype is right."""
+        """Return the actions of n environments, [n, ...] for each leaf; tensors of the right dtype are not copied."""
         columns = []
         for leaf in self.leaves:
             tensor = action._tensors.get(leaf.key)
@@ -117,7 +117,7 @@ class SpaceCodec:
     def elements(self, columns: Arrays) -> Sequence[Element]:
         """Turn columns [B, ...] into B elements of the space: numpy scalars, arrays, dicts and tuples.
 
-        The arrays in them are copies, so that an environment may keep or change the action it gets.
+        The arrays are copies, so an environment may keep or change its action.
         """
         if self._plain:
             return list(columns[0]) if self._discrete else _rows(self.leaves[0], columns[0])
@@ -151,7 +151,7 @@ class SpaceCodec:
 
 @dataclass(frozen=True, slots=True)
 class _Nested:
-    """The target of a nested space."""
+    """Target of writes for a nested space."""
 
     codec: SpaceCodec
     columns: list[tuple[Callable[[Element], Element], np.ndarray[Any, Any], list[object]]]
@@ -164,19 +164,19 @@ class _Nested:
                     self.codec.check(element, index=row)
                 array[row] = value
         except (KeyError, IndexError, TypeError):
-            self.codec.check(element, index=row)  # names the entry that is missing
+            self.codec.check(element, index=row)  # raises, naming the missing entry
             raise
 
 
 def _fits(got: np.ndarray[Any, Any], want: np.dtype[Any]) -> bool:
-    """Return True if numbers can be written as another dtype without losing fractions, parts or bits."""
+    """Return True if numbers can be written as another dtype without losing fractions, imaginary parts or bits."""
     if _RANK.get(got.dtype.kind, 9) > _RANK.get(want.kind, -1):
         return False
     return not _may_wrap(got.dtype, want) or bool((got == got.astype(want)).all())
 
 
 def _may_wrap(got: np.dtype[Any], want: np.dtype[Any]) -> bool:
-    """Return True if ``got`` has integers that ``want`` cannot hold; numpy would keep their last bits."""
+    """Return True if ``got`` has integers that ``want`` cannot hold, which numpy would wrap around."""
     return want.kind in "iu" and not np.can_cast(got, want)
 
 
@@ -186,7 +186,7 @@ def _spell(got: np.ndarray[Any, Any], want: np.dtype[Any]) -> str:
 
 
 def _exact(got: torch.dtype, want: torch.dtype) -> bool:
-    """Return True if each integer of ``got`` is one of ``want``."""
+    """Return True if ``want`` can hold every integer of ``got``."""
     if got is want:
         return True
     if got.is_floating_point or want.is_floating_point or torch.bool in (got, want):

@@ -1,4 +1,4 @@
-"""The observations of B environments on the CPU: the numpy arrays that they are written into, one row each."""
+"""Base of environments on the CPU that write observations into numpy arrays, one row for each environment."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ RESET_RETURNS = "two values, (observation, info)"
 STEP_RETURNS = "five values, (observation, reward, terminated, truncated, info)"
 
 Options = list[dict[str, Any]]
-"""The options of each environment's reset."""
+"""Reset options of each environment."""
 
 
 def write_rewards(rows: ObservationBuffer, reward: Array | list[Any]) -> None:
-    """Write what a step was rewarded with: one number for each row."""
+    """Write the rewards of a step, one number for each row; raise if they are anything else."""
     try:
         rewards = np.array(reward)
     except ValueError as error:  # ragged
@@ -37,14 +37,14 @@ def write_rewards(rows: ObservationBuffer, reward: Array | list[Any]) -> None:
 
 
 def keep(rows: ObservationBuffer, before: ObservationBuffer, idle: Mask) -> None:
-    """Repeat the observation before, with reward 0, in the rows that did not run."""
+    """Copy the previous observation, with reward 0, into the rows that did not run."""
     for array, previous in zip(rows.arrays, before.arrays, strict=True):
         array[idle] = previous[idle]
     rows.reward[idle] = 0
 
 
 def restart(rows: ObservationBuffer, which: int | Mask | slice, final: ObservationBuffer | None = None) -> None:
-    """Turn some rows into starts of episodes, and keep what they held in ``final``; their frames are to be written."""
+    """Mark rows as starts of episodes, and save their old content in ``final``; the caller writes the new frames."""
     if final is not None:
         for kept, array in zip(final.arrays, rows.arrays, strict=True):
             kept[which] = array[which]
@@ -75,9 +75,9 @@ class RowsEnv(VecEnv):
         self._where = type(self).__name__
         self._frames = SpaceCodec(observation_space, "frame", where=f"{self._where}: observation")
         self._actions = SpaceCodec(action_space, "action", where=f"{self._where}.step")
-        self._last: ObservationBuffer | None = None  # what `step` returned
+        self._last: ObservationBuffer | None = None  # result of the last `step` or `reset`
         self._begun = False
-        self._running = torch.ones(n, dtype=torch.bool, device="cpu")  # handed out, so replaced and never written
+        self._running = torch.ones(n, dtype=torch.bool, device="cpu")  # callers hold it: replace it, never write to it
         self._idle = IdleWatch(self._where)
 
     @property
@@ -90,7 +90,7 @@ class RowsEnv(VecEnv):
         return self._n
 
     def step(self, action: DictTensor) -> StepResult:
-        """Take one step in every environment that runs; see `VecEnv.step`, and ``step_into`` for what it raises."""
+        """Take one step in every environment that runs; see `VecEnv.step`. Raises as ``step_into`` does."""
         before, ran = self._last, self._running
         if before is None:
             raise UsageError(f"{self._where}.step: there is nothing to step. Call reset() first.")
@@ -110,10 +110,10 @@ class RowsEnv(VecEnv):
     def step_into(
         self, action: DictTensor, before: ObservationBuffer, out: ObservationBuffer, final: ObservationBuffer | None
     ) -> Ended | None:
-        """Take a step, and write what it shows where that stays; see `rlstruct.in_place.StepsInto`."""
+        """Take one step and write the observations into buffers; see `rlstruct.in_place.StepsInto`."""
 
     def _begin(self) -> ObservationBuffer:
-        """Return the rows of the first observation; the frames are still to be written."""
+        """Return a buffer for the first observation; the caller writes the frames."""
         self._last = rows = self._new()
         restart(rows, slice(None))
         self._running = torch.ones_like(self._running)
@@ -122,17 +122,17 @@ class RowsEnv(VecEnv):
         return rows
 
     def _columns(self, action: DictTensor, out: ObservationBuffer) -> Arrays:
-        """Return the action, which is written as the last one of ``out``."""
+        """Check the action, write it to ``out`` as the last action, and return its columns."""
         if not self._begun:
             raise UsageError(f"{self._where}.step: there is nothing to step. Call reset() first.")
         columns = self._actions.columns(check_action(self._where, action), self._n)
-        self._last = None  # the last observation is in the memory of others from now on
+        self._last = None  # from now on the caller owns the last observation
         for array, column in zip(out.last_action, columns):  # noqa: B905 - of one space; strict takes half as long again
             array[:] = column
         return columns
 
     def _new(self) -> ObservationBuffer:
-        """Return rows in new memory."""
+        """Allocate a buffer."""
         n = self._n
         arrays: dict[str, Array] = dict(zip(self._frames.keys, self._frames.empty(n), strict=True))
         arrays["reward"] = np.empty(n, np.float32)
@@ -150,7 +150,7 @@ def options_of(env_info: DictTensor | None, n: int, where: str) -> Options | Non
     """Turn ``env_info`` into one dict of options per environment.
 
     Returns:
-        For each environment Python numbers where a row is 0-dimensional and numpy arrays otherwise; None without keys.
+        A dict for each environment: Python numbers where rows are 0-dimensional, else numpy arrays. None without keys.
     """
     if env_info is None or env_info.empty():
         return None
@@ -172,7 +172,7 @@ def options_of(env_info: DictTensor | None, n: int, where: str) -> Options | Non
 
 
 def old_api(who: str, answer: object, expected: str) -> TypeError:
-    """Say that an environment does not return what gymnasium's do."""
+    """Create the error for an environment whose return value does not have gymnasium's form."""
     got = f"a {type(answer).__name__}"
     if isinstance(answer, tuple):
         got = f"{len(answer)} values, ({', '.join(type(value).__name__ for value in answer)})"

@@ -1,9 +1,8 @@
-"""Counter-based random numbers. Pure functions of a key, equal on every device, no state, no host sync.
+"""Counter-based random numbers: pure functions of a key, equal on every device, without state or host syncs.
 
-A key is an int64 that stands for one environment at one step, random in all of its bits, as `step_keys` and `split`
-make them; the batcher puts one per environment into ``observation["rng"]``. Draws depend on the key alone,
-never on its batch, so that results do not change with the number of processes, and a replay over stored
-keys draws the same numbers again.
+A key is an int64 for one environment at one step, with 64 random bits, made by `step_keys` or `split`. The batcher puts
+one per environment into ``observation["rng"]``. A draw depends only on its key, never on the rest of the batch, so
+results do not change with the number of processes, and a replay over stored keys draws the same numbers again.
 
 The generator is SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014):
 number n > 0 of a key is ``mix(key + n * gamma)``, number 0 the key itself. Uniform and categorical draws use integer
@@ -23,8 +22,8 @@ from torch import Tensor
 
 from rlstruct.errors import BadValueError
 
-#: Default stream of each distribution; callers choose theirs below 2^28, where they meet none of these. `categorical`,
-#: which most agents draw in every step, needs none: it takes the key's lower bits, where number 0 takes the upper ones.
+#: Default stream of each distribution. Callers choose streams below 2^28, which never overlap these. `categorical`,
+#: which most agents call in every step, needs no stream: it uses the key's lower bits, number 0 the upper ones.
 DEFAULT_STREAMS = {
     name: (i + 1) << 28
     for i, name in enumerate(("uniform", "symmetric_uniform", "normal", "randint", "gumbel", "dirichlet"))
@@ -33,8 +32,8 @@ DEFAULT_STREAMS = {
 _GAMMA = -7046029254386353131  # 0x9E3779B97F4A7C15 as int64: the odd number nearest to 2^64 / golden ratio
 _MIX_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
 _MIX_2 = -7723592293110705685  # 0x94D049BB133111EB
-_TRIES = 8  # of a gamma variate: all fail once in 10^10 draws
-_LOW = {bits: (1 << (64 - bits)) - 1 for bits in (27, 30, 31, 40)}  # clears the sign bits that int64 >> drags in
+_TRIES = 8  # rejection sampling of gamma variates: all tries fail once in 10^10 draws
+_LOW = {bits: (1 << (64 - bits)) - 1 for bits in (27, 30, 31, 40)}  # clears the sign bits that >> shifts in
 
 
 def _mix(x: Tensor) -> Tensor:
@@ -57,7 +56,7 @@ def _bits(key: Tensor, shape: tuple[int, ...], stream: int) -> Tensor:
     lanes = _multiples(_GAMMA, first, math.prod(shape), key)
     if key.dim() != 1:
         return _mix(key.unsqueeze(-1) + lanes).view(*key.shape, *shape)
-    # In memory one draw of all keys stands after the other, as simulators read them: field by field.
+    # Memory holds draw 0 of all keys, then draw 1 of all keys: simulators read field by field.
     return _mix(lanes.unsqueeze(1) + key).view(*shape, -1).movedim(-1, 0)
 
 
@@ -66,8 +65,8 @@ def _multiples(factor: int, first: int, n: int, key: Tensor) -> Tensor:
     number = torch.arange(first, first + n, device=key.device, dtype=torch.int64)
     if type(key) is Tensor and not torch.compiler.is_compiling():
         return number.mul_(factor)
-    # Traced, positions are numbers of C++, where a product beyond 63 bits is undefined: compilers conclude that the
-    # loop must end before it. So it is put together of halves that cannot overflow. `| 0` makes numbers of positions.
+    # Compiled code computes indices as signed C++ integers, whose overflow is undefined, so a compiler may end the loop
+    # before it. Combine two 32-bit halves that cannot overflow instead. `| 0` turns indices into plain values.
     number = number | 0
     low, high = factor & 0xFFFFFFFF, (factor >> 32) & 0xFFFFFFFF
     low_product = number * low
@@ -85,8 +84,8 @@ def step_keys(seed: Tensor, episode: int | Tensor, step: Tensor) -> Tensor:
 
     Args:
         seed: one seed for each environment.  [B] int64
-        episode: which reset of the batcher this is, from 0: a number, or a tensor without dimensions (int64, same
-            device), which a CUDA graph reads anew at every replay.
+        episode: number of the batcher's reset, from 0: an int, or a tensor [] int64 on the same device, which a CUDA
+            graph reads again at every replay.
         step: steps since that reset.  [T] int64, same device
 
     Returns:
@@ -98,7 +97,7 @@ def step_keys(seed: Tensor, episode: int | Tensor, step: Tensor) -> Tensor:
 
 
 def split(key: Tensor, n: int) -> Tensor:
-    """Make n fresh keys [B, n] int64 out of each key [B], for an agent that draws more than one thing in a step.
+    """Derive n new keys [B, n] int64 from each key [B], for an agent that draws several times in a step.
 
     >>> torch.equal(split(torch.tensor([1]), 2), split(torch.tensor([1]), 2))
     True
@@ -107,7 +106,7 @@ def split(key: Tensor, n: int) -> Tensor:
 
 
 def child_key(key: Tensor, n: Tensor | int) -> Tensor:
-    """Make fresh key number n, from 0, of each key [B] int64: column n of `split`; n may differ from row to row.
+    """Derive new key number n, from 0, of each key [B] int64: column n of `split`; n may differ from row to row.
 
     Such keys form a tree: a seed's children are episodes, an episode's children steps.
 
@@ -124,9 +123,9 @@ def uniform(key: Tensor, shape: tuple[int, ...] = (), stream: int | None = None)
 
     Args:
         key: [B] int64.
-        shape: of the draws for each key. In memory one number of all keys follows the other: a compiler makes
-            vector code of ``uniform(key, (4,)).t().unbind(0)``, and scalar code of columns.
-        stream: 0 to 2^28; None is the distribution's own. Draws with the same key and different streams are
+        shape: shape of the draws for each key. Memory holds draw 0 of all keys, then draw 1, and so on: a compiler
+            vectorises ``uniform(key, (4,)).t().unbind(0)``, but not access by columns.
+        stream: 0 to 2^28; None takes the distribution's default. Draws with the same key and different streams are
             independent, if the ranges ``stream .. stream + prod(shape)`` do not overlap.
 
     Returns:
@@ -134,19 +133,19 @@ def uniform(key: Tensor, shape: tuple[int, ...] = (), stream: int | None = None)
     """
     start = DEFAULT_STREAMS["uniform"] if stream is None else stream
     upper = (_bits(key, shape, start) >> 40).bitwise_and_(_LOW[40])
-    return (upper * 2.0**-24).to(torch.float32)  # exact in either precision that torch may compute by default
+    return (upper * 2.0**-24).to(torch.float32)  # exact whether torch multiplies in float32 or float64
 
 
 def symmetric_uniform(
     key: Tensor, n: int, bound: float, dtype: torch.dtype = torch.float32, stream: int | None = None
 ) -> tuple[Tensor, ...]:
-    """Draw n numbers uniformly from [-bound, bound) for each key [B] int64, as start states of simulators are.
+    """Draw n numbers uniformly from [-bound, bound) for each key [B] int64, for the start states of simulators.
 
     Returns:
         n tensors [B] of ``dtype``; with an explicit stream number i comes from ``uniform(key, (n,), stream)[:, i]``.
     """
     start = DEFAULT_STREAMS["symmetric_uniform"] if stream is None else stream
-    if type(key) is not Tensor:  # traced: a compiler makes one loop of single draws, and mixes each key once
+    if type(key) is not Tensor:  # traced: a compiler fuses single draws into one loop and mixes each key once
         drawn = (uniform(key, (), start + 1 + i) for i in range(n))
         return tuple(u.to(dtype).sub_(0.5).mul_(2 * bound) for u in drawn)
     return uniform(key, (n,), start).t().to(dtype).sub_(0.5).mul_(2 * bound).unbind(0)
@@ -169,8 +168,8 @@ def randint(key: Tensor, high: int, shape: tuple[int, ...] = (), stream: int | N
 
     Args:
         key: [B] int64.
-        high: how many values there are, at least 1 and at most 2^31; the bias is at most high / 2^32.
-        shape: of the draws for each key.
+        high: number of values, 1 to 2^31; the bias is at most high / 2^32.
+        shape: shape of the draws for each key.
         stream: as in `uniform`.
 
     Returns:
@@ -192,22 +191,23 @@ def categorical(logits: Tensor, key: Tensor, stream: int | None = None) -> Tenso
         stream: as in `uniform`.
 
     Returns:
-        [B] int64, from 0 to A - 1; A, which is no class, in rows whose logits hold NaN or are all -inf. Batchers refuse
-        such an action once per batch.
+        [B] int64, from 0 to A - 1; the invalid class A in rows whose logits contain NaN or are all -inf. Batchers check
+        for such actions once per batch, and raise.
     """
-    # The default takes the key's lower bits: as good as the upper ones, which are number 0, and nothing to mix.
+    # The default uses the key's lower bits: as random as the upper ones, which are number 0, and no mixing needed.
     u = (key & 0xFFFFFF).to(torch.float32) * 2.0**-24 if stream is None else uniform(key, (), stream)
-    # u < 1 scaled by the last sum, which rounding puts next to 1: the result is below A and no empty class is hit.
+    # Scale u < 1 by the last sum, which rounding may move off 1: the result is below A and skips empty classes.
     if not logits.is_cpu:  # few launches
         cumulative = torch.softmax(logits, -1, dtype=torch.float32).cumsum(-1)
-    else:  # not softmax, which takes few classes row by row; nor does it matter what the probabilities sum to
+    else:  # softmax is slow for few classes, and the sum need not be 1
         scores = logits.to(torch.float32).contiguous()
         cumulative = (scores - scores.amax(-1, keepdim=True)).exp_().cumsum(-1)
     scaled = u.unsqueeze(-1) * cumulative.narrow(-1, -1, 1)
     traced = logits.is_cpu and (type(logits) is not Tensor or torch.compiler.is_compiling())
-    if traced or key.shape != logits.shape[:-1]:  # one loop; counted from behind: nothing is greater or less than NaN
+    if traced or key.shape != logits.shape[:-1]:
+        # Fuses into one loop. Counting down from A gives A for NaN, because comparisons with NaN are False.
         return logits.shape[-1] - (cumulative > scaled).sum(-1)
-    return torch.searchsorted(cumulative, scaled, right=True).squeeze(-1)  # NaN stands above every number
+    return torch.searchsorted(cumulative, scaled, right=True).squeeze(-1)  # NaN sorts above every number
 
 
 def gumbel(key: Tensor, shape: tuple[int, ...] = (), stream: int | None = None) -> Tensor:
@@ -217,7 +217,7 @@ def gumbel(key: Tensor, shape: tuple[int, ...] = (), stream: int | None = None) 
         [B, *shape] float32, equal on all devices to rounding.
     """
     start = DEFAULT_STREAMS["gumbel"] if stream is None else stream
-    u = uniform(key, shape, start).add_(2.0**-25)  # between 0 and 1, neither of them
+    u = uniform(key, shape, start).add_(2.0**-25)  # strictly between 0 and 1
     return u.log_().neg_().log_().neg_()
 
 
@@ -225,16 +225,16 @@ def dirichlet(key: Tensor, concentration: float, among: Tensor, stream: int | No
     """Draw from a symmetric Dirichlet distribution over some of A classes.
 
     Normalised gamma variates, by Marsaglia and Tsang, "A simple method for generating gamma variables" (ACM TOMS,
-    2000): a fixed number of tries, of which each succeeds with 95 % and more.
+    2000), with a fixed number of tries, each of which succeeds with a probability of at least 95 %.
 
     Args:
         key: [B] int64.
-        concentration: alpha, more than 0; the smaller, the fewer classes share most of the mass.
+        concentration: alpha, more than 0; a small alpha puts most of the mass on few classes.
         among: the classes that take part.  [B, A] bool
         stream: as in `uniform`; uses the numbers up to ``stream + 25 * A``.
 
     Returns:
-        [B, A] float32, sums to 1 in rows that have classes, 0 for the others.
+        [B, A] float32; a row sums to 1, or to 0 if no class takes part.
     """
     start = DEFAULT_STREAMS["dirichlet"] if stream is None else stream
     A = among.shape[-1]
