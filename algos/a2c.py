@@ -1,4 +1,4 @@
-"""A2C: n steps of every environment in, one gradient step out; GAE or V-trace, with or without memory.
+"""A2C: one gradient step on n steps of every environment; GAE or V-trace, with or without memory.
 
 Mnih et al., "Asynchronous methods for deep reinforcement learning" (ICML 2016), section 4.3, in its synchronous form;
 Schulman et al., "High-dimensional continuous control using generalized advantage estimation" (ICLR 2016); Espeholt et
@@ -100,11 +100,11 @@ def losses(
     """Compute the terms of the loss.
 
     Args:
-        replayed: what the learner's agent returned, with gradients: ``value`` [B, T] and its policy, see
+        replayed: outputs of the learner's agent, with gradients: ``value`` [B, T] and its policy, see
             `rlstruct.algos.learner.judge_actions`.
-        trajectories: what was collected, same device.  [B, T]
-        next_value: the critic's judgement of the true next observations.  [B, T]
-        config: its discount, its coefficients, and how to correct.
+        trajectories: the collected steps, same device.  [B, T]
+        next_value: the critic's values of the true next observations.  [B, T]
+        config: discount, coefficients, and whether to use V-trace.
 
     Returns:
         ``loss`` and its terms ``policy_loss``, ``value_loss`` and ``entropy_loss`` (minus the mean entropy).  [] each
@@ -141,10 +141,10 @@ def _targets(
 
 
 class A2CLearner(GradientLearner):
-    """The network that learns.
+    """Learner of A2C.
 
     Raises:
-        ValueError: the network keeps statistics of rewards, which a ``window`` would show it out of order.
+        ValueError: the network keeps statistics of rewards, and a ``window`` would feed them out of order.
     """
 
     settings: ClassVar[type[TrainingConfig]] = A2CConfig
@@ -156,12 +156,12 @@ class A2CLearner(GradientLearner):
         self._latest: list[Trajectories] = []  # the batches of the window, the oldest first
         if config.window is not None and self.statistics is not None:
             raise BadValueError(
-                f"A2C: got window={config.window} and {type(model).__name__}, whose statistics want each batch as a "
-                "whole. Use window=None, or a network without statistics."
+                f"A2C: got window={config.window} and {type(model).__name__}, whose statistics need whole "
+                "batches. Use window=None, or a network without statistics."
             )
 
     def update(self, trajectories: Trajectories, fraction_done: float) -> dict[str, Tensor]:
-        """Learn from one batch, or from the window of one minibatch once it is full; see `GradientLearner.update`."""
+        """Learn from one batch, or from one minibatch of a full window; see `GradientLearner.update`."""
         if (window := self.config.window) is None:
             return super().update(trajectories, fraction_done)
         # The next batch may overwrite this one's memory.
@@ -173,16 +173,16 @@ class A2CLearner(GradientLearner):
         return super().update(_one_after_the_other(parts), fraction_done)
 
     def state_dict(self) -> dict[str, object]:
-        """Return what a checkpoint needs, the window with it."""
+        """Return the state for a checkpoint, including the window."""
         return {**super().state_dict(), "window": [stored(batch) for batch in self._latest]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was called."""
+        """Continue from a `state_dict`."""
         super().load_state_dict(state)
         self._latest = [restored(tensors).to(self.device) for tensors in state["window"]]
 
     def gradient_steps(self, batch: Trajectories) -> dict[str, Tensor]:
-        """Take ``n_updates * n_minibatches`` gradient steps, or ``n_updates`` on what a window shows.
+        """Take ``n_updates * n_minibatches`` gradient steps, or ``n_updates`` on a window's minibatch.
 
         Args:
             batch: the next steps of every environment, on the learner's device.  [B, T]
@@ -202,18 +202,18 @@ class A2CLearner(GradientLearner):
 
 
 def _minibatches(trajectories: Trajectories, n: int) -> list[Trajectories]:
-    """Split rows [B, T] into n runs of neighbours, of almost equal size, which share the memory."""
+    """Split rows [B, T] into n contiguous minibatches of almost equal size, which share the batch's memory."""
     bounds = [trajectories.n_elems() * k // n for k in range(n + 1)]
     return [trajectories.slice(start, stop) for start, stop in pairwise(bounds)]
 
 
 def _one_after_the_other(batches: Sequence[Trajectories]) -> Trajectories:
-    """Join batches of the same environments [B, T] to one [B, sum of T], real steps first, in new memory."""
+    """Concatenate batches [B, T] of the same environments in time to [B, sum of T], with the padding last."""
     real = torch.cat([batch.mask() for batch in batches], 1)  # [B, sum of T]
     keys = batches[0].trajectories.keys()
     joined = {key: torch.cat([batch.trajectories[key] for batch in batches], 1) for key in keys}
     steps = without_gaps(joined, real)
-    # An episode also ends where another one begins: it was lost with a worker, or when a checkpoint was loaded.
+    # An episode also ends where the next one begins: a lost worker or a loaded checkpoint cut it short.
     steps["_observation/done"][:, :-1] |= steps["observation/initial_state"][:, 1:]
     return Trajectories.unchecked(batches[0].info, steps)
 

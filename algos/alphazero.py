@@ -1,4 +1,4 @@
-"""AlphaZero: a search plays against itself, a network learns what it found, and the search gets stronger by it.
+"""AlphaZero: a tree search plays against itself, and the network that guides it learns from its results.
 
 Silver et al., "A general reinforcement learning algorithm that masters chess, shogi and Go through self-play" (Science,
 2018). By default the search is that of Danihelka et al., "Policy improvement by planning with Gumbel" (ICLR 2022),
@@ -106,15 +106,14 @@ def losses(model: nn.Module, batch: DictTensor, config: AlphaZeroConfig) -> dict
 
     Args:
         model: maps frames to logits [K, A] and value [K].
-        batch: what `ReplayBuffer.sample` gives, on the model's device; ``action/action_policy`` [K, A] is what the
-            search found, and ``action/action_value`` [K] what it expected.  [K]
-        config: its ``value_coefficient`` and ``search_value_fraction``.
+        batch: a sample of `ReplayBuffer.sample`, on the model's device, with the search's policy
+            ``action/action_policy`` [K, A] and its estimate ``action/action_value`` [K].  [K]
+        config: ``value_coefficient`` and ``search_value_fraction``.
 
     Returns:
         ``loss`` and its terms ``policy_loss``, the cross entropy in nats, and ``value_loss``, the mean squared distance
-        to the targets in games that have ended; without gradients ``divergence`` of the policy from what the search
-        found, in nats. Of several learners each has its share: the mean over them is the term of all their positions.
-        [] each
+        to the targets in games that have ended; without gradients ``divergence`` of the policy from the search's, in
+        nats. With several learners, the mean over learners is the term over all their positions.  [] each
     """
     frame, legal = _frames(batch, "observation/")
     logits, value = model(frame)
@@ -127,7 +126,7 @@ def losses(model: nn.Module, batch: DictTensor, config: AlphaZeroConfig) -> dict
     known = batch["terminated"]
     error = torch.where(known, (value - target).square(), 0.0).sum()
     n_known, n_learners = sum_over_learners(torch.stack([known.sum(), torch.ones_like(known[0], dtype=torch.int64)]))
-    value_loss = error * n_learners / n_known.clamp(min=1)  # the mean over learners is that over all their positions
+    value_loss = error * n_learners / n_known.clamp(min=1)  # so that the mean over learners is that over all positions
     return {
         "loss": policy_loss + config.value_coefficient * value_loss,
         "policy_loss": policy_loss,
@@ -137,10 +136,10 @@ def losses(model: nn.Module, batch: DictTensor, config: AlphaZeroConfig) -> dict
 
 
 class AlphaZeroLearner(ReplayLearner):
-    """The network that learns, and its replay buffer.
+    """Learner of AlphaZero, with its replay buffer.
 
     Attributes:
-        buffer: positions, what the searches found in them and how the games went on, on the learner's device.
+        buffer: positions, with the results of their searches and of their games.
     """
 
     settings: ClassVar[type[TrainingConfig]] = AlphaZeroConfig
@@ -155,7 +154,7 @@ class AlphaZeroLearner(ReplayLearner):
         return self.run(mirrored(batch) if self.config.mirror and self.policy_version % 2 else batch)
 
     def _depends_on(self) -> tuple[object, bool]:
-        return self.model, True  # the search records this network, too
+        return self.model, True  # the search captures this network as well
 
     def terms(self, batch: DictTensor) -> dict[str, Tensor]:
         """Compute `losses` of a sampled batch."""
@@ -166,7 +165,7 @@ Learner = AlphaZeroLearner  # its old name
 
 
 def mirrored(batch: DictTensor) -> DictTensor:
-    """Return mirror images of positions [K]: the last axis of all frames and the order of the actions turned around."""
+    """Return mirror images of positions [K]: the last axis of all frames and the order of the actions are reversed."""
     turned = ("observation/frame", "_observation/frame", "action/action_policy")
     return DictTensor({key: v.flip(-1) if key.startswith(turned) else v for key, v in batch.items()})
 
@@ -174,7 +173,7 @@ def mirrored(batch: DictTensor) -> DictTensor:
 def self_play(
     config: AlphaZeroConfig, create_agent: CreateAgent, create_env: CreateEnv
 ) -> tuple[AlphaZeroConfig, CreateAgent, Callable[[nn.Module], Evaluates]]:
-    """Let agents search with a simulator of the game, and games against the opponent evaluate; see `Algorithm`."""
+    """Give the agents a simulator of the game, and evaluate by games against the opponent; see `Algorithm`."""
     search = replace(config.search(config.n_simulations), compiled=config.compile_agent)
     searching = partial(create_agent, create_simulator=create_env, discount=-config.discount, config=search)
     # The search compiles itself.
@@ -182,12 +181,12 @@ def self_play(
 
 
 def arena(config: AlphaZeroConfig, create_agent: CreateAgent, create_env: CreateEnv, model: nn.Module) -> Arena:
-    """Make what evaluates a training: games of ``model`` against the opponent, on the device of the evaluation.
+    """Create the evaluator of a training: games of ``model`` against the opponent, on the evaluation's device.
 
     Args:
         config: see `AlphaZeroConfig`.
-        create_agent: see `train`, as is ``create_env``.
-        create_env: makes the game.
+        create_agent: see `train`.
+        create_env: creates the game, see `train`.
         model: the network.
     """
     device = config.evaluation_device
@@ -208,9 +207,8 @@ train: Algorithm[AlphaZeroConfig] = Algorithm(
 )
 """Train a network by self-play; arguments are those of `Algorithm.__call__`.
 
-The agent is `rlstruct.search.SearchAgent`, or one that is called alike. The environments are simulators of a game for
-two players in turn, such as `rlstruct.sims.ConnectFour`, that restart by themselves, and not if they are called with
-``auto_reset=False``.
+The agent is `rlstruct.search.SearchAgent`, or one with the same arguments. The environments simulate a game of two
+players in turn, like `rlstruct.sims.ConnectFour`. They reset themselves, unless created with ``auto_reset=False``.
 """
 
 

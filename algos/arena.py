@@ -1,4 +1,4 @@
-"""Matches between players of a game for two, and evaluation by them: the return of a game is 1, 0 or -1."""
+"""Matches in two-player games, and evaluation by matches: the return of a game is 1, 0 or -1."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from rlstruct.profiling import operation, phase
 from rlstruct.rl_agent import RL_Agent
 from rlstruct.vec_env import VecEnv
 
-_MOVES_IN_A_ROW = 8  # between two looks at whether all games are over
+_MOVES_IN_A_ROW = 8  # between two checks whether all games are over
 
 
 class Player(Protocol):
-    """Chooses actions from observations that hold ``rng``. An empty state begins anew, as with `SearchAgent`."""
+    """Chooses actions from observations that hold ``rng``. An empty state starts a new game, as in `SearchAgent`."""
 
     def __call__(self, state: DictTensor, observation: DictTensor, agent_info: DictTensor) -> tuple[Any, Any]:
         """Act; see `RL_Agent.__call__`."""
 
 
 class RandomPlayer:
-    """Draws one of the legal actions: those that ``frame/legal`` says are, of A otherwise.
+    """Samples an action uniformly from the legal ones in ``frame/legal``, or from all A if there is no such key.
 
     Args:
-        n_actions: A.
+        n_actions: number of actions A.
     """
 
     def __init__(self, n_actions: int) -> None:
@@ -49,13 +49,13 @@ def play_match(player: Player, opponent: Player, env: VecEnv, seed: int = 0) -> 
     """Play one game in each environment, in which the players take turns.
 
     Args:
-        player: begins.
-        opponent: answers.
-        env: a game for two whose reward is that of who has just moved. It does not restart by itself; it is reset here.
-        seed: of the random keys that players draw from.
+        player: moves first.
+        opponent: moves second.
+        env: a two-player game that rewards the player who has just moved. It does not reset itself; it is reset here.
+        seed: seed of the players' random keys.
 
     Returns:
-        ``(result, length)``: sum of the player's rewards less the opponent's, [B] float32; moves of both, [B] int64.
+        ``(result, length)``: the player's rewards minus the opponent's, [B] float32; moves of both, [B] int64.
     """
     current, running = env.reset()
     B = env.n_envs()
@@ -63,7 +63,7 @@ def play_match(player: Player, opponent: Player, env: VecEnv, seed: int = 0) -> 
     result = torch.zeros(B, dtype=torch.float32, device=env.device)
     length = torch.zeros_like(seeds)
     n_moves, states = 0, [DictTensor(), DictTensor()]
-    while bool(running.any()):  # sync: once in several moves
+    while bool(running.any()):  # sync: once every few moves
         for _ in range(_MOVES_IN_A_ROW):
             key = random.step_keys(seeds, 0, torch.full((1,), n_moves, dtype=torch.int64, device=env.device))[0]
             side = n_moves % 2
@@ -79,14 +79,14 @@ def play_match(player: Player, opponent: Player, env: VecEnv, seed: int = 0) -> 
 class Arena:
     """Evaluates weights by games against an opponent, on a separate device, while learning waits.
 
-    Half of the games the agent begins, half the opponent.
+    The agent moves first in half of the games.
 
     Args:
-        agent: takes over the weights that are to be judged.
-        opponent: what it plays against.
+        agent: plays with the weights that are evaluated.
+        opponent: its opponent.
         create_env: called with ``n_envs``; returns games that do not restart, on the agent's device.
-        n_games: of an evaluation, even.
-        seed: of the random keys.
+        n_games: number of games in an evaluation, even.
+        seed: seed of the random keys.
     """
 
     def __init__(
@@ -116,20 +116,20 @@ class Arena:
         )
 
     def poll(self) -> Evaluation | None:
-        """Return the result if it was not fetched yet."""
+        """Return the result, once."""
         result, self._result = self._result, None
         return result
 
     def wait(self) -> Evaluation:
-        """Return the result; BatcherStateError if there is none that was not fetched."""
+        """Return the result; BatcherStateError if there is none, or it was returned before."""
         if (result := self.poll()) is None:
             raise BatcherStateError("Arena.wait: no evaluation was started. Call start() first.")
         return result
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint needs."""
+        """Return the state for a checkpoint."""
         return {"n_played": self._n_played}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was called: evaluations to come are equal."""
+        """Continue from a `state_dict`: later evaluations are equal."""
         self._n_played = int(state["n_played"])

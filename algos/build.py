@@ -29,15 +29,15 @@ CreateEnv = Callable[..., VecEnv]
 # and no two batchers play the same episodes.
 _SEEDS_PER_RUN = 1_000_000
 _SEEDS_PER_RESUMPTION = 10_007
-# Parameters up to which one thread of torch is as fast as several, which other processes would miss.
+# Number of parameters up to which one torch thread is as fast as several, which other processes can use.
 _SMALL = 500_000
 
 
 @dataclass(frozen=True)
 class PlacedEnv:
-    """A factory of environments that appear on ``device``, wherever they compute.
+    """A factory of environments whose tensors are on ``device``, wherever they compute.
 
-    If ``create_env`` has a parameter ``device``, it receives it, so that a simulator can be made there.
+    If ``create_env`` has a parameter ``device``, it is passed on, so that simulators can run there.
     """
 
     create_env: CreateEnv
@@ -47,32 +47,32 @@ class PlacedEnv:
         """Create the environments, and wrap them in a DeviceEnv if they are elsewhere."""
         env = self.create_env(**_placed(self.create_env, self.device, arguments))
         if not isinstance(env, VecEnv) or env.device == resolve_device(self.device):
-            return env  # the batcher names what is no VecEnv
+            return env  # the batcher reports what is not a VecEnv
         return DeviceEnv(env, self.device)
 
 
 def check_create_env(create_env: CreateEnv, env_args: Mapping[str, object]) -> None:
-    """Raise TypeError unless this is a factory that takes what a training passes."""
+    """Raise TypeError unless ``create_env`` is a factory that accepts the arguments of a training."""
     check_factory("run_training", "create_env", create_env, "such as a function of n_envs and seed")
     arguments = _placed(create_env, "cpu", {**env_args, "n_envs": 1, "seed": 0})
-    mend = "every training passes n_envs and seed, further arguments come from env_args"
-    check_call("run_training", "create_env", create_env, arguments, mend)
+    fix = "every training passes n_envs and seed, further arguments come from env_args"
+    check_call("run_training", "create_env", create_env, arguments, fix)
 
 
 def _placed(create_env: CreateEnv, device: str, arguments: Mapping[str, object]) -> dict[str, object]:
-    """Return the arguments of a factory, with the device if it takes one."""
+    """Add the device to the arguments of a factory that accepts one."""
     takes_device = "device" in inspect.signature(create_env).parameters
     return {"device": device, **arguments} if takes_device else {**arguments}
 
 
 def create_network(create_model: Callable[[], nn.Module], seed: int) -> nn.Module:
-    """Make the network of a training on the CPU, and refuse what would go wrong in silence."""
+    """Create the network of a training on the CPU; warn if it has layers that are random in train mode."""
     if isinstance(create_model, nn.Module):
         name = type(create_model).__name__
         raise BadTypeError(
-            f"run_training: create_model is a network, {name}, expected a function that makes one: the weights follow "
-            f"from the configuration's seed. Pass lambda: {name}(…), or lambda: copy.deepcopy(model) to train on from "
-            "its present weights."
+            f"run_training: create_model is a network, {name}, expected a function that creates one, because the "
+            f"configuration's seed determines the weights. Pass lambda: {name}(…), or lambda: copy.deepcopy(model) to "
+            "continue from its current weights."
         )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -82,8 +82,8 @@ def create_network(create_model: Callable[[], nn.Module], seed: int) -> nn.Modul
     if active:
         warn_user(
             f"run_training: {type(model).__name__} has {', '.join(sorted(active))} in train mode: the policy that acts "
-            "and is evaluated differs at every call, and a replay finds other probabilities than the actions were "
-            "drawn with. Call model.eval() in create_model, or leave these layers out."
+            "and is evaluated differs at every call, and a replay computes other probabilities than those that the "
+            "actions were sampled with. Call model.eval() in create_model, or leave these layers out."
         )
     return model
 
@@ -95,8 +95,8 @@ def threads_for(model: nn.Module, asked: int | None = None) -> int:
 
 
 def cpu_copy(model: nn.Module) -> nn.Module:
-    """Copy a module to the CPU, from where it can travel to any process."""
-    # Copied parameter by parameter while it moves: a deepcopy on the device would need its memory twice.
+    """Copy a module to the CPU, from where it can be sent to any process."""
+    # Copy parameter by parameter: a deepcopy on the device would need its memory twice.
     memo: dict[int, Any] = {}
     for tensor in [*model.parameters(), *model.buffers()]:
         moved = tensor.detach().to("cpu", copy=True)
@@ -112,14 +112,14 @@ def create_batchers(
     model: nn.Module,
     resumptions: int,
 ) -> tuple[Callable[[], RL_Batcher], Callable[[], RL_Batcher]]:
-    """Return what makes the batcher that a learner gets its batches from, and the one that the evaluation plays with.
+    """Return two factories: of the batcher that collects for a learner, and of the evaluation's batcher.
 
-    Their agents act with copies of ``model``. A training that was resumed has new seeds, as environments that cannot be
-    saved would play their first episodes again.
+    Their agents act with copies of ``model``. A resumed training uses new seeds; otherwise environments that cannot be
+    saved would repeat their first episodes.
     """
     weights = cpu_copy(model)
     first_seed = config.seed * _SEEDS_PER_RUN + resumptions * _SEEDS_PER_RESUMPTION % (_SEEDS_PER_RUN // 2)
-    # Several learners see the environments that one would see, each its share of them.
+    # Several learners share the environments that a single one would have.
     own_seed = first_seed + learners().rank * config.n_envs * max(1, config.n_processes)
 
     def batcher(n_timesteps: int, device: str, stochastic: bool, n_envs: int, **kind: Any) -> Callable[[], RL_Batcher]:  # noqa: ANN401

@@ -84,8 +84,8 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         raise
     except Exception as error:  # torch.load fails in many ways on a damaged file
         raise BadValueError(
-            f"{path} is damaged, or was not written by a RunFolder: torch cannot read it as plain data. Take a copy of "
-            "it from elsewhere, or train again."
+            f"{path} is damaged, or was not written by a RunFolder: torch cannot read it as plain data. Restore a "
+            "copy, or train again."
         ) from error
     found = sorted(map(str, state)) if isinstance(state, dict) else type(state).__name__
     if not isinstance(state, dict) or (missing := [name for name in _NEEDED if name not in state]):

@@ -1,4 +1,4 @@
-"""The settings that every algorithm has."""
+"""Settings that all algorithms share."""
 
 from __future__ import annotations
 
@@ -16,55 +16,55 @@ AnyConfig = TypeVar("AnyConfig", bound="TrainingConfig")
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingConfig(Options):
-    """Settings of a training; nothing here knows the environment or the network.
+    """Settings of a training, independent of the environment and the network.
 
     Attributes:
         n_env_steps: training ends once this many environment steps have been collected.
-        n_timesteps: steps of each environment in one batch, and so in one update.
+        n_timesteps: steps of each environment in one batch, and thus in one update.
         n_envs: environments in each process.
-        n_processes: worker processes that collect; 0 collects in this one.
+        n_processes: worker processes that collect; 0 collects in the learner's process.
         n_learners: processes that learn together on this machine. Each collects with its share of n_processes, or of
             n_envs if that is 0, and learns from its share of every batch. Under torchrun leave it at 1: all of its
             processes learn together.
         initial_steps: simulators with discrete actions take 0 to this many random actions before an episode begins, so
-            that thousands of games are not in lockstep. gymnasium's environments get it as an option of reset.
-        compile_agent: let TorchInductor compile the agent's step of collection, see RL_Batcher. It pays with few
+            that thousands of games do not run in lockstep. gymnasium's environments get it as an option of reset.
+        compile_agent: let TorchInductor compile the agent's step during collection, see RL_Batcher. It pays with few
             environments and small networks on the CPU; the first batch then takes a few seconds longer.
         compile_update: let TorchInductor compile the gradients of an update, if the agent promises to be pure
             (RL_Agent.pure). Results are equal up to rounding; the first update takes some ten seconds longer.
-        graph: on CUDA, record whole updates of A2C and PPO, and gradient steps of DQN, SAC and AlphaZero, as one graph,
-            if the agent promises to be pure; AlphaZero records its network in any case.
+        graph: on CUDA, capture whole updates of A2C and PPO, and gradient steps of DQN, SAC and AlphaZero, as one
+            graph, if the agent promises to be pure; AlphaZero captures its network in any case.
         discount: per-step factor of the return.
         reward_scale: factor of every reward that the learner sees. Networks learn values around 1 to 10 fastest. The
             network's values are in this unit, logged returns and evaluations are not.
-        learning_rate: of the optimiser at the beginning; it falls linearly with the collected steps.
-        final_learning_rate_fraction: the fraction of the learning rate that is left at the end.
+        learning_rate: initial learning rate; it falls linearly with the collected steps.
+        final_learning_rate_fraction: fraction of the learning rate that is left at the end.
         adam_epsilon: added to the denominator of Adam's step, which bounds it where gradients are small.
-        max_gradient_norm: the gradient of all weights together is scaled down to this norm; None does not scale it.
+        max_gradient_norm: the gradient of all weights together is clipped to this norm; None does not clip it.
         evaluation_episodes: episodes of one evaluation; a multiple of evaluation_processes, if there are any.
-        evaluation_processes: worker processes that evaluate; 0 evaluates in this one, and learning waits.
-        evaluation_interval: least number of environment steps between the starts of two evaluations.
+        evaluation_processes: worker processes that evaluate; 0 evaluates in the learner's process, and learning waits.
+        evaluation_interval: minimum number of environment steps between the starts of two evaluations.
         evaluation_timesteps: steps that the evaluation takes before it checks whether all episodes have ended; None
             for n_timesteps.
-        evaluation_stochastic: evaluate the policy that is trained, which samples its actions; False takes the most
-            probable action, whose return may be good or bad by chance long before the policy's is.
+        evaluation_stochastic: sample the actions in evaluations, as in training; False takes the most probable action,
+            whose return may be good or bad by chance long before the policy's is.
         evaluation_step_limit: an episode of an evaluation that has not ended after this many steps is cut, with a
             warning; it may run for up to evaluation_timesteps more.
-        checkpoint_interval: least number of environment steps between two checkpoints; None for evaluation_interval.
+        checkpoint_interval: minimum number of environment steps between two checkpoints; None for evaluation_interval.
             A checkpoint contains the replay buffer: if that is large, choose a larger interval.
         target_return: training ends early when an evaluation reaches this mean return; None never does.
         log_interval: updates between two reads of the losses; each read logs a line.
-        threads: threads of PyTorch in every process that learns on the CPU. None for 1, or for all that PyTorch would
-            use if the network has more than 500,000 parameters. The training restores the old number at its end.
-        learner_device: where losses and gradients are computed.
-        batcher_device: where the agent acts during collection.
-        evaluation_device: where the agent acts during evaluation.
+        threads: PyTorch threads in every process that learns on the CPU. None uses 1, or PyTorch's default if the
+            network has more than 500,000 parameters. The previous number is restored at the end of the training.
+        learner_device: device on which losses and gradients are computed.
+        batcher_device: device on which the agent acts during collection.
+        evaluation_device: device on which the agent acts during evaluation.
         sharing: how several learners, each with its worker processes, share GPUs, or how the worker processes of a
             single learner share one: "none", "mps", "mig" or "auto", see RL_Batcher.
         thread_percentage: largest share of the GPU's threads that a process gets under MPS; None for no limit.
-        cluster: where Ray starts the worker processes that collect: the address of a cluster, "auto" or "local", see
+        cluster: Ray cluster that starts the worker processes: the address of a cluster, "auto" or "local", see
             RL_Batcher; None starts them on this machine.
-        seed: of the weights and of the environments, including those of the evaluation.
+        seed: seed of the weights and of all environments, including the evaluation's.
     """
 
     n_env_steps: int = option(200_000, at_least=1, may_change=True)
@@ -120,12 +120,12 @@ class TrainingConfig(Options):
         return self.n_processes > 0 and self.batcher_device.startswith("cuda")
 
     def learners_share(self) -> bool:
-        """Return True if several learners get shares of GPUs, in which their worker processes are, too."""
+        """Return True if several learners share GPUs, each with its worker processes."""
         return self.sharing != "none" and self.n_learners > 1 and self.learner_device.startswith("cuda")
 
 
 def load_config(path: str | Path, kind: type[AnyConfig]) -> AnyConfig:
-    """Read the settings of a run, to run them again.
+    """Read the settings of a run, to train with them again.
 
     Args:
         path: a run folder, or its ``config.json``.
@@ -167,5 +167,6 @@ def check_resumed(checkpoint: Mapping[str, Any], config: TrainingConfig) -> None
     if config.n_env_steps < collected and config.n_env_steps != saved["n_env_steps"]:
         raise BadValueError(
             f"{type(config).__name__}: n_env_steps is {config.n_env_steps}, but {collected} were collected before the "
-            f"checkpoint, expected more: it includes them. Leave it at {saved['n_env_steps']}, or name the sum."
+            f"checkpoint, expected at least as many, because it includes them. "
+            f"Leave it at {saved['n_env_steps']}, or raise it."
         )

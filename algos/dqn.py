@@ -1,4 +1,4 @@
-"""DQN: steps go into a replay buffer, batches come out of it, and a target network follows slowly.
+"""DQN: action values learned from a replay buffer, with a slowly updated target network.
 
 Mnih et al., "Human-level control through deep reinforcement learning" (Nature, 2015), with the parts of Hessel et al.,
 "Rainbow" (AAAI 2018), that the configuration switches on. The greedy policy depends on small differences of large
@@ -36,18 +36,18 @@ class DQNConfig(ReplayConfig):
     """Settings of DQN, and those of `ReplayConfig` and `TrainingConfig`; the defaults are for CartPole-v1.
 
     Attributes:
-        n_step: steps of the return before the network's value stands for the rest (Sutton and Barto, 2018, 7.1).
+        n_step: number of rewards in the return; the network's value estimates the rest (Sutton and Barto, 2018, 7.1).
         double: let the network that learns choose the action that the target network evaluates (van Hasselt et al.,
             AAAI 2016).
         huber_delta: errors above this size count linearly.
         target_update_interval: gradient steps between two updates of the target network.
-        target_update_rate: 1 copies the network that learns (hard, Mnih et al., 2015); less moves the target network
-            by this share towards it, usually with an interval of 1 (soft, Lillicrap et al., ICLR 2016).
+        target_update_rate: 1 copies the online network (hard, Mnih et al., 2015); a smaller rate moves the target
+            network by this fraction towards it, usually with an interval of 1 (soft, Lillicrap et al., ICLR 2016).
         average_rate: fraction by which the weights that act move towards those that learn, at each gradient step; 1
             acts with the latest weights.
-        replay_device: where it keeps them; None for the learner's device. Elsewhere, prioritised replay makes the host
-            wait for the errors at each gradient step.
-        n_stack: the number of images in a stack, if the agent sees stacks, see ReplayBuffer.
+        replay_device: device of the buffer; None for the learner's device. On another device, prioritised replay makes
+            the host wait for the errors at each gradient step.
+        n_stack: number of images in a frame, if the agent sees stacks; see ReplayBuffer.
         prioritised: draw steps with large errors more often, see PrioritisedReplayBuffer.
         priority_exponent: 0 draws uniformly, 1 in proportion to the error.
         initial_correction: how much of the bias of these draws is corrected at the beginning; rises linearly to 1.
@@ -89,15 +89,15 @@ def losses(agent: RL_Agent, target_agent: RL_Agent, batch: DictTensor, config: D
     Args:
         agent: acts with the network that learns.
         target_agent: acts with the target network.
-        batch: what `ReplayBuffer.sample` gives, on the learner's device.  [K]
-        config: its ``reward_scale``, ``double`` and ``huber_delta``.
+        batch: a sample of `ReplayBuffer.sample`, on the learner's device.  [K]
+        config: ``reward_scale``, ``double`` and ``huber_delta``.
 
     Returns:
         ``loss`` [], carries the gradient; ``value`` of the actions taken, and ``error`` = value - target.  [K] each
     """
     values = action_values(agent, batch.truncate_key("observation/"))  # [K, A]
     action = batch["action/action"]
-    if not action.is_cpu:  # an index out of range would end all work on CUDA, before the batcher can report the action
+    if not action.is_cpu:  # an index out of range would end all CUDA work before the batcher can report it
         action = action.clamp(0, values.shape[-1] - 1)
     value = values.gather(1, action.unsqueeze(1)).squeeze(1)
     with torch.no_grad():
@@ -113,7 +113,7 @@ def losses(agent: RL_Agent, target_agent: RL_Agent, batch: DictTensor, config: D
 
 
 def action_values(agent: RL_Agent, observation: DictTensor) -> Tensor:
-    """Return what a greedy agent without state thinks of all actions.  [K, A]."""
+    """Return the values of all actions from a greedy agent without state.  [K, A]."""
     output, _ = agent(DictTensor(), observation, DictTensor())
     if "action_values" not in output.keys():
         raise BadKeyError(
@@ -124,12 +124,12 @@ def action_values(agent: RL_Agent, observation: DictTensor) -> Tensor:
 
 
 class DQNLearner(ReplayLearner):
-    """The network that learns, its two slow copies and its replay buffer.
+    """Learner of DQN: the online network, its two slow copies and the replay buffer.
 
     Attributes:
-        model: the running average, which acts and is evaluated.
-        online_model: the model that was given, which learns.
-        target_model: judges the observations that steps led to.
+        model: running average of the online network; it acts and is evaluated.
+        online_model: the model that was passed; it learns.
+        target_model: evaluates the next observations.
         target_agent: acts with the target model.
         buffer: the collected steps, on any device.
     """
@@ -155,7 +155,7 @@ class DQNLearner(ReplayLearner):
 
     @classmethod
     def create(cls, model: nn.Module, create_agent: CreateAgent, config: DQNConfig) -> DQNLearner:
-        """Make a learner, which makes two agents."""
+        """Create a learner, which creates its two agents itself."""
         return cls(model, create_agent, config)
 
     def update(self, trajectories: Trajectories, fraction_done: float) -> dict[str, Tensor]:
@@ -165,7 +165,7 @@ class DQNLearner(ReplayLearner):
         return super().update(trajectories, fraction_done)
 
     def anneal(self, fraction_done: float) -> None:
-        """Set the learning rate, and how much of the bias of prioritised draws is undone."""
+        """Set the learning rate, and how much of the bias of prioritised sampling is corrected."""
         super().anneal(fraction_done)
         if isinstance(self.buffer, PrioritisedReplayBuffer):
             self.buffer.correction = linear_schedule(fraction_done, self.config.initial_correction, 1.0)
@@ -208,6 +208,6 @@ train: Algorithm[DQNConfig] = Algorithm(
 )
 """Train a network of action values; arguments are those of `Algorithm.__call__`.
 
-The agent keeps no state, or is a `rlstruct.agents.StackingAgent` around one that keeps none, with ``n_stack``. It heeds
+The agent keeps no state, or is a `rlstruct.agents.StackingAgent` around one that keeps none, with ``n_stack``. It reads
 ``agent_info["epsilon"]`` and returns ``action`` and ``action_values``, as `rlstruct.agents.QAgent` does.
 """

@@ -1,4 +1,4 @@
-"""Sums over learners of which several share a GPU: first within each GPU, then across GPUs."""
+"""All-reduce for learners that share GPUs: first within each GPU, then across GPUs."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from torch.distributed.distributed_c10d import Store
 from rlstruct.algos.others import ANSWER_SECONDS
 from rlstruct.errors import LearnerError
 
-_ALIGNED = 64  # bytes: a row begins where any dtype may
+_ALIGNED = 64  # bytes; every dtype may start at such an offset
 
 
 def by_gpu(facts: Sequence[Mapping[str, Any]]) -> list[list[int]]:
-    """Return the ranks of the learners on each GPU, [] unless some share one and sums can go through the GPUs.
+    """Return the ranks on each GPU; [] if no two learners share a GPU, or sums cannot use GPU memory.
 
-    Learners see each other's memory on one GPU, or in one instance of MIG, which each must know under the same number.
-    The first ones of all GPUs meet by NCCL, which wants a GPU for each.
+    Learners can open each other's memory on one GPU or MIG instance, if it has the same device number in all of them.
+    The first learners of all GPUs are connected by NCCL, which needs a different GPU for each.
 
     >>> gpu = {"host": "a", "gpu": "u1", "bus": "1", "device": "cuda:0"}
     >>> by_gpu([gpu, {**gpu, "gpu": "u2", "bus": "2"}, gpu])
@@ -38,11 +38,12 @@ def by_gpu(facts: Sequence[Mapping[str, Any]]) -> list[list[int]]:
 
 
 class GpuSums:
-    """Adds up over all learners through memory, opened by CUDA IPC, in which those of one GPU have a row each.
+    """All-reduce through memory shared by CUDA IPC, with one row for each learner of a GPU.
 
-    Each learner writes its numbers into its row. Once all have, the first one of the GPU adds the rows up, meets the
-    first ones of the other GPUs by the backend ``across``, and writes the total into the last row, which all of them
-    read: the same bits. All learners make this object together, with the groups of `by_gpu`.
+    Each learner writes its numbers into its row. Then the first learner of the GPU sums the rows, all-reduces the sum
+    with the first learners of the other GPUs through the backend ``across``, and writes the total into the last row.
+    All learners read that row, so their results are bit-equal. They create this object at the same time, with the
+    groups of `by_gpu`.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class GpuSums:
         self._rows = torch.empty(0, 0, dtype=torch.uint8, device="cpu")  # [learners of this GPU + 1, bytes]
 
     def open(self, n_bytes: int, device: torch.device) -> bool:
-        """Make rows of so many bytes in the first learner of the GPU, open them in the others; False if that fails."""
+        """Allocate rows of ``n_bytes`` in the GPU's first learner and open them in the others; False if that fails."""
         key, others, self._n_openings = f"rows {self._n_openings} of ", self._ranks[1:], self._n_openings + 1
         shown = [""] * len(others)
         try:
@@ -74,7 +75,7 @@ class GpuSums:
                 shape = len(self._ranks) + 1, -(-n_bytes // _ALIGNED) * _ALIGNED
                 self._rows = torch.empty(shape, dtype=torch.uint8, device=device)
                 shown = [bytes(ForkingPickler.dumps(self._rows)).hex() for _ in others]  # each is opened once
-        except (RuntimeError, EOFError):  # no IPC here, or no memory; or the first learner has found none
+        except (RuntimeError, EOFError):  # no IPC or no memory, here or in the first learner
             return False
         finally:
             if self._row == 0:
@@ -85,7 +86,7 @@ class GpuSums:
     def add_up(self, x: Tensor) -> Tensor:
         """Return the sum over all learners, in new memory; the host waits for the device."""
         if x.nbytes > self._rows.shape[1]:
-            self._meet(x)  # from here on no learner reads the old ones
+            self._meet(x)  # no learner reads the old rows any more
             if not self.open(x.nbytes, x.device):
                 raise LearnerError(
                     f"run_training: learner {self._rank} found no memory on {x.device} for a sum of {x.nbytes} bytes "
@@ -104,7 +105,7 @@ class GpuSums:
         return rows[-1].clone().view_as(x)
 
     def _meet(self, x: Tensor) -> None:
-        """Wait until the device has done what this learner ordered, and until the others of this GPU got there, too."""
+        """Wait for this learner's work on the device, and for the other learners of this GPU."""
         if x.is_cuda:
             torch.cuda.current_stream(x.device).synchronize()
         self._wait(dist.all_reduce(torch.zeros(1, device="cpu"), group=self._near, async_op=True))

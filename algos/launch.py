@@ -95,7 +95,7 @@ def learning_together(config: TrainingConfig, train: Callable[[], object]) -> It
     if place is not None and n not in (1, place.size):
         raise LearnerError(
             f"{type(config).__name__}: n_learners is {n}, but {place.size} processes were started together, expected "
-            f"as many. Leave n_learners out, or start {n}: torchrun --nproc-per-node {n} …"
+            f"the same number. Leave n_learners out, or start {n}: torchrun --nproc-per-node {n} …"
         )
     if place is not None and parent_process() is None and config.learners_share() and not config.n_processes:
         raise LearnerError(
@@ -156,8 +156,8 @@ def _store(place: Place) -> Store:
         return TCPStore(place.host, place.port, is_master=place.listens, wait_for_workers=False, timeout=limit)
     except dist.DistError as error:
         raise LearnerError(
-            f"run_training: learner {place.rank} cannot reach the first one at {place.host}:{place.port} within "
-            f"{JOIN_SECONDS:g} s: {error}. Start all of them, and look at MASTER_ADDR and MASTER_PORT.",
+            f"run_training: learner {place.rank} cannot reach learner 0 at {place.host}:{place.port} within "
+            f"{JOIN_SECONDS:g} s: {error}. Start all of them, and check MASTER_ADDR and MASTER_PORT.",
             ranks=(0,),
         ) from error
 
@@ -192,7 +192,7 @@ def _roll_call(place: Place, store: Store, facts: dict[str, Any], followers: Fol
         followers.refuse_dead()
         if time.monotonic() > end:
             raise LearnerError(
-                f"run_training: learner {', '.join(map(str, missing))} of {place.size} has not come within "
+                f"run_training: learner {', '.join(map(str, missing))} of {place.size} has not joined within "
                 f"{JOIN_SECONDS:g} s. Start all of them: torchrun on every machine, with the same --nnodes and "
                 "--nproc-per-node.",
                 ranks=tuple(missing),
@@ -236,7 +236,7 @@ class Followers:
         for i, process in enumerate(self.processes):
             if has_ended(process):
                 code = process.exitcode
-                hint = GUARD if code == NO_MAIN_GUARD else "What kept it is in its traceback, printed above."
+                hint = GUARD if code == NO_MAIN_GUARD else "Its traceback, printed above, shows why."
                 raise LearnerError(
                     f"run_training: learner {i + 1} (pid {process.pid}) ended with code {code} while it started. "
                     f"{hint}",

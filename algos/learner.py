@@ -257,12 +257,12 @@ class GradientLearner(ABC):
                 terms = self.terms(batch)
             where, given = f"{type(self).__name__}.terms", sorted(terms) if isinstance(terms, dict) else terms
             if not isinstance(terms, dict) or "loss" not in terms:
-                raise BadKeyError(f"{where}: it returns {given}, expected a dict with 'loss', which is minimised.")
+                raise BadKeyError(f"{where}: it returned {given}, expected a dict with 'loss', which is minimised.")
             check_numbers(where, terms, single=["loss"])
             if not terms["loss"].requires_grad:
                 raise BadValueError(
-                    f"{where}: the loss carries no gradient, as it is computed from collected "
-                    "numbers alone. Compute the agent's outputs again with replay_agent(agent, batch), and use those."
+                    f"{where}: the loss carries no gradient, because it was computed from collected "
+                    "numbers alone. Recompute the agent's outputs with replay_agent(agent, batch), and use them."
                 )
             with operation("backward"):
                 found = torch.autograd.grad(terms["loss"], self._weights, allow_unused=True)

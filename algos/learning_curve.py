@@ -1,4 +1,4 @@
-"""Pictures of trainings: return against environment steps. They need matplotlib, from the extra ``train``."""
+"""Learning curves: return against environment steps. They need matplotlib, from the extra ``train``."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ Line = TypeVar("Line", bound=Mapping[str, float])
 
 @dataclass(frozen=True)
 class Curve:
-    """One number along one training; two values of one step, such as of its last weights, stand one above the other."""
+    """One number over the course of a training. A step may occur twice, such as that of the last weights."""
 
     steps: Sequence[float]  # environment steps, in order
-    values: Sequence[float]  # the number there
+    values: Sequence[float]  # the number at each step
 
 
 def draw_learning_curve(rows: Sequence[Mapping[str, float]], path: Path, *, title: str) -> None:
@@ -45,11 +45,11 @@ def draw_panels(panels: Mapping[str, Mapping[str, Sequence[Curve]]], path: Path,
     """Draw one panel below the other, each with its own axes.
 
     Args:
-        panels: title, such as the environment, to what is drawn there: label of a setting to the curves of its
-            trainings. Their mean is drawn as far as all of them go, and from their lowest to their highest a band; each
-            of them is a thin line. A single panel with few labels shows them inside, otherwise next to it.
-        path: of the picture; the ending says which kind.
-        metric: what the values are.
+        panels: by title, such as the environment: the curves of each setting's trainings, by label. Each curve is a
+            thin line, with the mean over the steps that all of them cover, and a band from the lowest to the highest.
+            The legend is inside a single panel with few labels, and otherwise next to the panels.
+        path: file of the picture; its suffix selects the format.
+        metric: name of the values.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # imported here: it takes half a second
     from matplotlib.figure import Figure
@@ -93,10 +93,10 @@ def _draw(axes: Any, label: str, curves: Sequence[Curve], colour: str, line: str
 
 
 def together(curves: Sequence[Curve]) -> tuple[Any, Any]:
-    """Put curves, each with its own steps, on common steps, linearly between their points, as far as all of them go.
+    """Interpolate curves linearly at common steps, in the range that all of them cover.
 
-    Of two values of one step the later one counts: nothing was selected by it. Returns the steps, [S], and the values,
-    [len(curves), S].
+    If a step occurs twice, the later value counts, because nothing was selected by it. Returns the steps, [S], and the
+    values, [len(curves), S].
     """
     first, last = max(curve.steps[0] for curve in curves), min(curve.steps[-1] for curve in curves)
     inside = {step for curve in curves for step in curve.steps if first <= step <= last}

@@ -75,7 +75,7 @@ class WandbLogger:
             self._run = wandb.init(id=path.name, name=path.name, dir=str(path), config=dict(settings), resume="allow")
         except wandb.Error as error:
             raise UsageError(
-                f"RunFolder: wandb begins no run: {error} Run `wandb login` once, or set WANDB_MODE=offline, "
+                f"RunFolder: wandb cannot start a run: {error} Run `wandb login` once, or set WANDB_MODE=offline, "
                 "which keeps everything on this machine."
             ) from error
         self._run.define_metric("*", step_metric="env_steps")

@@ -1,4 +1,4 @@
-"""PPO: n steps of every environment in, several epochs of minibatches on them out, none of which may move far.
+"""PPO: several epochs of minibatch updates on n steps of every environment, with clipped policy changes.
 
 Schulman et al., "Proximal policy optimization algorithms" (2017); Huang et al., "The 37 implementation details of
 proximal policy optimization" (ICLR blog track, 2022), which docs/algorithms/ppo.md goes through.
@@ -90,10 +90,10 @@ def losses(replayed: TemporalDictTensor, minibatch: Trajectories, config: PPOCon
     """Compute the terms of the loss of a minibatch.
 
     Args:
-        replayed: what the learner's agent returned, with gradients: ``value`` [B, T] and its policy, see
+        replayed: outputs of the learner's agent, with gradients: ``value`` [B, T] and its policy, see
             `rlstruct.algos.learner.judge_actions`.
-        minibatch: what was collected, with what `PPOLearner.prepare` added, same device.  [B, T]
-        config: its clips and coefficients.
+        minibatch: collected steps with the keys that `PPOLearner.prepare` adds, same device.  [B, T]
+        config: clips and coefficients.
 
     Returns:
         ``loss`` and its terms ``policy_loss``, ``value_loss`` and ``entropy_loss`` (minus the mean entropy); without
@@ -101,7 +101,7 @@ def losses(replayed: TemporalDictTensor, minibatch: Trajectories, config: PPOCon
         2020), and ``clip_fraction``, the share of steps whose ratio is beyond the clip.  [] each
     """
     steps = minibatch.trajectories
-    mask, advantage = steps.mask(), steps[_ADVANTAGE]  # whitened, if that is wanted
+    mask, advantage = steps.mask(), steps[_ADVANTAGE]  # whitened if the settings ask for it
     log_probability, entropy = judge_actions(replayed, steps)
     log_ratio = log_probability - steps["action/log_probability"]
     ratio = log_ratio.exp()
@@ -122,7 +122,7 @@ def losses(replayed: TemporalDictTensor, minibatch: Trajectories, config: PPOCon
 
 
 class PPOLearner(GradientLearner):
-    """The network that learns."""
+    """Learner of PPO."""
 
     settings: ClassVar[type[TrainingConfig]] = PPOConfig
     config: PPOConfig
@@ -139,8 +139,8 @@ class PPOLearner(GradientLearner):
             batch: the next steps of every environment, on the learner's device.  [B, T]
 
         Returns:
-            Detached numbers: the means of the terms of `losses` and of ``gradient_norm`` over these steps, and what
-            `prepare` returns; with a target_kl also ``skipped``, the share of steps that were not taken.  [] each
+            Detached numbers: the means of the terms of `losses` and of ``gradient_norm`` over these steps, and the
+            numbers of `prepare`; with a target_kl also ``skipped``, the share of steps that were not taken.  [] each
         """
         config = self.config
         prepared, judged = self._prepare(batch)
@@ -156,19 +156,19 @@ class PPOLearner(GradientLearner):
         return {**mean_terms(taken), **judged}
 
     def _minibatches(self, prepared: Trajectories, epoch: int) -> list[Trajectories]:
-        """Split what was prepared, and whiten each minibatch's advantages: learners wait once for all of them here."""
+        """Split the prepared batch, and whiten each minibatch's advantages with a single all-reduce for all of them."""
         minibatches = _split(prepared, self.shuffled(prepared.n_elems(), epoch))
         if self.config.whiten_advantages:
-            advantages = [minibatch.trajectories[_ADVANTAGE] for minibatch in minibatches]  # the minibatches' own
+            advantages = [minibatch.trajectories[_ADVANTAGE] for minibatch in minibatches]  # copies
             whitened = whiten_each(advantages, [minibatch.mask() for minibatch in minibatches])
             torch._foreach_copy_(advantages, whitened)
         return minibatches
 
     def terms(self, batch: tuple[Trajectories, Trajectories]) -> dict[str, Tensor]:
-        """Replay the agent over a minibatch of what was prepared, and compute `losses`.
+        """Replay the agent over a prepared minibatch, and compute `losses`.
 
         Args:
-            batch: the minibatch, and all that was collected, where the states of single steps are found.
+            batch: the minibatch, and the collected batch, from which the agent computes the states of single steps.
         """
         minibatch, collected = batch
         steps = minibatch.trajectories
@@ -184,16 +184,17 @@ class PPOLearner(GradientLearner):
     @operation("loss")
     @torch.no_grad()
     def prepare(self, trajectories: Trajectories) -> tuple[Trajectories, dict[str, Tensor]]:
-        """Add what stays constant during an update.
+        """Compute the advantages, targets and values, which stay constant during an update.
 
         Args:
             trajectories: on the learner's device.  [B, T]
 
         Returns:
-            ``(batch, judged)``: rows [B, T], or for an agent whose states are known single steps [B * T, 1] with their
-            numbers ``learner/step``, with ``learner/advantage``, ``learner/target`` and ``learner/value``; and numbers
-            [] of the replay before the first step: ``ratio_error``, the largest distance of a ratio from 1, which is
-            not 0 where a replay is not what was collected, and ``explained_variance`` of the targets by the values.
+            ``(batch, judged)``. The batch has rows [B, T], or, if the agent can compute its states, single steps
+            [B * T, 1] with their numbers ``learner/step``; it adds ``learner/advantage``, ``learner/target`` and
+            ``learner/value``. ``judged`` has numbers [] from before the first gradient step: ``ratio_error``, the
+            largest distance of a ratio from 1, which is 0 if the replay equals the collection, and
+            ``explained_variance`` of the targets by the values.
         """
         config, steps = self.config, trajectories.trajectories
         replayed, next_value = replay_with_next_values(self.agent, trajectories)
@@ -218,7 +219,7 @@ class PPOLearner(GradientLearner):
         wanted = {key: tensor for key, tensor in steps.items() if not key.startswith("_observation/")}
         wanted |= {_ADVANTAGE: advantage, "learner/target": target, "learner/value": value}
         batch = Trajectories.unchecked(trajectories.info, TemporalDictTensor.unchecked(wanted, steps.lengths))
-        none = steps.lengths[:0]  # asks of no step
+        none = steps.lengths[:0]  # no steps: asks only whether the agent can compute its states
         return (batch if self.agent.states_at(trajectories, none) is None else _single_steps(batch)), judged
 
     def shuffled(self, n_rows: int, epoch: int) -> tuple[Tensor, ...]:
@@ -233,7 +234,7 @@ class PPOLearner(GradientLearner):
                 f"PPOConfig: n_minibatches is {n}, expected at most {n_rows}, one for each environment: an agent with "
                 "a state learns from whole rows."
             )
-        # Keys from a counter: the same order on all devices, and after a resume; another in each learner.
+        # Keys from a counter: the same order on all devices, and after a resume, but different in each learner.
         lanes = torch.arange(n_rows, device=self.device, dtype=torch.int64) + n_rows * self.learners.rank
         order = random.step_keys(self._seed, self.version_now + epoch * n, lanes).squeeze(1).argsort()
         return order.tensor_split([n_rows * k // n for k in range(1, n)])

@@ -1,8 +1,8 @@
-"""Tuned and measured settings, with which ``rlstruct train`` begins.
+"""Tuned and measured settings, the defaults of ``rlstruct train``.
 
-``benchmarks/learn.py`` trains with the same ones, and the page of each algorithm says what comes out. Those with a
-``target_return`` evaluate between the updates, so that they end with the very weights that reached it. It lies above
-the return at which a task counts as solved (475 for CartPole-v1, 200 for LunarLander-v3), so that other episodes
+``benchmarks/learn.py`` trains with the same settings, and the page of each algorithm shows the results. Those with a
+``target_return`` evaluate between updates, so that the training ends with the weights that reached it. The target is
+above the return at which a task counts as solved (475 for CartPole-v1, 200 for LunarLander-v3), so that other episodes
 confirm it.
 """
 
@@ -60,7 +60,7 @@ PRESETS: dict[tuple[str, str], Preset] = {
     ),
     ("dqn", "Acrobot-v1"): _preset(DQNConfig, evaluation_interval=2500, target_return=-85.0, evaluation_processes=0),
     ("a2c", "Pendulum-v1"): _preset(A2CConfig,
-        network={"initial_log_std": 1.0},  # wide draws at first: weak random torques never swing it up
+        network={"initial_log_std": 1.0},  # wide sampling at first: weak random torques never swing it up
         n_env_steps=1_200_000, n_envs=32, n_timesteps=8, discount=0.9, learning_rate=0.003, trace_decay=0.9,
         entropy_coefficient=0.0, max_gradient_norm=0.5, whiten_advantages=True,
         evaluation_interval=100_000, evaluation_timesteps=200, evaluation_stochastic=False,
@@ -94,7 +94,7 @@ PRESETS: dict[tuple[str, str], Preset] = {
         evaluation_interval=2500, evaluation_timesteps=200, evaluation_episodes=16, evaluation_processes=0,
     ),
     **{
-        # CleanRL's, but that the policy learns at every step, and not twice at every other one. Not measured here.
+        # CleanRL's settings, but the policy learns at every step, not twice at every other step. Not measured here.
         ("sac", f"{name}-v5"): _preset(SACConfig,
             n_env_steps=1_000_000, n_envs=1, n_timesteps=1, n_updates=1, learning_starts=5000, log_interval=1000,
             evaluation_interval=100_000, evaluation_timesteps=1_000, evaluation_episodes=10,
@@ -106,7 +106,7 @@ PRESETS: dict[tuple[str, str], Preset] = {
         evaluation_interval=20_000, target_return=150.0, evaluation_episodes=50, evaluation_processes=0,
     ),
     **{
-        # CleanRL's, see docs/algorithms/ppo.md, but for 8 environments of 256 steps in place of one of 2,048.
+        # CleanRL's settings, see docs/algorithms/ppo.md, with 8 environments of 256 steps instead of one of 2,048.
         ("ppo", f"{name}-v5"): _preset(PPOConfig,
             network={"normalise": True},
             n_env_steps=1_000_000, n_timesteps=256, n_epochs=10, n_minibatches=32, reward_scale=1.0,
@@ -124,8 +124,8 @@ PRESETS: dict[tuple[str, str], Preset] = {
         evaluation_interval=100_000, evaluation_timesteps=200, evaluation_stochastic=False, target_return=12.0,
         evaluation_processes=0,
     ),
-    # Those of CuLE, for games on the device of the network: 1,200, after each step of which one of 20 groups learns. It
-    # takes the signs of rewards, in place of which ours are scaled. Not measured to the end yet.
+    # CuLE's settings: 1,200 games on the network's device, and after each step one of 20 groups learns. CuLE uses the
+    # signs of rewards; ours are scaled instead. Not measured to the end yet.
     **{
         ("a2c", f"ALE/{game}-v5"): _preset(A2CConfig,
             n_env_steps=8_000_000, n_envs=1200, n_timesteps=1, n_minibatches=20, window=20, vtrace=True,
@@ -147,8 +147,8 @@ PRESETS: dict[tuple[str, str], Preset] = {
         replay_capacity=200_000, learning_starts=5_000, epsilon_fraction=0.05, epsilon_exponent=1.0,
         evaluation_interval=100_000, evaluation_timesteps=200, target_return=12.0, evaluation_processes=0,
     ),
-    # Many updates for each move. Strong noise, as all games become the same without it, falls as a game goes on; values
-    # learn half from what the search expected: results of games that are explored to their end say little.
+    # Many updates for each move. Without strong noise all games become the same; it falls during a game. Values learn
+    # half from the search's estimate, because the results of noisy games say little.
     ("alphazero", "ConnectFour-v0"): _preset(AlphaZeroConfig,
         network={"n_features": 128, "layers": ((64, 4, 1), (64, 2, 1))},
         n_env_steps=450_000, n_envs=96, n_processes=3, overlap=True, n_timesteps=8, n_updates=40, batch_size=512,
@@ -156,8 +156,8 @@ PRESETS: dict[tuple[str, str], Preset] = {
         search_value_fraction=0.5, evaluation_interval=100_000, checkpoint_interval=100_000,
     ),
 }  # fmt: skip
-"""By algorithm, a module of `rlstruct.algos`, and environment, as gymnasium or `rlstruct.sims` call it; two more names
-are for 1,024 simulators and for agents with a memory.
+"""Presets by algorithm (a module of `rlstruct.algos`) and environment (of gymnasium or `rlstruct.sims`); two further
+names are for 1,024 simulators and for agents with a memory.
 
 >>> PRESETS["a2c", "Acrobot-v1"].config.n_envs
 32

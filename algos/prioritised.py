@@ -1,4 +1,4 @@
-"""Prioritised replay: steps with a large error are drawn more often.
+"""Prioritised replay: steps with large errors are sampled more often.
 
 Schaul, Quan, Antonoglou and Silver, "Prioritized experience replay" (ICLR 2016), the proportional variant.
 """
@@ -21,10 +21,10 @@ _WIDTH = 1024
 
 
 def running_maximum(values: Tensor) -> Tensor:
-    """Return the largest of the values up to each one: ``cummax``, exactly, but in rows on an accelerator.
+    """Return the running maximum, equal to ``cummax`` but computed in rows on an accelerator.
 
-    CUDA computes the cummax of a row in one block, however long it is: some 5 ms for a million values. On a CPU rows
-    would take three times as long as the whole.
+    CUDA computes the cummax of a row in a single block, which takes some 5 ms for a million values. On a CPU, rows
+    would be three times slower.
 
     >>> running_maximum(torch.tensor([1.0, 3.0, 2.0]))
     tensor([1., 3., 3.])
@@ -32,31 +32,31 @@ def running_maximum(values: Tensor) -> Tensor:
     if values.device.type == "cpu":
         return values.cummax(0).values
     rows = torch.nn.functional.pad(values, (0, -len(values) % _WIDTH)).view(-1, _WIDTH).cummax(1).values
-    before = rows[:-1, -1].cummax(0).values.unsqueeze(1)  # the largest before each row but the first
+    before = rows[:-1, -1].cummax(0).values.unsqueeze(1)  # maximum before each row but the first
     rows[1:] = torch.maximum(rows[1:], before)
     return rows.view(-1)[: len(values)]
 
 
 class PrioritisedReplayBuffer(ReplayBuffer):
-    """A `ReplayBuffer` that draws step i with probability p_i^exponent / sum_j p_j^exponent, p = abs(error) + epsilon.
+    """A `ReplayBuffer` sampling step i with probability p_i^exponent / sum_j p_j^exponent, p = abs(error) + epsilon.
 
-    A new step gets the largest priority seen so far, so that it is drawn soon. The batch's ``weight`` is
-    (N * probability)^-correction, scaled so that the largest in the batch is 1. A draw sums the priorities of all slots
-    anew: 0.1 ms for 100,000 slots on a CPU, less than a tree of sums takes there.
+    A new step gets the largest priority seen so far, so that it is sampled soon. The batch's ``weight`` is
+    (N * probability)^-correction, scaled so that the largest in the batch is 1. Every sample sums the priorities of all
+    slots again: 0.1 ms for 100,000 slots on a CPU, which is faster than a sum tree.
 
     Args:
-        capacity: see `ReplayBuffer`, as are ``settings``.
-        exponent: 0 draws uniformly, 1 in proportion to the error.
-        correction: 1 undoes the bias of the draws in full, 0 leaves it; may be changed at any time.
-        epsilon: keeps steps without error alive.
-        settings: of `ReplayBuffer`.
+        capacity: see `ReplayBuffer`.
+        exponent: 0 samples uniformly, 1 in proportion to the error.
+        correction: 1 fully corrects the bias of the sampling, 0 leaves it; may be changed at any time.
+        epsilon: added to every error, so that steps without error are still sampled.
+        settings: further arguments of `ReplayBuffer`.
 
     Raises:
         ValueError: a number is out of range.
 
     Attributes:
-        correction: as above.
-        priority: of every slot, to the power of ``exponent``; 0 where no step can be drawn.  [slots] float64
+        correction: the argument.
+        priority: priority of every slot to the power of ``exponent``; 0 where no step can be sampled.  [slots] float64
     """
 
     def __init__(
@@ -77,33 +77,33 @@ class PrioritisedReplayBuffer(ReplayBuffer):
 
     @operation("replay buffer")
     def update_priorities(self, index: Tensor, error: Tensor) -> None:
-        """Say how wrong the values of sampled steps were. Call it before the next `extend`.
+        """Set the priorities of sampled steps from their errors. Call it before the next `extend`.
 
-        After that another step may stand where a sampled one did, and would get its priority until it is drawn itself;
-        where none stands any more, nothing is written.
+        After an `extend`, the slot of a sampled step may hold another step, which would get this priority until it is
+        sampled itself. Slots that hold no step any more are skipped.
 
         Args:
-            index: as it came with the batch.         [K] int64 on the buffer's device
-            error: temporal-difference errors of it.  [K] float, same device
+            index: ``index`` of the sampled batch.           [K] int64 on the buffer's device
+            error: temporal-difference errors of its steps.  [K] float, same device
         """
         priority = (error.detach().abs().to(torch.float64) + self.epsilon) ** self.exponent
         self._largest = torch.maximum(self._largest, priority.max())
         self.priority[index] = torch.where(self.priority[index] > 0, priority, 0.0)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint needs; the tensors are the buffer's own."""
+        """Return the state for a checkpoint; its tensors share the buffer's memory."""
         return {**super().state_dict(), "priority": self.priority, "largest": self._largest}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was called; see `ReplayBuffer.load_state_dict`."""
+        """Continue from a `state_dict`; see `ReplayBuffer.load_state_dict`."""
         super().load_state_dict(state)
         self.priority = state["priority"].to(self.device, copy=True)
         self._largest = state["largest"].to(self.device, copy=True)
 
     def _draw(self, key: Tensor) -> tuple[Tensor, Tensor]:
-        # Rounded parallel sums could fall somewhere; with cummax they never do, as the search below expects.
+        # Rounding could make parallel sums decrease, but the search below needs them sorted: hence the running maximum.
         cumulative, n_drawn = running_maximum(self.priority.cumsum(0)), len(key)
-        # One draw from each of K equal ranges, as in the paper's algorithm: as likely, and more even.
+        # One sample from each of K equal ranges, as in the paper: the same probabilities, spread more evenly.
         lanes = torch.arange(n_drawn, device=self.device, dtype=torch.float64)
         share = (lanes + random.uniform(key, stream=0)) / n_drawn
         index = torch.searchsorted(cumulative, share * cumulative[-1], right=True)
@@ -116,7 +116,7 @@ class PrioritisedReplayBuffer(ReplayBuffer):
         self.priority = torch.zeros(len(self.columns["ready"]), dtype=torch.float64, device=self.device)
 
     def _stored(self, slot: Tensor, following: Tensor, ready: Tensor) -> None:
-        # Next to be overwritten: the slot at the head, and those after it, whose stacks have just lost an image.
+        # The slot at the head is overwritten next, and the stacks of those after it have just lost an image.
         places = self._state["head"].unsqueeze(1) + torch.arange(self.n_stack, device=self.device)
         oldest = self._slot(places, torch.ones_like(places, dtype=torch.bool))
         self.priority.index_fill_(0, torch.cat([following.flatten(), oldest.flatten()]), 0.0)

@@ -152,7 +152,7 @@ class Group(Learners):
             if (number := getattr(config, name)) % self.size:
                 raise LearnerError(
                     f"{type(config).__name__}: {name} is {number}, expected a multiple of the {self.size} learners, "
-                    "who share it. Choose other numbers."
+                    "which share it. Change one of the two numbers."
                 )
         changed: dict[str, Any] = {
             name: f"cuda:{self._local_rank % max(1, torch.cuda.device_count())}"

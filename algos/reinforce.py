@@ -1,4 +1,4 @@
-"""REINFORCE with a learned baseline: whole episodes in, one gradient step out, evaluation alongside.
+"""REINFORCE with a learned baseline: one gradient step on whole episodes.
 
 Williams, "Simple statistical gradient-following algorithms for connectionist reinforcement learning" (1992); Sutton and
 Barto, "Reinforcement Learning" (2018), section 13.4.
@@ -50,11 +50,11 @@ def losses(
     """Compute the terms of the loss.
 
     Args:
-        replayed: what the learner's agent returns, with gradients: ``value`` [B, T] and its policy, see
+        replayed: outputs of the learner's agent, with gradients: ``value`` [B, T] and its policy, see
             `rlstruct.algos.learner.judge_actions`.
-        trajectories: what was collected, same device.  [B, T]
+        trajectories: the collected steps, same device.  [B, T]
         next_value: baseline of the true next observations; zeros for no bootstrap.  [B, T]
-        config: its discount, its scale of rewards, its coefficients, and whether to whiten.
+        config: discount, reward scale, coefficients, and whether to whiten.
 
     Returns:
         ``loss`` and its terms ``policy_loss``, ``value_loss`` and ``entropy_loss`` (minus the mean entropy).  [] each
@@ -85,7 +85,7 @@ def losses(
 
 
 class ReinforceLearner(GradientLearner):
-    """The network that learns."""
+    """Learner of REINFORCE."""
 
     whole_episodes: ClassVar[bool] = True
     settings: ClassVar[type[TrainingConfig]] = ReinforceConfig
@@ -95,7 +95,7 @@ class ReinforceLearner(GradientLearner):
         """Take one gradient step.
 
         Args:
-            trajectories: collected with the present weights, on any device.  [B, T]
+            trajectories: collected with the current weights, on any device.  [B, T]
             fraction_done: see `GradientLearner.update`.
 
         Returns:

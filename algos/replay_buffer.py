@@ -160,7 +160,7 @@ class ReplayBuffer:
         self._drawable = self._drawable or self.n_transitions() > 0
         if not self._drawable:
             raise BadValueError(
-                f"{type(self).__name__}.sample: 0 steps can be drawn, expected at least 1: every stored row starts "
+                f"{type(self).__name__}.sample: 0 steps can be sampled, expected at least 1: every stored row starts "
                 f"mid-episode, and n_stack is {self.n_stack}, so its first {self.n_stack - 1} steps lack images of "
                 "their stacks. Add the steps that follow, or begin with the batch after a reset."
             )
@@ -198,7 +198,7 @@ class ReplayBuffer:
         return self.columns["slot_of"].index_select(0, index), torch.ones_like(drawn, dtype=torch.float32)
 
     def _stored(self, slot: Tensor, following: Tensor, ready: Tensor) -> None:
-        """Called after a write: slots of steps, slots of their next observations, and which can be drawn; [B, T]."""
+        """React to a write: slots of the steps and of their next observations, and which can be sampled; [B, T]."""
 
     def _read(self, index: Tensor) -> dict[str, Tensor]:
         columns = self.columns
@@ -312,16 +312,16 @@ class ReplayBuffer:
         if steps.device != self.device:
             raise DeviceMismatchError(
                 f"{where}: the trajectories are on {steps.device}, expected {self.device}. "
-                f"Move them with .to({str(self.device)!r}), or make the buffer with device={str(steps.device)!r}."
+                f"Move them with .to({str(self.device)!r}), or create the buffer with device={str(steps.device)!r}."
             )
         if self.columns and len(self._bases) != B:
             raise ShapeMismatchError(
                 f"{where}: the trajectories have {B} rows, expected {len(self._bases)} as before: one for each "
-                "environment. Collect with environments that restart by themselves."
+                "environment. Collect with environments that reset themselves."
             )
         needed = least_capacity(B, T, self.n_stack)
         if self.capacity < needed:
             raise ShapeMismatchError(
                 f"{where}: {T} steps of {B} environments may take {needed} slots, and the capacity is "
-                f"{self.capacity}. Make it larger, or n_timesteps smaller."
+                f"{self.capacity}. Raise the capacity, or lower n_timesteps."
             )

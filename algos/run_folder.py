@@ -130,7 +130,7 @@ class RunFolder:
         if not config.exists():
             raise MissingFileError(
                 f"RunFolder.resume: {folder.path} is no run folder: it has no config.json. Pass the folder that a "
-                "RunFolder has made."
+                "RunFolder has created."
             )
         folder._lease = lease(config, "RunFolder.resume")
         try:
@@ -304,11 +304,11 @@ def read_lines(path: Path, n: int | None = None) -> list[dict[str, float]]:
             cells = list(itertools.islice(csv.DictReader(file), n))
         lines = [{name: _number(cell) for name, cell in row.items() if cell} for row in cells]
     except (OSError, TypeError, ValueError) as error:
-        raise BadValueError(f"{path} is damaged: {error}. Take a copy of it from elsewhere, or train again.") from error
+        raise BadValueError(f"{path} is damaged: {error}. Restore a copy, or train again.") from error
     if n is not None and len(lines) < n:
         raise BadValueError(
-            f"{path} has {len(lines)} lines, expected {n} at least, those written before the checkpoint. Take a "
-            "copy of it from elsewhere, or train again."
+            f"{path} has {len(lines)} lines, expected at least {n}, those written before the checkpoint. Restore a "
+            "copy, or train again."
         )
     return lines
 
@@ -318,9 +318,9 @@ def _number(cell: str) -> float:
 
 
 def _new_folder(root: Path, name: str) -> Path:
-    """Make a new folder, also if two trainings begin in the same second."""
+    """Create a new folder, even if two trainings start in the same second."""
     stem = path = root / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
-    path.parent.mkdir(parents=True, exist_ok=True)  # raises if it is a file, or a link to what is gone
+    path.parent.mkdir(parents=True, exist_ok=True)  # raises if it is a file or a broken link
     for attempt in itertools.count(1):
         with contextlib.suppress(FileExistsError):
             path.mkdir()

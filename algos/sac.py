@@ -1,4 +1,4 @@
-"""SAC: a policy that keeps its actions as random as their values allow, learned from a replay buffer.
+"""SAC: a policy with high entropy, and its critics, learned from a replay buffer.
 
 Haarnoja et al., "Soft actor-critic algorithms and applications" (2018, arXiv 1812.05905), algorithm 1. Critics, policy
 and temperature take their gradient steps together, as in the authors' code: the sum of the three losses is
@@ -32,7 +32,7 @@ class SACConfig(ReplayConfig):
 
     Attributes:
         critic_learning_rate: learning rate of the critics and of the temperature.
-        target_update_rate: share by which the target critics follow at each gradient step (Polyak averaging).
+        target_update_rate: fraction by which the target critics move at each gradient step (Polyak averaging).
         target_entropy: of the policy, in nats with the actions scaled to -1..1; None for -1 for each dimension.
         learning_starts: environment steps before the first gradient step, taken with uniform actions.
     """
@@ -60,16 +60,16 @@ def losses(
     Args:
         agent: acts with ``model``, see `rlstruct.agents.SquashedGaussianAgent`.
         model: the networks that learn, see `rlstruct.agents.SoftActorCritic`.
-        target_critics: judge the actions in the states that the steps led to.
-        batch: what `ReplayBuffer.sample` gives, and keys ``observation/rng`` and ``_observation/rng`` [K] int64, from
-            which the agent draws.  [K]
-        config: its ``reward_scale`` and ``target_entropy``.
+        target_critics: evaluate the next actions.
+        batch: a sample of `ReplayBuffer.sample`, with random keys ``observation/rng`` and ``_observation/rng`` [K]
+            int64 for the agent.  [K]
+        config: ``reward_scale`` and ``target_entropy``.
 
     Returns:
         ``loss`` [], the sum of ``critic_loss``, ``policy_loss`` and ``temperature_loss``; without gradients ``value``
         of the actions taken, ``temperature``, and ``entropy`` in the units of ``target_entropy``.  [] each
     """
-    networks: Any = model  # with parts that nn.Module does not know
+    networks: Any = model  # nn.Module does not declare its parts
     seen, action = batch.truncate_key("observation/"), batch["action/action"]
     frame = frame_of(seen)
     temperature: Tensor = networks.log_temperature.exp()
@@ -100,11 +100,11 @@ def losses(
 
 
 class SACLearner(ReplayLearner):
-    """The networks that learn, the slow copy of the critics, and the replay buffer.
+    """Learner of SAC: the networks, a slow copy of the critics, and the replay buffer.
 
     Attributes:
         model: policy, critics and temperature.
-        target_critics: judge the states that steps led to.
+        target_critics: evaluate the next actions.
         buffer: the collected steps, on any device.
     """
 
@@ -136,7 +136,7 @@ class SACLearner(ReplayLearner):
         return terms
 
     def keys(self) -> Tensor:
-        """Return what the policy draws from in the next gradient step: in the states seen and those reached.
+        """Return the policy's random keys for the next gradient step: for the sampled and for the next observations.
 
         Returns:
             [2, K] int64 on the learner's device.
@@ -160,7 +160,7 @@ train: Algorithm[SACConfig] = Algorithm(
 )
 """Train a policy for bounded continuous actions; arguments are those of `Algorithm.__call__`.
 
-The network is `rlstruct.agents.SoftActorCritic`, or has the same parts. The agent keeps no state, heeds
+The network is `rlstruct.agents.SoftActorCritic`, or has the same parts. The agent keeps no state, reads
 ``agent_info["epsilon"]`` and returns ``action`` and ``log_probability`` with gradients, as
 `rlstruct.agents.SquashedGaussianAgent` does.
 """

@@ -145,5 +145,5 @@ def _place(who: str, given: str | Path | None, context: TrainingContext, name: s
     if given is not None:
         return Path(given)
     if context.run is None:
-        raise BadValueError(f"{who}: there is no run folder. Train with run=RunFolder(…), or say where to write.")
+        raise BadValueError(f"{who}: there is no run folder. Train with run=RunFolder(…), or pass a path.")
     return context.run.path / name

@@ -343,7 +343,7 @@ def test_wrong_windows_are_named() -> None:
     with pytest.raises(ValueError, match="n_minibatches is 3, expected a divisor of 8 environments, for the window"):
         A2CConfig(window=4, vtrace=True, n_envs=8, n_minibatches=3)
     model = Normalised(create_model(), (4,), discount=0.99)
-    with pytest.raises(ValueError, match="got window=2 and Normalised, whose statistics want each batch as a whole"):
+    with pytest.raises(ValueError, match="got window=2 and Normalised, whose statistics need whole batches"):
         A2CLearner(model, ActorCriticAgent(model, copy_model=False), dataclasses.replace(SMALL, vtrace=True, window=2))
 
 

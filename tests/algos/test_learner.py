@@ -113,8 +113,8 @@ def wrong(learner: a2c.A2CLearner, kind: str) -> Any:
 @pytest.mark.parametrize(
     ("kind", "error", "match"),
     [
-        ("nothing", KeyError, r"Wrong\.terms: it returns None, expected a dict with 'loss'"),
-        ("other names", KeyError, r"Wrong\.terms: it returns \['entropy', 'losses'\], expected .* 'loss'"),
+        ("nothing", KeyError, r"Wrong\.terms: it returned None, expected a dict with 'loss'"),
+        ("other names", KeyError, r"Wrong\.terms: it returned \['entropy', 'losses'\], expected .* 'loss'"),
         (
             "a loss of each step",
             ValueError,

@@ -156,7 +156,9 @@ def roll_call(store: dist.Store) -> list[dict[str, Any]]:
 def test_learners_that_do_not_come_or_fit_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "JOIN_SECONDS", 0.1)
     store = dist.HashStore()
-    with pytest.raises(LearnerError, match=r"learner 1 of 2 has not come within 0\.1 s\. Start all of them: torchrun"):
+    with pytest.raises(
+        LearnerError, match=r"learner 1 of 2 has not joined within 0\.1 s\. Start all of them: torchrun"
+    ):
         roll_call(store)
     store.set("1", json.dumps(facts(versions={**facts()["versions"], "torch": "2.11.0"})))
     with pytest.raises(
@@ -176,7 +178,7 @@ def test_what_cannot_be_shared_is_refused() -> None:
     group = Group.__new__(Group)
     group.rank, group.size, group._local_rank = 1, 3, 1
     with pytest.raises(
-        LearnerError, match=r"A2CConfig: n_envs is 4, expected a multiple of the 3 learners, who share it"
+        LearnerError, match=r"A2CConfig: n_envs is 4, expected a multiple of the 3 learners, which share it"
     ):
         group.local_config(config_of("a2c"))
     with pytest.raises(LearnerError, match=r"n_processes is 2, expected a multiple of the 3 learners"):
@@ -198,7 +200,7 @@ def test_torchrun_and_the_settings_must_agree(monkeypatch: pytest.MonkeyPatch) -
         train("a2c", None, n_learners=3)
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setattr(launch, "JOIN_SECONDS", 0.2)
-    with pytest.raises(LearnerError, match=r"learner 1 cannot reach the first one at 127\.0\.0\.1:1 within 0\.2 s"):
+    with pytest.raises(LearnerError, match=r"learner 1 cannot reach learner 0 at 127\.0\.0\.1:1 within 0\.2 s"):
         train("a2c", None)
 
 

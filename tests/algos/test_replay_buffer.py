@@ -309,7 +309,7 @@ def test_nothing_is_drawn_before_a_stack_is_whole(kind: Any) -> None:
     assert from_reset.sample(2)["_observation/frame"].shape == (2, 4, 1)  # padded, as the environment does
     for piece in pieces[1:4]:  # steps 1 to 3 of the episode
         within.extend(piece)
-        words = r"Buffer\.sample: 0 steps can be drawn, expected at least 1.*n_stack is 4, so its first 3 steps lack"
+        words = r"Buffer\.sample: 0 steps can be sampled, expected at least 1.*n_stack is 4, so its first 3 steps lack"
         with pytest.raises(ValueError, match=words):
             within.sample(2)
     within.extend(pieces[4])
