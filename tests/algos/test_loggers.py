@@ -143,7 +143,8 @@ def test_wandb_without_a_key_says_how_to_log_in_and_leaves_no_folder(
 
     fake.init = init
     monkeypatch.setitem(sys.modules, "wandb", fake)
-    said = "wandb cannot start a run: No API key configured. Run `wandb login` once, or set WANDB_MODE=offline, which"
+    said = "wandb cannot start a run: No API key configured. Run `wandb login` once, or set WANDB_MODE=offline, "
+    said += "which keeps"
     with pytest.raises(RuntimeError, match=said):
         make(tmp_path, "wandb")
     assert list(tmp_path.iterdir()) == []
