@@ -124,14 +124,11 @@ def sign(facing_right: Tensor) -> Tensor:
     return facing_right.to(torch.int64) * 2 - 1
 
 
-def direction(action: Tensor, back: int, ahead: int) -> Tensor:
-    """Return -1 for the action ``back``, +1 for ``ahead``, 0 for all others, int64."""
-    return (action == ahead).to(torch.int64) - (action == back).to(torch.int64)
-
-
-def walk(column: Tensor, action: Tensor) -> Tensor:
-    """Move a player left or right, inside the board."""
-    return (column + direction(action, LEFT, RIGHT)).clamp(0, SIZE - 1)
+def walk(
+    place: Tensor, action: Tensor, back: int = LEFT, ahead: int = RIGHT, least: int = 0, most: int = SIZE - 1
+) -> Tensor:
+    """Move a player by one cell for the actions ``back`` and ``ahead``, within ``least`` and ``most``."""
+    return (place + (action == ahead).to(torch.int64) - (action == back).to(torch.int64)).clamp(least, most)
 
 
 def harder(state: Any, when: Tensor, move_speed: int) -> dict[str, Tensor]:  # noqa: ANN401 - of two games

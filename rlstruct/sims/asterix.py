@@ -12,21 +12,7 @@ import torch
 from torch import Tensor
 
 from rlstruct.functional.random import uniform
-from rlstruct.sims._minatar import (
-    DOWN,
-    LEFT,
-    NOTHING,
-    RIGHT,
-    SIZE,
-    UP,
-    MinAtarGame,
-    direction,
-    harder,
-    paint,
-    sign,
-    start,
-    walk,
-)
+from rlstruct.sims._minatar import DOWN, LEFT, NOTHING, RIGHT, SIZE, UP, MinAtarGame, harder, paint, sign, start, walk
 
 ROWS = 8
 RAMP_INTERVAL, SPAWN_SPEED, MOVE_INTERVAL = 100, 10, 5
@@ -65,7 +51,7 @@ class Asterix(MinAtarGame[AsterixState]):
         spawn_timer = torch.where(spawns, state.spawn_speed, state.spawn_timer)
 
         player_x = walk(state.player_x, action)
-        player_y = (state.player_y + direction(action, UP, DOWN)).clamp(1, ROWS)
+        player_y = walk(state.player_y, action, UP, DOWN, 1, ROWS)
         here = (self._cells[1 : ROWS + 1] == player_y.unsqueeze(1)) & there  # the thing in the player's row  [B, 8]
 
         met = here & (x == player_x.unsqueeze(1))

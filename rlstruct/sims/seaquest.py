@@ -16,21 +16,7 @@ import torch
 from torch import Tensor
 
 from rlstruct.functional.random import uniform
-from rlstruct.sims._minatar import (
-    DOWN,
-    FIRE,
-    LEFT,
-    RIGHT,
-    SIZE,
-    UP,
-    MinAtarGame,
-    direction,
-    harder,
-    paint,
-    sign,
-    start,
-    walk,
-)
+from rlstruct.sims._minatar import DOWN, FIRE, LEFT, RIGHT, SIZE, UP, MinAtarGame, harder, paint, sign, start, walk
 
 CELLS_ABOVE_GAUGES = 90
 # Never more at a time: an enemy crosses in 30 steps when one comes each step; a diver in 60, one each 30; a bullet in
@@ -127,7 +113,7 @@ class Seaquest(MinAtarGame[SeaquestState]):
             bullets=_append(state.bullets, bullet, fires),
             shot_timer=torch.where(fires, SHOT_COOL_DOWN, state.shot_timer),
             x=walk(state.x, action),
-            y=(state.y + direction(action, UP, DOWN)).clamp(0, 8),
+            y=walk(state.y, action, UP, DOWN, 0, 8),
             to_right=(state.to_right & (action != LEFT)) | (action == RIGHT),
             last_action=action,
         )
