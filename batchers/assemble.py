@@ -1,4 +1,4 @@
-"""From the collectors' slabs to one Trajectories: the only copy of a batch."""
+"""Assembly of the collectors' slabs into one Trajectories, by the only copy of a batch."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Part:
     collected: Collected
     seed: int  # of its first environment
     first_environment: int  # its global index
-    running: int | Tensor  # how many environments go on, or which, [B] bool, where counting would wait for the device
-    owned: bool = False  # whether the memory of the steps becomes the batch, so that nothing is copied
+    running: int | Tensor  # number of unfinished environments, or a mask [B] bool if counting would wait
+    owned: bool = False  # whether the batch takes over the memory of the steps without a copy
 
 
 def assemble(
@@ -36,7 +36,7 @@ def assemble(
     has_gaps: bool = True,
     copy: bool = True,
 ) -> tuple[Trajectories, int]:
-    """Copy a batch out of the slabs of all collectors, batch first; return it, and how many environments go on.
+    """Copy a batch out of the slabs of all collectors, batch first; return it and how many environments continue.
 
     Auto-resetting environments give all B rows of T steps, or fewer real steps where a vector environment spends some
     on its restarts. Episodic ones give the rows that took part, shortened to the longest. ``observation/`` and
@@ -48,7 +48,7 @@ def assemble(
     if lent:
         parts = [replace(part, owned=True) for part in parts]
     if device.type != "cpu" and parts[0].steps.running.is_cpu:
-        # Worker processes write to shared memory of the CPU: joined there, a batch travels to CUDA in one copy.
+        # Worker processes write to shared CPU memory: join the parts there, then move the batch to CUDA in one copy.
         on_cpu = torch.device("cpu")
         joined, n_running = assemble(parts, DictTensor(), on_cpu, auto_reset=auto_reset, has_gaps=has_gaps)
         joined = joined.to(device)
@@ -71,7 +71,7 @@ def assemble(
         return Trajectories.unchecked(DictTensor.unchecked(info), batch), n_envs
     lengths = _cat(parts, "running", T).sum(1)
     on_host, n_running = _count(lengths, parts)
-    T = int(on_host.max())  # sync: of CPU memory. Off the CPU collectors do not look after every step whether all ended
+    T = int(on_host.max())  # sync: of CPU memory. Off the CPU, collectors rarely check whether all episodes have ended
     rows = None
     if not bool((on_host > 0).all()):  # sync: of CPU memory
         rows = move(on_host.nonzero().squeeze(1), device)  # sync: of CPU memory
@@ -81,7 +81,7 @@ def assemble(
 
 
 def _count(lengths: Tensor, parts: Sequence[Part]) -> tuple[Tensor, int]:
-    """Bring the lengths of the episodes to the CPU, [B] int64, with the number of environments that go on."""
+    """Copy the lengths of the episodes to the CPU, [B] int64; return them and the number of unfinished environments."""
     masks = [part.running for part in parts if isinstance(part.running, Tensor)]
     counted = sum(part.running for part in parts if isinstance(part.running, int))
     numbers = torch.cat([lengths, *(mask.sum().view(1) for mask in masks)]).cpu()  # sync: once per batch of episodes
@@ -90,9 +90,9 @@ def _count(lengths: Tensor, parts: Sequence[Part]) -> tuple[Tensor, int]:
 
 
 def _info(parts: Sequence[Part], infos: DictTensor, device: torch.device) -> dict[str, Tensor]:
-    """Return infos, numbers, weights and first agent state of the environments of these parts, [B]."""
+    """Return infos, indices, seeds, policy version and initial agent state of the environments in these parts, [B]."""
     columns: dict[str, list[Tensor]] = {}
-    for part in parts:  # not of collectors whose episodes had all ended before
+    for part in parts:  # collectors whose episodes had all ended have no part
         index = torch.arange(part.steps.running.shape[1], device=device, dtype=torch.int64)
         row = {
             "environment": index + part.first_environment,
@@ -115,15 +115,15 @@ def _info(parts: Sequence[Part], infos: DictTensor, device: torch.device) -> dic
 def _join(
     parts: Sequence[Part], T: int, rows: Tensor | None = None, lengths: Tensor | None = None
 ) -> dict[str, Tensor]:
-    """Join the steps of all parts, [B, T, ...]; of episodes ``rows`` (None for all), with zeros after ``lengths``."""
+    """Join the steps of all parts, [B, T, ...]; of episodes only ``rows`` (None: all), zero after ``lengths``."""
     steps: dict[str, Tensor] = {}
-    whole = parts[0].steps.restarted is None  # else few rows of ``reached`` are written
+    whole = parts[0].steps.restarted is None  # otherwise only some rows of ``reached`` are written
     groups = ("stream", "action", "reached") if whole else ("stream", "action")
     for name in parts[0].steps.tensors:
         group, _, key = name.partition("/")
         if group not in groups:
             continue
-        extra = int(group == "stream")  # slot `lengths` of the stream holds the last observation that was reached
+        extra = int(group == "stream")  # slot `lengths` of the stream holds the final observation
         joined = _cat(parts, name, T, extra)
         if lengths is not None:
             joined = zero_after(joined if rows is None else joined.index_select(0, rows), lengths + extra)
@@ -133,7 +133,7 @@ def _join(
             steps[f"_observation/{key}" if group == "reached" else name] = joined
     first, copied = 0, set[str]()
     n_envs = steps["observation/done"].shape[0]
-    for part in parts:  # final observations, where environments restarted, in copies of the keys that they change
+    for part in parts:  # where environments restarted, write final observations to copies of their keys
         B = part.steps.running.shape[1]
         at = part.steps.finals(part.collected.n_steps)
         if len(at):
@@ -152,15 +152,15 @@ def _join(
 
 
 def _cat(parts: Sequence[Part], name: str, T: int, extra: int = 0) -> Tensor:
-    """Copy T time-first steps of all parts to [B, T + extra, ...], with zeros after those that a part has taken.
+    """Copy T time-first steps of all parts to [B, T + extra, ...], with zeros after the steps of a shorter part.
 
-    In memory time stays first: so whole rows are copied, which is several times faster than to turn them, and every
-    batch has the same strides. The memory of a single part that is owned is not copied.
+    Memory stays time first: this copies whole rows, several times faster than a transposed copy, and gives every batch
+    the same strides. A single part that is owned is not copied.
     """
     cut = []
     for part in parts:
         tensor, n_steps = part.steps.tensors[name], part.collected.n_steps + extra
-        taken = tensor[: min(n_steps, T + extra)]  # beyond n_steps is an older batch
+        taken = tensor[: min(n_steps, T + extra)]  # later slots hold an older batch
         if len(taken) < T + extra:
             taken = torch.cat([taken, tensor.new_zeros((T + extra - len(taken), *tensor.shape[1:]))])
         cut.append(taken)

@@ -1,4 +1,4 @@
-"""Collection by the fastest executor: one kernel, one graph, or step by step."""
+"""Collection by the fastest available executor: one kernel, one graph, or single steps."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ from rlstruct.vec_env import Capturable
 
 _logger = logging.getLogger(__name__)
 Outputs = dict[str, Tensor]
-"""The tensors of `Steps`, and ``found``, see `BatchChecks.look`."""
+"""Tensors of `Steps`, and ``found`` of `BatchChecks.look`."""
 
 
 class FastCollector(Collector):
-    """A collector that takes T steps at once, if the agent promises to be pure; results are those of single steps."""
+    """A collector that takes T steps at once if the agent promises to be pure, with the results of single steps."""
 
     def __init__(self, *args: Any, **settings: Any) -> None:  # noqa: ANN401 - see Collector
         super().__init__(*args, **settings)
         env, agent = self.env, self.agent
         self._reported = False
-        # Asked of classes: what a wrapper forwards to an object inside is not for others to call.
+        # Looked up on classes, because a wrapper may forward attributes of an inner object that only it may call.
         self._perceptron: Callable[..., Perceptron | None] = getattr(type(agent), "perceptron", lambda agent: None)
-        self._kind: object = None  # of the perceptron that acted last
+        self._kind: object = None  # of the last perceptron
         rollout = getattr(type(env), "fused_rollout", None) if agent.pure else None
         capture = capture_on(self._device) if isinstance(env, Capturable) else None
         if capture is not None and not agent.pure:
@@ -67,9 +67,9 @@ class FastCollector(Collector):
         return self._kernel(perceptron)
 
     def program(self, state: LoopState) -> tuple[LoopState, Outputs]:
-        """Take T steps as a step of `rlstruct.engine`, from one state to the next."""
+        """Take T steps as one step of `rlstruct.engine`, from a loop state to the next."""
         self.set_loop_state(state)
-        before = self.renew()  # a graph writes to memory that nothing else uses
+        before = self.renew()  # a graph has separate memory
         try:
             slab, *_ = self.take_steps(look=False)
             outputs = {**slab.tensors, "found": self._checks.look(slab, self._T)}
@@ -89,19 +89,19 @@ class FastCollector(Collector):
         return self.finish_whole({**outputs, "running": running}, "kernel")
 
     def finish_whole(self, outputs: Outputs, executor: str) -> Collected:
-        """Count and check T steps that an executor has taken."""
+        """Count and check the T steps that an executor took."""
         found = outputs.pop("found", None)
         self.steps, self.owned = Steps(outputs), executor == "kernel"  # the next replay of a graph overwrites them
         self.layout = self.layout or Layout.of(outputs)
         return self.finish(self._T, executor, found)
 
     def _by_graph(self, _: object = None) -> Collected:
-        """Replay a graph where it does what single steps would do; else take these."""
+        """Replay a graph if its results equal those of single steps; otherwise take single steps."""
         if self._graph is None:
             return self._by_steps()
         if self.agent_info.empty() or self.agent_info.device == self._device:
             return self._graph(self.loop_state())
-        self._report("agent_info is on the CPU, where its values would be frozen: set `agent_info_on_device = True`")
+        self._report("agent_info is on the CPU and its values would be frozen: set `agent_info_on_device = True`")
         return self._by_steps()
 
     def _by_steps(self, _: object = None) -> Collected:
@@ -109,8 +109,8 @@ class FastCollector(Collector):
 
     def _warn(self, why_not: str) -> None:
         warn_user(
-            f"RL_Batcher: a batch on {self._device} cannot be recorded as one graph, its steps are taken one by "
-            f"one, slower and with equal results: {why_not}. RL_Batcher(graph=False) does not warn."
+            f"RL_Batcher: a batch on {self._device} cannot be recorded as one graph, so its steps run one by "
+            f"one, slower and with equal results: {why_not}. RL_Batcher(graph=False) silences this warning."
         )
 
     def _report(self, why_not: str, what: str = "graph") -> None:
@@ -120,14 +120,14 @@ class FastCollector(Collector):
 
 
 class CapturedBatch(Graph):
-    """A batch as one graph, an `Executor` called with the state of its collector, which goes on from where it ends."""
+    """An `Executor` that collects a batch as one graph, from the loop state of its collector to the next."""
 
     def __init__(self, collector: FastCollector, how: Capture) -> None:
         super().__init__(collector.program, how, loops=True)
         self._collector = collector
 
     def _prepare(self, state: LoopState) -> None:
-        """Capture the batch; the collector stays where it is."""
+        """Capture the batch, and restore the collector's state."""
         try:
             super()._prepare(state)
         finally:
@@ -143,7 +143,7 @@ class CapturedBatch(Graph):
 
 
 class LaunchedBatch:
-    """A batch as one kernel, an `Executor` called with the perceptron that acts."""
+    """An `Executor` that collects a batch with one kernel; its argument is the agent's perceptron."""
 
     name, warm_up, compares, most, writes = "kernel", 0, False, 1, False
 
@@ -152,7 +152,7 @@ class LaunchedBatch:
         self._rollout: FusedRollout | None = None
 
     def __call__(self, perceptron: Perceptron) -> Collected:
-        """Launch the kernel, which the first call makes."""
+        """Launch the kernel, which the first call creates."""
         collector = self._collector
         self._rollout = self._rollout or self._fused_rollout(collector.env, perceptron, collector.n_timesteps)
         if self._rollout is None:
@@ -160,5 +160,5 @@ class LaunchedBatch:
         return collector.launch(self._rollout, perceptron)
 
     def follow(self, places: Mapping[tuple[object, ...], str], weights: Mapping[str, Tensor]) -> bool:
-        """Return True: every launch reads the perceptron anew."""
+        """Return True: every launch reads the current perceptron."""
         return True

@@ -1,4 +1,4 @@
-"""The backend in the process of the caller."""
+"""The backend that collects in the caller's process."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _logger = logging.getLogger(__name__)
 
 
 class InProcess:
-    """The backend of the caller's process: `execute` collects; `collect` only returns the batch, or raises."""
+    """The backend that collects in the caller's process, in `execute`; `collect` returns the batch or raises."""
 
     has_gaps = queues = False
     interrupted: Literal["new", "failed"] | None = "new"
@@ -37,7 +37,7 @@ class InProcess:
         self._seed = settings.seeds[0]
         self._stream = stream_on(recipe.device, default=True)
         self._progress = Progress(waits=False)
-        self._collected: Collected  # report of the batch
+        self._collected: Collected  # report on the last batch
         self._failure: BaseException | None = None
         self._n_envs: list[int] = []
         self._progress.enter(Phase.START)
@@ -46,7 +46,7 @@ class InProcess:
         self._collector = self._run(recipe.make, self._seed, agent_seed, self._progress, **kind)
         env = self._collector.env
         self._n_envs, self.auto_reset, self.has_gaps = [env.n_envs()], env.auto_reset, env.restarts_take_steps
-        # It computes with torch only; others may launch where torch's streams do not wait.
+        # Such an environment uses only torch; others may launch work that is not ordered with torch's streams.
         if isinstance(env, Capturable):
             self._stream.give(())
             self._stream = stream_on(recipe.device)
@@ -61,37 +61,37 @@ class InProcess:
         self._run(self._collector.reset, agent_infos[0], env_infos[0])
 
     def execute(self, agent_infos: Sequence[DictTensor] | None) -> None:
-        """Take the steps of a batch; errors wait for `collect`."""
+        """Collect a batch; `collect` raises its errors."""
         try:
             self._collected = self._run(self._collector.collect, None if agent_infos is None else agent_infos[0])
         except WorkerError as error:
             self._failure = error
 
     def collect(self, blocking: bool, timeout: float) -> list[Part] | None:
-        """Return the batch. On CUDA nothing waits: what the caller queues from now on comes after the batch."""
+        """Return the batch. On CUDA the host does not wait: whatever the caller queues next runs after the batch."""
         if self._failure is not None:
             raise self._failure
         if not blocking and not self._stream.ready():
             return None
         collector = self._collector
         running, steps = None if self.auto_reset else collector.running, collector.steps
-        del collector.steps  # else it would keep memory that is another's now
+        del collector.steps  # the memory may now belong to the caller
         self._stream.give([*steps.tensors.values(), *([] if running is None else [running])])
         going_on = self._n_envs[0] if running is None else running
         return [Part(steps, self._collected, self._seed, 0, going_on, collector.owned)]
 
     def update(self, weights: Mapping[str, Tensor], version: int) -> None:
-        """Give the agent the caller's tensors, as they are now."""
+        """Give the agent the current values of the caller's tensors."""
         self._run(self._collector.update, self._stream.take(weights), version)
 
     def state_dicts(self) -> list[CollectorState]:
-        """Return the collector's state. Torch's generator belongs to the caller's process, and the caller saves it."""
+        """Return the collector's state, without torch's generator: it belongs to the caller, who saves it."""
         return [self._run(self._collector.state_dict)]
 
     def load_state_dicts(
         self, states: Sequence[CollectorState], agent_infos: Sequence[DictTensor], env_infos: Sequence[DictTensor]
     ) -> bool:
-        """Go on from a saved state."""
+        """Continue from a saved state."""
         exact = self._run(self._collector.load_state_dict, states[0], agent_infos[0], env_infos[0])
         self._seed = self._collector.seed
         return exact
@@ -103,13 +103,13 @@ class InProcess:
     def close(self) -> None:
         """Close agent and environment."""
         try:
-            self._stream.give(())  # tables of the environment are free for what the caller queues from now on
+            self._stream.give(())  # the caller may reuse the environment's memory for work that it queues next
             self._collector.close()
         except Exception:  # as with worker processes: closing always succeeds
             _logger.warning("RL_Batcher.close", exc_info=True)
 
     def _run(self, call: Callable[..., R], *arguments: Any, **keywords: Any) -> R:  # noqa: ANN401 - of that call
-        """Call in the stream; turn an exception of the user's code into the WorkerError that a worker would give."""
+        """Call on the stream, and convert an exception of the user's code into a worker's WorkerError."""
         try:
             with self._stream.work():
                 result = call(*arguments, **keywords)

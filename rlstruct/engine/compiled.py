@@ -1,8 +1,8 @@
 """The compiled executor: a pure step of tensors as few kernels, made by TorchInductor.
 
 The step of a simulator or of a small policy is a few dozen operations on small tensors, and each costs a call.
-`torch.compile` turns them into few kernels, but checks all its arguments in every call (guards), which takes longer
-than the kernels. Here the shapes never change, so the step is traced once and Inductor's code is called directly.
+`torch.compile` fuses them into a few kernels, but its guards check all arguments in every call, which takes longer than
+the kernels. Here the shapes never change, so the step is traced once and Inductor's code is called directly.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ from rlstruct.errors import Explained, warn_user
 _compiling = threading.RLock()  # tracing and Inductor's settings belong to the process, not to a thread
 
 MAX_FUSED = 4096
-"""The most stores that may share a loop: large games have more than 64, Inductor's own limit."""
+"""Largest number of stores in one loop. Inductor's default is 64, and large games need more."""
 MAX_ROWS, MAX_PRODUCTS = 8, 1 << 15
-"""Up to this size a linear layer is one more loop: a call of the matrix library takes longer than its arithmetic."""
+"""Largest linear layer that is fused as a loop: calling the matrix library would take longer than its arithmetic."""
 
 
 class NotPureError(Explained, RuntimeError):
-    """The function changes a tensor in place that it was given, or that it holds; the message names the operation."""
+    """The function changes an argument or a captured tensor in place; the message names the operation."""
 
 
 class Compiled:
-    """A pure function of pytrees of tensors, compiled in its first call; an `Executor`.
+    """An `Executor` that compiles a pure function of pytrees in its first call.
 
     Args:
-        fn: the function; no Python control flow on values, every later call with the same keys, shapes and dtypes.
+        fn: the function, without Python control flow on values. All calls have the same keys, shapes and dtypes.
         writes: it may change its arguments in place; they must be contiguous.
 
     Attributes:
-        held: tensors that the function reads besides its arguments, such as weights. Every call reads their values
-            anew; put others of the same layout in their place to have those read.
+        held: tensors that the function reads besides its arguments, such as weights. Every call reads their current
+            values; entries may be replaced by tensors of the same layout.
     """
 
     name, warm_up, compares, most = "compiled", 0, True, 64
@@ -53,19 +53,19 @@ class Compiled:
         self._fn = fn
         self._run: Callable[[list[Tensor]], Sequence[Tensor]] | None = None
         self._arguments: Structure
-        self._inputs: list[tuple[int, tuple[int, ...]]] = []  # number and strides of what the code reads
+        self._inputs: list[tuple[int, tuple[int, ...]]] = []  # index and strides of each input that the code reads
         self._result: Structure
-        self._outputs: list[int] = []  # for each tensor of the result the number of the output
+        self._outputs: list[int] = []  # index of the output, for each tensor of the result
         self._masks: list[int] = []
 
     def __call__(self, *args: Any) -> Any:  # noqa: ANN401 - pytrees
-        """Return what ``fn(*args)`` does."""
+        """Return ``fn(*args)``."""
         if self._run is None:
             self.prepare(*args)
         given, inputs = self._arguments.flatten(args), []
         for i, strides in self._inputs:
             tensor = given[i]
-            if tensor.stride() != strides:  # the code reads its inputs with the strides of the first call
+            if tensor.stride() != strides:  # the code assumes the strides of the first call
                 empty = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device)
                 tensor = empty.copy_(tensor)
             inputs.append(tensor)
@@ -75,7 +75,7 @@ class Compiled:
         return self._result.unflatten([outputs[i] for i in self._outputs])
 
     def follow(self, places: Mapping[tuple[object, ...], str], weights: Mapping[str, Tensor]) -> bool:
-        """Read ``weights`` in place of those that were at ``places``; False if one has another layout."""
+        """Read ``weights`` instead of the tensors at ``places``; return False if one has another layout."""
         pairs = [(old, weights.get(places[at]) if (at := place_of(old)) in places else old) for old in self.held]
         if any(new is None or place_of(new)[1:] != place_of(old)[1:] for old, new in pairs):
             return False
@@ -83,9 +83,9 @@ class Compiled:
         return True
 
     def prepare(self, *args: Any) -> None:  # noqa: ANN401
-        """Make the code for such arguments. torch's global generators may draw meanwhile."""
+        """Compile the function for these arguments, which may advance torch's global generators."""
         with _compiling, warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch's importing its own deprecated parts
+            warnings.simplefilter("ignore")  # torch imports its own deprecated modules
             self._compile(args)
 
     def _compile(self, args: tuple[Any, ...]) -> None:
@@ -107,9 +107,9 @@ class Compiled:
             self._masks = [i for i, v in enumerate(outputs.values()) if on_cpu and v.dtype is torch.bool]
             return [as_bytes(v) if i in self._masks else v for i, v in enumerate(outputs.values())]
 
-        # Copies: a tensor that is there twice, such as two zeros of a first state, would be traced as one input.
+        # Cloned, because a tensor that occurs twice, such as two zeros of a first state, would be traced as one input.
         inputs = [tensor.clone() for tensor in given]
-        # Strides are compared in __call__. Random numbers are to be those of eager torch.
+        # __call__ compares strides. Random numbers must equal those of eager torch.
         settings = {"max_fusion_size": MAX_FUSED, "size_asserts": False, "fallback_random": True}
         with torch.no_grad(), torch._inductor.config.patch(settings):
             table = {**select_decomp_table(), torch.ops.aten.addmm.default: _few_rows}
@@ -121,26 +121,29 @@ class Compiled:
             graph = make_fx(pure, decomposition_table=table)(*inputs)
             outputs = traced(*inputs)
             answer = graph.graph.find_nodes(op="output")[0]
-            answer.meta["user_visible_output_idxs"] = range(len(outputs))  # these keep their strides:
+            answer.meta["user_visible_output_idxs"] = range(len(outputs))  # outputs keep their strides:
             answer.meta["original_output_strides"] = [tensor.stride() for tensor in outputs]
             used = _drop_unused(graph.graph)
             held = _lift_held(graph)
             graph.recompile()
             run = compile_fx_inner(graph, [*(inputs[i] for i in used), *held])
         self._inputs = [(i, inputs[i].stride()) for i in used]
-        self.held, self._run = held, getattr(run, "current_callable", run)  # the code itself, without what traces it
+        self.held, self._run = (
+            held,
+            getattr(run, "current_callable", run),
+        )  # without Inductor's wrapper
 
 
 def warn_uncompiled(what: str, why: str, switch: str) -> None:
-    """Warn that something that should be compiled cannot be."""
+    """Warn that compilation was requested but is not possible."""
     warn_user(
-        f"{what} cannot be compiled and runs eagerly, slower and with equal results: {why}. Without {switch} there is "
-        "no such warning."
+        f"{what} cannot be compiled and runs eagerly, slower and with equal results: {why}. Turn {switch} off to "
+        "silence this warning."
     )
 
 
 def _refuse_changes(graph: torch.fx.Graph) -> None:
-    """Raise for operations in place on what the function did not make itself."""
+    """Raise NotPureError for in-place operations on tensors that the function did not create."""
     outer = {node for node in graph.nodes if node.op in ("placeholder", "get_attr")}
     for node in graph.nodes:
         if node.op != "call_function" or not isinstance(node.target, OpOverload):
@@ -149,13 +152,13 @@ def _refuse_changes(graph: torch.fx.Graph) -> None:
             shown = isinstance(value, torch.fx.Node) and value in outer
             if shown and argument.alias_info is not None:
                 if argument.alias_info.is_write:
-                    raise NotPureError(f"{node.target} changes a tensor in place that was not made in the same call")
+                    raise NotPureError(f"{node.target} changes a tensor in place that was not created in the same call")
                 if node.target is not torch.ops.aten.lift_fresh_copy.default:
                     outer.add(node)  # a view of it
 
 
 def _drop_unused(graph: torch.fx.Graph) -> list[int]:
-    """Take away inputs that nothing reads, and return the numbers of the others."""
+    """Remove unused inputs, and return the indices of the others."""
     used = []
     for i, node in enumerate(graph.find_nodes(op="placeholder")):
         if node.users:
@@ -166,7 +169,7 @@ def _drop_unused(graph: torch.fx.Graph) -> list[int]:
 
 
 def _lift_held(module: torch.fx.GraphModule) -> list[Tensor]:
-    """Turn tensors that were found while tracing into further inputs: Inductor would copy the small ones as numbers."""
+    """Turn tensors found while tracing into further inputs: Inductor would inline small ones as constants."""
     graph = module.graph
     held: dict[str, Tensor] = {}
     places: dict[str, torch.fx.Node] = {}
@@ -188,7 +191,7 @@ def _lift_held(module: torch.fx.GraphModule) -> list[Tensor]:
 
 
 def _few_rows(bias: Tensor, x: Tensor, weight: Tensor, *, beta: float = 1, alpha: float = 1) -> object:
-    """Take a linear layer on the CPU apart into products and sums, which Inductor fuses with its surroundings."""
+    """Decompose a small linear layer on the CPU into products and sums, which Inductor fuses with other operations."""
     rows, small = x.shape[0], x.shape[0] * weight.numel() <= MAX_PRODUCTS
     if (
         x.device.type != "cpu"
@@ -202,5 +205,5 @@ def _few_rows(bias: Tensor, x: Tensor, weight: Tensor, *, beta: float = 1, alpha
 
 
 def as_bytes(mask: Tensor) -> Tensor:
-    """Return a mask as bytes: for AVX2, Inductor writes a bool ten times slower than a float, 12 us for 1,024."""
+    """Convert a mask to bytes: with AVX2, Inductor stores bools ten times slower than floats, 12 us for 1,024."""
     return mask.to(torch.float32).to(torch.uint8)

@@ -1,4 +1,4 @@
-"""The executors by name, and how an agent is called: by the one that is asked for, if it promises to be pure."""
+"""Factories of executors by name, and the runner of an agent."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ Answer = tuple[DictTensor, DictTensor]
 
 
 def compiled_on(device: torch.device) -> Make | None:
-    """Return what compiles a step on a device; None where there is no compiler."""
+    """Return the factory of compiled steps on a device; None if there is no compiler."""
     return Compiled if device.type in ("cpu", "cuda") and not torch_private.missing("compiled") else None
 
 
 def graph_on(device: torch.device) -> Make | None:
-    """Return what records a step on a device; None where nothing can."""
+    """Return the factory of graphs on a device; None if it cannot capture."""
     capture = capture_on(device)
     return None if capture is None else functools.partial(Graph, how=capture)
 
 
 EXECUTORS: Final[dict[str, Callable[[torch.device], Make | None]]] = {"compiled": compiled_on, "graph": graph_on}
-"""Factories of executors on a device, or None; `rlstruct.engine.torch_private.NEEDED` has the same names."""
+"""Functions that return the factory for a device, or None; `torch_private.NEEDED` has the same names."""
 
 
 def agent_step(agent: RL_Agent) -> Callable[..., Answer]:
-    """Return an agent as a step of the engine: ``step(state, observation, agent_info, history)``."""
+    """Wrap an agent as a step: ``step(state, observation, agent_info, history)``."""
     where = f"{type(agent).__name__}.__call__"
 
     def step(
@@ -53,7 +53,7 @@ def agent_step(agent: RL_Agent) -> Callable[..., Answer]:
 
 
 def agent_runner(agent: RL_Agent, device: torch.device, *, compiled: bool) -> Runner[Answer]:
-    """Return what calls an agent, as compiled code if that is asked for and nothing speaks against it."""
+    """Return a runner of an agent, compiled if requested and possible."""
     why_not = _obstacle(agent, device) if compiled else ""
     make = EXECUTORS["compiled"](device) if compiled and not why_not else None
     runner = Runner(agent_step(agent), agent, device, make, alike=True)
@@ -62,11 +62,11 @@ def agent_runner(agent: RL_Agent, device: torch.device, *, compiled: bool) -> Ru
 
 
 def _obstacle(agent: RL_Agent, device: torch.device) -> str:
-    """Say why an agent cannot be compiled; empty if it can."""
+    """Return the reason why an agent cannot be compiled; empty if it can."""
     if not agent.pure:
         return f"it does not promise to be pure: {PROMISE}"
     if agent.require_history():
-        return "it wants a history, which is longer in every step"
+        return "it requires a history, which grows in every step"
     if names := torch_private.missing("compiled"):
         return f"torch {torch.__version__} lacks {', '.join(names)}"
     return "" if compiled_on(device) else f"there is no compiler for {device}"
@@ -74,9 +74,9 @@ def _obstacle(agent: RL_Agent, device: torch.device) -> str:
 
 @torch.no_grad()
 def infers_the_same(agent: RL_Agent, *args: Any) -> bool:  # noqa: ANN401 - see `RL_Agent.__call__`
-    """Let an agent act in torch's inference mode too, where there are no gradients, and compare, on the CPU.
+    """Return True if an agent acts the same in torch's inference mode, which computes no gradients. CPU only.
 
-    An agent that changes its tensors as it acts gets them back, and torch's generator too.
+    The agent's tensors and torch's generator are restored.
     """
     weights = weights_of(agent)
     before = {name: value.clone() for name, value in weights.items()}
@@ -90,7 +90,7 @@ def infers_the_same(agent: RL_Agent, *args: Any) -> bool:  # noqa: ANN401 - see 
         if any(not torch.equal(value, before[name]) for name, value in weights.items()):
             return False
         found = act(mode=True)
-    except RuntimeError:  # torch's word about gradients and tensors of that mode
+    except RuntimeError:  # torch refuses gradients and in-place changes in that mode
         return False
     finally:
         for name, value in weights.items():

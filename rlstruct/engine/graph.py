@@ -1,4 +1,4 @@
-"""The graph executor: all device work of a step as one launch, by CUDA graphs or what stands in for them.
+"""The graph executor: all device work of a step as one launch, by a CUDA graph or the simulated one.
 
 A graph is captured once and replayed: the same kernels read and write the same memory, and no Python runs. So every
 call copies its arguments into memory of the graph's own, except for lent ones, which the graph reads where they are.
@@ -28,14 +28,14 @@ Place = tuple[object, ...]
 """Address and layout of a tensor, see `place_of`."""
 Work = Callable[[], None]
 Capture = Callable[[Work], Work]
-"""Takes work that only queues operations on tensors; returns what queues the same operations on the same memory."""
+"""Captures work that only queues operations; returns a function that queues them again on the same memory."""
 
 _NOT_THE_USERS = ("torch", "contextlib", "rlstruct.engine", "rlstruct.batchers", "rlstruct.testing")  # modules
-_SPOILT: list[Any] = []  # graphs of failed recordings: torch's allocator of pinned memory goes on to ask them
+_SPOILT: list[Any] = []  # graphs of failed captures, which torch's allocator of pinned memory keeps querying
 
 
 class CaptureError(Unavailable):
-    """Work cannot be captured; the message names the operation and the line that called it."""
+    """The work cannot be captured; the message names the operation and the line that called it."""
 
 
 RecordingError = CaptureError  # its name in 0.2
@@ -91,7 +91,7 @@ class Graph:
         self._replay = capture(self._how, self._work)
 
     def follow(self, places: Mapping[tuple[object, ...], str], weights: Mapping[str, Tensor]) -> bool:
-        """Return False: the same memory is read for ever."""
+        """Return False: a graph cannot read other memory."""
         return False
 
     @torch.no_grad()
@@ -104,7 +104,7 @@ class Graph:
             places = state.flatten(arguments[0])
             both = zip(places, state.flatten(after), strict=True)
             pairs = [(place, value) for place, value in both if value is not place]
-            # One that shows another's static memory is copied before that is written.
+            # A value that is a view of static memory is copied before that memory is written.
             kept = {place.untyped_storage().data_ptr() for place in places}
             values = [v.clone() if v.untyped_storage().data_ptr() in kept else v for _, v in pairs]
             copy_grouped([place for place, _ in pairs], values)
@@ -123,9 +123,9 @@ def _places_of_lent(tensors: Sequence[Tensor]) -> list[Place | None]:
 
 
 def copy_grouped(places: Sequence[Tensor], values: Sequence[Tensor]) -> None:
-    """Copy tensors to their places with one kernel, as words of eight bytes, and one more for each dtype of others.
+    """Copy tensors to their places with one kernel, as 8-byte words, plus one per dtype for those that are not words.
 
-    In a mixed list, of several dtypes or of strides that are not those of their places, torch copies one by one.
+    torch copies one by one if a list mixes dtypes, or if strides differ from those of the places.
     """
     kinds: dict[object, tuple[list[Tensor], list[Tensor]]] = {}
     for place, value in zip(places, values, strict=True):
@@ -140,13 +140,13 @@ def copy_grouped(places: Sequence[Tensor], values: Sequence[Tensor]) -> None:
 
 
 def _in_words(tensor: Tensor) -> bool:
-    """Return True if the memory of a tensor is whole words of eight bytes, one after the other."""
+    """Return True if a tensor is contiguous, aligned to 8 bytes and a multiple of 8 bytes long."""
     start = tensor.storage_offset() * tensor.itemsize
     return tensor.is_contiguous() and tensor.nbytes % 8 == 0 and start % 8 == 0 and not tensor.is_complex()
 
 
 def capture_on(device: torch.device) -> Capture | None:
-    """Return what records work on a device: CUDA graphs, the ``capture`` of a registered backend's module, or None."""
+    """Return the capture function of a device: for CUDA graphs, or from a registered backend's module; or None."""
     if device.type == "cuda":
         return None if torch_private.missing("graph") else capture_cuda
     module = registered_backends().get(device.type)
@@ -155,39 +155,44 @@ def capture_on(device: torch.device) -> Capture | None:
 
 
 def capture(how: Capture, work: Work) -> Work:
-    """Capture work, and name the operation that prevents it."""
+    """Capture work; raise CaptureError, which names the operation, if it cannot be captured."""
     watch = _Watch()
+
+    def watched() -> None:
+        with watch:
+            work()
+
     try:
         with recorded():
-            return how(watch.around(work))
+            return how(watched)
     except Exception as error:
         said = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise CaptureError(f"{watch.last}{_line_of(error)}: {said}") from error
 
 
 def capture_cuda(work: Work) -> Work:
-    """Capture work as a CUDA graph on the current stream, which must not be the default one. Nothing is executed."""
+    """Capture work as a CUDA graph on the current stream, which must not be the default one, without executing it."""
     try:
         return _capture(work)
     except torch.OutOfMemoryError:
-        pass  # outside of this block nothing holds the memory of the first try any more
+        pass  # only after this block is the memory of the first attempt free
     return _capture(work)
 
 
 def _capture(work: Work) -> Work:
-    # cuBLAS has to make its workspace in the graph's own pool. One from before does not belong to the graph: torch 2.13
-    # frees it when another graph is destroyed, and replays would write to memory that others have by then.
+    # cuBLAS must allocate its workspace in the graph's own pool. torch 2.13 frees an older workspace when another graph
+    # is destroyed, and replays would then write to memory that belongs to others.
     torch_private.clear_cublas_workspaces()
     gc.collect()
-    # While it records, the allocator can give back none of the memory that it keeps for later.
+    # During a capture the allocator cannot release cached memory.
     torch.cuda.synchronize()  # sync: once per recording
     torch.cuda.empty_cache()
     graph = torch.cuda.CUDAGraph()
     pool = torch.cuda.graph_pool_handle()
     collects = gc.isenabled()
-    gc.disable()  # what is collected while recording might call CUDA
+    gc.disable()  # a collection during the capture could call CUDA
     try:
-        # Other threads may go on to use CUDA meanwhile.
+        # Other threads may keep using CUDA.
         graph.capture_begin(pool=pool, capture_error_mode="thread_local")
         try:
             work()
@@ -204,21 +209,21 @@ def _capture(work: Work) -> Work:
 
 
 def _abandon(graph: Any, pool: tuple[int, int]) -> None:  # noqa: ANN401 - torch gives graphs no types
-    """End a recording that failed, and let torch's allocator know.
+    """End a failed capture and notify torch's allocator.
 
-    CUDA refuses to end one that an operation has spoilt, and then torch does not tell its allocator: from then on no
-    memory that two streams have used (every batch that was returned) would be reused.
+    CUDA refuses to end a capture that an operation invalidated. torch then does not notify its allocator, which would
+    never again reuse memory that two streams have used, such as that of every returned batch.
     """
     try:
         graph.capture_end()
-    except RuntimeError:  # says again what is known
+    except RuntimeError:  # the same error again
         _SPOILT.append(graph)
-        with contextlib.suppress(RuntimeError):  # it knows already
+        with contextlib.suppress(RuntimeError):  # already notified
             torch_private.end_allocating(torch.cuda.current_device(), pool)
 
 
 class _Watch(torch_private.Watching):  # type: ignore[no-untyped-call]  # torch gives its base no types
-    """Guard of a recording: knows the last operation, and refuses one that would spoil or freeze the recording."""
+    """Guard of a capture: remembers the last operation and refuses those that cannot be captured."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -228,21 +233,14 @@ class _Watch(torch_private.Watching):  # type: ignore[no-untyped-call]  # torch 
         self.last, kwargs = str(func), kwargs or {}
         if reason := judge_recorded(func, args, kwargs):
             raise CaptureError(f"{reason} needs the host")
-        if is_composite(func):  # below autograd nothing above this has taken it apart
+        if is_composite(func):  # below autograd, nothing has decomposed it yet
             with self:
                 return func.decompose(*args, **kwargs)
         return func(*args, **kwargs)
 
-    def around(self, work: Work) -> Work:
-        def watched() -> None:
-            with self:
-                work()
-
-        return watched
-
 
 def _line_of(error: BaseException) -> str:
-    """Name the innermost line of an agent or a simulator."""
+    """Return the innermost traceback line in an agent or a simulator."""
     found, trace = "", error.__traceback__
     while trace is not None:
         if not str(trace.tb_frame.f_globals.get("__name__")).startswith(_NOT_THE_USERS):

@@ -1,7 +1,7 @@
-"""Operators of torch that make the host wait for a device, and how to see them all.
+"""Detection of torch operators that make the host wait for a device.
 
-Waits cost most of the time on a GPU, and a CUDA graph cannot record them: `rlstruct.testing.forbid_host_sync` looks for
-them, and so does whoever records a graph, before CUDA meets them.
+Such waits dominate the time on a GPU, and a CUDA graph cannot capture them. `rlstruct.testing.forbid_host_sync` detects
+them, and so does the graph executor, before CUDA fails.
 """
 
 # ruff: noqa: ANN401  (torch passes whatever an operator takes)
@@ -40,19 +40,19 @@ _local = threading.local()
 
 
 def guards() -> tuple[Callable[[], AbstractContextManager[Any]], ...]:
-    """Return how to pause each guard that watches this thread for waits."""
+    """Return, for each guard of this thread, a function that pauses it."""
     found: tuple[Callable[[], AbstractContextManager[Any]], ...] = getattr(_local, "guards", ())
     return found
 
 
 def set_guards(pauses: tuple[Callable[[], AbstractContextManager[Any]], ...]) -> None:
-    """Say how to pause each guard that watches this thread."""
+    """Set the guards of this thread, each as a function that pauses it."""
     _local.guards = pauses
 
 
 @contextlib.contextmanager
 def intended() -> Iterator[None]:
-    """Let the waits inside pass all guards of this thread."""
+    """Pause all guards of this thread for an intended wait."""
     with contextlib.ExitStack() as stack:
         for pause in guards():
             stack.enter_context(pause())
@@ -60,10 +60,10 @@ def intended() -> Iterator[None]:
 
 
 def judge_operator(func: Any, args: Any, kwargs: Any, writes_number: bool) -> tuple[str, str]:
-    """Say what an operator does if it waits, in words, and how to do without; two empty texts if it does not wait.
+    """Describe how an operator waits, and how to avoid it; return two empty strings if it does not wait.
 
-    ``func`` and its arguments are as ``__torch_dispatch__`` gets them. ``writes_number``: it writes a Python number
-    through an index: CUDA does not wait where that is a mask.
+    ``func`` and its arguments are those of ``__torch_dispatch__``. ``writes_number``: it writes a Python number through
+    an index; if the index is a mask, CUDA does not wait.
     """
     name = func.overloadpacket.__name__
     if name == "_local_scalar_dense":
@@ -90,26 +90,26 @@ def judge_operator(func: Any, args: Any, kwargs: Any, writes_number: bool) -> tu
 
 
 def judge_recorded(func: Any, args: Any, kwargs: Any) -> str:
-    """Say why an operator has no place in a graph: it waits, or it copies what the host holds now, for all replays.
+    """Describe why a graph cannot contain an operator: it waits, or every replay would copy the same host memory.
 
-    The arguments are those of `judge_operator`; the answer is empty if it can be recorded.
+    The arguments are those of `judge_operator`; the result is empty if the operator can be captured.
     """
     name = func.overloadpacket.__name__
     if name in ("copy_", "_to_copy"):
         source, target, _ = _copied(name, args, kwargs)
         return f"copying from {source} to {target}" if is_accelerator(source) != is_accelerator(target) else ""
-    # CUDA writes one value through a mask by masked_fill_.
+    # CUDA writes a single value through a mask with masked_fill_.
     writes_number = name == "index_put_" and args[2].numel() == 1 and any(map(_is_mask, args[1]))
     return judge_operator(func, args, kwargs, writes_number)[0]
 
 
 def is_accelerator(device: Any) -> bool:
-    """Return True if a device, or what names one, works asynchronously to the host; None does not."""
+    """Return True if a device, or a device name, is an accelerator; False for None."""
     return device is not None and torch.device(device).type not in ("cpu", "meta")
 
 
 def _copied(name: str, args: Any, kwargs: Any) -> tuple[torch.device, torch.device, bool]:
-    """From where to where ``copy_`` or ``_to_copy`` copies, and whether the host goes on meanwhile."""
+    """Return source, target and non_blocking of a ``copy_`` or ``_to_copy``."""
     if name == "copy_":
         return args[1].device, args[0].device, bool(kwargs.get("non_blocking", len(args) > 2 and args[2]))
     source: torch.device = args[0].device

@@ -1,4 +1,4 @@
-"""Rounding: how far apart two ways to compute the same numbers may be, and how many draws that may flip."""
+"""Tolerances for comparing an executor with its step: rounding differences, and draws that they may flip."""
 
 # ruff: noqa: ANN401  (torch passes whatever an operator takes and returns)
 
@@ -13,18 +13,18 @@ from torch import Tensor
 from rlstruct.engine import torch_private
 
 EXACT: Final = 2.0**-23
-"""Relative distance of two neighbouring float32 numbers, the finest precision that is distinguished."""
+"""Machine epsilon of float32, the finest precision that is distinguished."""
 _PRODUCTS: Final = {"tf32": 2.0**-10, "bf16": 2.0**-7}  # "ieee" and "none" are exact
-# Of torch before 2.9; "medium" depends on the device.
+# For torch before 2.9; "medium" depends on the device.
 _BEFORE: Final = {"highest": "ieee", "high": "tf32", "medium": ""}
 
-# Compiled code fuses and so rounds differently; a wrong answer is further off.
+# Compiled code fuses operations and so rounds differently; wrong results differ by more.
 _RELATIVE, _ABSOLUTE, _ULPS = 1e-3, 1e-4, 16
 _FLIPPED, _FLIPPED_COARSE = 1e-3, 2e-2
 
 
 class Precision(torch_private.Watching):  # type: ignore[no-untyped-call]  # torch gives its base no types
-    """Record of the coarsest numbers that calls compute with: ``with Precision() as found: answer = step()``."""
+    """Recorder of the coarsest precision that a call computes with: ``with Precision() as found: answer = step()``."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class Precision(torch_private.Watching):  # type: ignore[no-untyped-call]  # tor
         self._convolves = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Look at the results of an operator."""
+        """Record the precision of an operator's results."""
         name = func.overloadpacket.__name__
         self._convolves |= "conv" in name or "rnn" in name
         answer = func(*args, **(kwargs or {}))
@@ -42,7 +42,7 @@ class Precision(torch_private.Watching):  # type: ignore[no-untyped-call]  # tor
         return answer
 
     def eps(self, device: torch.device) -> float:
-        """Return the relative distance of neighbouring numbers, with torch's settings for matrix products of now."""
+        """Return the coarsest machine epsilon, including torch's current settings for matrix products."""
         found = max(self._coarsest, products(device))
         if self._convolves and device.type == "cuda":
             cudnn = torch.backends.cudnn
@@ -52,7 +52,7 @@ class Precision(torch_private.Watching):  # type: ignore[no-untyped-call]  # tor
 
 
 def products(device: torch.device) -> float:
-    """Return how coarsely torch may multiply float32 matrices on a device: see `torch.set_float32_matmul_precision`."""
+    """Return the epsilon of float32 matrix products on a device: see `torch.set_float32_matmul_precision`."""
     backend = torch.backends.cuda if device.type == "cuda" else torch.backends.mkldnn
     coarse = "tf32" if device.type == "cuda" else "bf16"
     setting = _setting(backend, "matmul", lambda: _BEFORE[torch.get_float32_matmul_precision()] or coarse)
@@ -60,20 +60,21 @@ def products(device: torch.device) -> float:
 
 
 def _setting(backend: Any, operation: str, before: Callable[[], str]) -> str:
-    """Return how a backend of torch rounds float32 numbers in an operation; ``before`` says so for torch before 2.9."""
+    """Return the float32 precision setting of a backend's operation; ``before`` returns it for torch before 2.9."""
     setting = getattr(getattr(backend, operation, None), "fp32_precision", None)
     return before() if setting is None else str(setting)
 
 
 def share_of(eps: float) -> float:
-    """Return the greatest share of rows in which rounding may flip a draw."""
+    """Return the largest share of rows in which rounding may flip a draw."""
     return _FLIPPED if eps <= EXACT else _FLIPPED_COARSE
 
 
 def count_different(value: Tensor, other: Tensor, eps: float) -> Tensor:
-    """Count the rows that differ by more than rounding, without a wait.
+    """Count the rows that differ by more than rounding, without waiting for the device.
 
-    Sums of large terms that cancel are wrong by a share of the terms, not of the sum: the typical size counts too.
+    The error of a sum with cancellation scales with its terms, not with the sum, so the tolerance includes the typical
+    size of the values.
     """
     same = value == other
     if value.is_floating_point():
@@ -89,9 +90,9 @@ def count_different(value: Tensor, other: Tensor, eps: float) -> Tensor:
 def difference(
     expected: Mapping[tuple[object, ...], Tensor], found: Mapping[tuple[object, ...], Tensor], eps: float = EXACT
 ) -> str:
-    """Say in what an executor's answer [B, ...] differs from that of the step itself; "" if only by rounding.
+    """Describe how an executor's results [B, ...] differ from those of the step; "" if only by rounding.
 
-    Names are paths, see `rlstruct.core.pytree.named_tensors`.
+    Keys are paths, see `rlstruct.core.pytree.named_tensors`.
     """
     for path, value in expected.items():
         other, key = found.get(path), path[-1]
@@ -99,13 +100,13 @@ def difference(
             got = "is missing" if other is None else f"is {list(other.shape)} {other.dtype}"
             return f"{key!r} {got} in the compiled answer, expected {list(value.shape)} {value.dtype}"
         rows = value.shape[0] if value.dim() else 1
-        n_different = int(count_different(value, other, eps))  # sync: once when the code is made
+        n_different = int(count_different(value, other, eps))  # sync: once when the code is compiled
         if n_different > allowed(rows, eps):
             return f"{key!r} differs in {n_different} of {rows} rows when compiled"
     return ""
 
 
 def allowed(rows: int, eps: float) -> int:
-    """Return in how many of the rows of one answer rounding may have flipped a draw."""
+    """Return the number of rows of one result in which rounding may have flipped a draw."""
     least = int(eps > EXACT and rows > 1)
     return max(least, int(rows * share_of(eps)))

@@ -28,15 +28,15 @@ FIX = (
 
 
 class Unavailable(Exception):
-    """A step has no such executor, for the reason given."""
+    """The executor cannot run this step; the message gives the reason."""
 
 
 class PurityError(Explained, RuntimeError):
-    """A step that promises to be pure gives other results when an executor takes it."""
+    """A step that promises to be pure returns other results when an executor runs it."""
 
 
 def weights_of(owner: object) -> dict[str, Tensor]:
-    """Return the tensors that an agent acts with, by name: parameters, buffers, and tensors in its own attributes."""
+    """Return the tensors that an agent acts with, by name: parameters, buffers, and tensors in its attributes."""
     found = {path: value for path, value in _parts(owner) if isinstance(value, Tensor)}
     for path, module in modules_of(owner).items():
         held = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
@@ -54,11 +54,11 @@ def modules_of(owner: object) -> dict[str, nn.Module]:
 
 
 class WeightsWatch:
-    """Watch over an owner's weights, for other tensors in their place. New values in the same tensors are no change.
+    """Detector of replaced weights. New values in the same tensors do not count.
 
     Attributes:
-        modes: whether each module was in train mode, at the last look.
-        places: where the weights were then, see `place_of`.
+        modes: whether each module was in train mode at the last check.
+        places: address and layout of each weight at the last check, see `place_of`.
     """
 
     def __init__(self, owner: object) -> None:
@@ -68,7 +68,7 @@ class WeightsWatch:
         self.replaced()
 
     def replaced(self) -> bool:
-        """Return True if a tensor has another place or layout, or a module another mode, than at the last look."""
+        """Return True if a tensor's address or layout, or a module's mode, has changed since the last check."""
         before = self.modes, self.places
         self.modes = {name: module.training for name, module in modules_of(self._owner).items()}
         self.places = {name: place_of(tensor) for name, tensor in weights_of(self._owner).items()}
@@ -76,15 +76,15 @@ class WeightsWatch:
 
 
 def check_equal(expected: Any, found: Any, eps: float = EXACT) -> None:  # noqa: ANN401 - pytrees
-    """Raise PurityError unless an executor has found [B, ...] what the step itself gives, to rounding."""
+    """Raise PurityError unless an executor's results [B, ...] equal those of the step, up to rounding."""
     if odd := difference(named_tensors(expected), named_tensors(found), eps):
         raise PurityError(f"{odd}. {FIX}")
 
 
 def why_unlike(expected: Any, found: Any, again: Callable[[], Any], eps: float, device: torch.device) -> str:  # noqa: ANN401
-    """Compare a step's results with those of its compiled code; say why the code cannot be used, "" if it can.
+    """Compare a step's results with those of its compiled code; return why the code cannot be used, or "".
 
-    ``again`` takes the same step once more, to tell a broken promise from a compiler that rounds in its own way.
+    ``again`` runs the step once more, which distinguishes a broken promise from a wrong compilation.
     """
     wanted = named_tensors(expected)
     odd = difference(wanted, named_tensors(found), eps)
@@ -92,16 +92,16 @@ def why_unlike(expected: Any, found: Any, again: Callable[[], Any], eps: float, 
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             if difference(wanted, named_tensors(again()), eps):
                 raise PurityError(f"{odd}. {FIX}")
-    return odd and f"{odd}, more than rounding explains; the step itself gives the same again"
+    return odd and f"{odd}, more than rounding explains; run again, the step itself returns the same"
 
 
 class PurityProbe:
-    """Comparison, now and then, of what an executor gave with what eager steps give; nothing waits for the device.
+    """Occasional comparison of an executor's results with those of eager steps, without waiting for the device.
 
-    A promise may be broken between two batches, by a global that changes for example. Rounding differs between
-    executors, and flips a draw in 1e-8 to 2e-7 of the rows in float32. A look counts if it finds more than one row in
-    200 (one in 10 if anything is coarser than float32), and more than a single one of several. Two that count in a row
-    are a broken promise, or eight of coarse numbers: in float32 rounding does that once in 10^13 looks at most.
+    A promise may be broken between two batches, such as by a global that changes. Executors round differently, which
+    flips a draw in 1e-8 to 2e-7 of the rows in float32. So a probe counts only if more than one row in 200 differs (one
+    in 10 if any number is coarser than float32), and more than one row of several. Two probes in a row that count raise
+    PurityError (eight for coarse numbers): in float32, rounding causes that at most once in 10^13 probes.
     """
 
     def __init__(self) -> None:
@@ -109,7 +109,7 @@ class PurityProbe:
         self._looks = 0
 
     def look(self, expected: Mapping[str, Tensor], found: Mapping[str, Tensor], eps: float = EXACT) -> None:
-        """Compare [B, ...] with the same keys, shapes and dtypes, and judge what earlier looks have found."""
+        """Compare tensors [B, ...] with the same keys, shapes and dtypes, and judge earlier probes that are ready."""
         n_different = [count_different(value, found[key], eps) for key, value in expected.items()]
         rows = len(next(iter(expected.values())))
         self._later.append((list(expected), rows, eps, AsyncRead(torch.stack(n_different))))
@@ -119,20 +119,20 @@ class PurityProbe:
             self.judge(odd, n, rows, eps)
 
     def judge(self, odd: str, n_different: int, rows: int, eps: float = EXACT) -> None:
-        """Count a look that found ``n_different`` rows; key ``odd`` is the one that differs in most of them."""
+        """Judge a probe that found ``n_different`` rows; ``odd`` is the key with the most different rows."""
         counts = n_different > max(int(5 * share_of(eps) * rows), int(rows > 1))
         self._looks = self._looks + 1 if counts else 0
         if self._looks >= (_LOOKS if eps <= EXACT else _LOOKS_COARSE):
-            raise PurityError(f"{odd!r} is not what the agent gives eagerly, in {n_different} of {rows} rows. {FIX}")
+            raise PurityError(f"{odd!r} differs from the agent's eager result in {n_different} of {rows} rows. {FIX}")
 
 
 def place_of(tensor: Tensor) -> tuple[object, ...]:
-    """Return where a tensor is, and then its layout: equal for tensors that show the same memory in the same way."""
+    """Return a tensor's address followed by its layout: equal for identical views of the same memory."""
     return tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device
 
 
 def _parts(value: object, path: str = "") -> Iterator[tuple[str, nn.Module | Tensor]]:
-    """Yield the modules and tensors that an agent holds, directly, in containers or in an agent within it."""
+    """Yield an agent's modules and tensors, including those in containers and in nested agents."""
     if isinstance(value, nn.Module | Tensor):
         yield path, value
     inner: Mapping[object, object] = {}

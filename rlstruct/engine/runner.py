@@ -1,4 +1,4 @@
-"""One runner for every fast path: the life of compiled code, of a recorded graph or of a kernel, written once."""
+"""The runner of every fast path: it creates and replaces compiled code, captured graphs and kernels."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ R = TypeVar("R")
 
 
 class Executor(Protocol):
-    """A fast way to take a step, made for one form of arguments.
+    """A fast implementation of a step, for one form of arguments: keys, shapes and dtypes.
 
     Attributes:
         name: as `RL_Batcher.stats` shows it.
-        warm_up: calls of the step itself that come first, in which libraries make what a recording cannot.
-        compares: whether the first call also runs the step itself, and compares.
-        most: how many may exist at once, for different forms of arguments.
-        writes: whether the step writes into its arguments.
+        warm_up: number of eager calls before it is created; they let libraries initialise what a capture cannot.
+        compares: whether the first call also runs the step itself and compares the results.
+        most: largest number that may exist at once, one for each form of arguments.
+        writes: whether the step writes to its arguments.
     """
 
     name: str
@@ -39,10 +39,10 @@ class Executor(Protocol):
     writes: bool
 
     def __call__(self, *args: Any) -> Any:  # noqa: ANN401 - pytrees, like all arguments and results here
-        """Take the step. The first call makes it ready; raises `Unavailable`, or anything if it ``compares``."""
+        """Take the step. The first call prepares it; raises `Unavailable`, or anything if it ``compares``."""
 
     def follow(self, places: Mapping[tuple[object, ...], str], weights: Mapping[str, Tensor]) -> bool:
-        """Read ``weights`` from now on, in place of those that were at ``places``; False if it cannot."""
+        """Read ``weights`` from now on instead of the tensors at ``places``; return False if that is impossible."""
 
 
 Make = Callable[[Callable[..., Any]], Executor]
@@ -50,24 +50,24 @@ Make = Callable[[Callable[..., Any]], Executor]
 
 @dataclass(eq=False, repr=False)
 class Runner(Generic[R]):
-    """A step and fast executors of it, with equal results.
+    """A step and its fast executors, which return equal results.
 
-    The first `Executor.warm_up` calls run the step itself. The next one makes the executor and, of compiled code,
-    compares both; later ones run the executor. If there cannot be one, or it gives something else, the step itself runs
-    from then on. Replaced weights are followed, or the executor is made anew.
+    The first `Executor.warm_up` calls run the step itself. The next call creates the executor and, for compiled code,
+    compares both; later calls run the executor. If it cannot be created, or returns something else, the runner falls
+    back to the step for good. When weights are replaced, the executor reads the new tensors or is created again.
 
     Args:
-        step: takes and returns pytrees, and depends on them and the weights of its owner alone.
-        owner: has the weights: an agent, a module, or several in a container.
-        device: where it computes.
-        make: makes executors; None for none, ever.
-        alike: all arguments have one form until `forget` is called, which need not be looked at.
-        failed: gets the reason why there is no executor.
+        step: takes and returns pytrees; depends only on them and on the weights of its owner.
+        owner: holds the weights: an agent, a module, or a container of several.
+        device: where the step computes.
+        make: creates executors; None to always run the step itself.
+        alike: all arguments have the same form until `forget` is called, so the runner does not compare forms.
+        failed: called with the reason if the runner falls back.
         stream: where to queue the work, on CUDA.
-        operation: of a profile, which an executor is.
+        operation: name of the executor's work in a profile.
 
     Attributes:
-        why_not: the reason why the step itself runs although there should be an executor, or "".
+        why_not: reason why the step runs without an executor although one was requested, or "".
     """
 
     step: Callable[..., R]
@@ -81,9 +81,9 @@ class Runner(Generic[R]):
     operation: str = ""
     why_not: str = field(default="", init=False)
     _executors: dict[Hashable, Executor] = field(default_factory=dict, init=False)
-    _watch: WeightsWatch | None = field(default=None, init=False)  # from the first call that might lead to an executor
+    _watch: WeightsWatch | None = field(default=None, init=False)  # set by the first call that may create an executor
     _warm: int = field(default=0, init=False)
-    _precision: Precision | None = field(default=None, init=False)  # of the step's numbers, once that was looked at
+    _precision: Precision | None = field(default=None, init=False)  # of the step's numbers, once measured
     _probe: PurityProbe = field(default_factory=PurityProbe, init=False)
 
     def __call__(self, *args: Any) -> R:  # noqa: ANN401
@@ -99,11 +99,11 @@ class Runner(Generic[R]):
 
     @property
     def executor(self) -> str:
-        """The name of what runs the step, ``"eager"`` for the step itself."""
+        """Name of the current executor; ``"eager"`` for the step itself."""
         return next(reversed(self._executors.values())).name if self._executors else "eager"
 
     def weights_changed(self) -> None:
-        """Look for replaced weights after an update of the owner; free as long as there cannot be an executor."""
+        """Check for replaced weights after an update of the owner; costs nothing before there may be an executor."""
         if (watch := self._watch) is None:
             return
         modes, names = watch.modes, {place: name for name, place in watch.places.items()}
@@ -116,13 +116,13 @@ class Runner(Generic[R]):
         self._warm = self._warm if kept else 0
 
     def forget(self) -> None:
-        """Make executors anew: the step reads other tensors, or does something else, from now on."""
+        """Discard all executors: the step will read other tensors or do something else."""
         self._executors.clear()
         self._warm, self._watch = 0, None
 
     @torch.no_grad()
     def look(self, found: DictTensor, *args: Any) -> None:  # noqa: ANN401
-        """Take the step itself, and compare the first part of its result with ``found``; see `PurityProbe`."""
+        """Run the step itself and compare the first part of its result with ``found``; see `PurityProbe`."""
         result: Any = self.step(*args) if self._precision is not None else self._measured(args)
         self._probe.look(dict(result[0].items()), dict(found.items()), self._eps())
 
@@ -137,7 +137,7 @@ class Runner(Generic[R]):
         return self._execute(executor, args)
 
     def _begin(self, form: Hashable, args: tuple[Any, ...]) -> R:
-        """Warm up, or make an executor for arguments of this form and take the step with it."""
+        """Warm up, or create an executor for this form of arguments and run it."""
         if self._watch is None:
             self._watch = WeightsWatch(self.owner)
         executor = self.make(self.step)  # type: ignore[misc]  # `__call__` has returned without one
@@ -161,19 +161,19 @@ class Runner(Generic[R]):
         return result
 
     def _compare(self, executor: Executor, form: Hashable, args: tuple[Any, ...]) -> R:
-        """Make an executor, and keep it if it gives what the step itself gives, whose result is returned."""
+        """Run the step and a new executor, keep the executor if both agree, and return the step's result."""
         copies, others = (tree_map_only(Tensor, torch.clone, args) if executor.writes else args for _ in range(2))
         watch = WeightsWatch(self.owner)
         result = self._measured(args)
         if watch.replaced():
-            raise PurityError(f"it puts other tensors into its attributes while it acts. {FIX}")
+            raise PurityError(f"it assigns other tensors to its attributes while it acts. {FIX}")
         before = {name: value.clone() for name, value in weights_of(self.owner).items()}
         try:
             with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
                 found = executor(*copies)
-        except Exception as error:  # whatever tracing and a compiler may say
+        except Exception as error:  # tracing and compilers raise anything
             for name, value in weights_of(self.owner).items():
-                value.detach().copy_(before[name])  # tracing a change in place makes it
+                value.detach().copy_(before[name])  # undo in-place operations, which tracing executes
             self._give_up(f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}")
             return result
 
@@ -189,7 +189,7 @@ class Runner(Generic[R]):
         return result
 
     def _measured(self, args: tuple[Any, ...]) -> R:
-        """Take the step itself, with a look at the numbers that it computes with."""
+        """Run the step itself and record the precision of its numbers."""
         with Precision() as self._precision:
             return self.step(*args)
 

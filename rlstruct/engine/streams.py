@@ -1,7 +1,7 @@
-"""Streams for work next to the caller's: a separate one on CUDA, none on the CPU.
+"""Streams that run parallel to the caller's: a separate one on CUDA, none on the CPU.
 
-The caller's work (a learner on the same GPU) and the collector's run side by side. Events say where one must wait for
-the other, and the allocator knows which stream uses which memory; nothing ever waits for the whole device.
+The collector's work runs in parallel with the caller's, such as a learner on the same GPU. Events order the two streams
+where necessary, and the allocator knows which stream uses which memory; nothing waits for the whole device.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from rlstruct.engine.host_syncs import intended
 
 
 class Stream:
-    """Queue of work on one device. This one is a CPU's: work is done when the call returns."""
+    """Queue of work on one device. This base class is for the CPU, where work is done when the call returns."""
 
     def work(self) -> contextlib.AbstractContextManager[None]:
-        """Queue what is done inside in this stream, behind everything that the caller has queued until now."""
+        """Queue the work of a with block on this stream, after everything that the caller has queued."""
         return contextlib.nullcontext()
 
     def give(self, tensors: Iterable[Tensor]) -> None:
-        """Pass tensors to the caller: what it queues from now on comes after the work of this stream."""
+        """Pass tensors to the caller: whatever it queues next runs after the work of this stream."""
 
     def take(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the caller's tensors for use in this stream: copies, where the stream may lag behind the caller."""
+        """Return the caller's tensors for use on this stream: copies if the stream may lag behind the caller."""
         return dict(tensors)
 
     def keep(self, tensors: Iterable[Tensor]) -> None:
-        """Let work in this stream use tensors of the caller's, whenever the caller lets go of them."""
+        """Let this stream keep using tensors of the caller after the caller frees them."""
 
     def ready(self) -> bool:
         """Return True if all work is done."""
@@ -39,10 +39,10 @@ class Stream:
 
 
 class CudaStream(Stream):
-    """A stream on a CUDA device: its own, or the ``default`` one.
+    """A stream on a CUDA device: a new one, or the ``default`` one.
 
-    Libraries that do not ask torch for its stream launch on the default one, or on one that is ordered with it, as
-    Warp's are. Streams of torch are not ordered with it.
+    Libraries that do not use torch's current stream launch on the default one, or on one that CUDA orders with it, as
+    Warp does. CUDA does not order torch's other streams with the default one.
     """
 
     def __init__(self, device: torch.device, *, default: bool = False) -> None:
@@ -54,14 +54,14 @@ class CudaStream(Stream):
 
     @contextlib.contextmanager
     def work(self) -> Iterator[None]:
-        """Queue what is done inside on the stream."""
+        """Queue the work of a with block on the stream, after the caller's."""
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
             yield
         self._done = self._stream.record_event()
 
     def give(self, tensors: Iterable[Tensor]) -> None:
-        """Let the caller's stream wait; the memory is used again only when that is through with it."""
+        """Let the caller's stream wait for this one; the allocator reuses the memory only after the caller's work."""
         caller = torch.cuda.current_stream(self._device)
         if self._done is not None:
             caller.wait_event(self._done)
@@ -69,9 +69,9 @@ class CudaStream(Stream):
             tensor.record_stream(caller)
 
     def take(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Copy on the caller's stream, so that it need not wait for a batch in flight."""
+        """Copy on the caller's stream, so that the caller does not wait for a batch in flight."""
         given = {key: tensor.detach() for key, tensor in tensors.items()}
-        move = mover(given, self._device, non_blocking=False)  # those on the CPU travel as one
+        move = mover(given, self._device, non_blocking=False)  # moves all CPU tensors in one copy
         copies = {
             key: tensor.to(self._device, copy=True, non_blocking=True) if tensor.is_cuda else move(tensor)
             for key, tensor in given.items()
@@ -80,7 +80,7 @@ class CudaStream(Stream):
         return copies
 
     def keep(self, tensors: Iterable[Tensor]) -> None:
-        """Let the allocator know that the stream uses these tensors."""
+        """Tell the allocator that the stream uses these tensors."""
         for tensor in tensors:
             tensor.record_stream(self._stream)
 
@@ -90,25 +90,25 @@ class CudaStream(Stream):
 
 
 class AsyncRead:
-    """A small tensor on a device, for the host to read when the device is through with it: nothing waits."""
+    """An asynchronous read of a small tensor on a device: the host gets the numbers once they are computed."""
 
     def __init__(self, tensor: Tensor) -> None:
         self._done: torch.cuda.Event | None = None
         self._copy = tensor
         if tensor.device.type == "cuda":
             self._copy = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)
-            with intended():  # sync: none, `read` asks whether the copy is done
+            with intended():  # sync: none, `read` checks whether the copy is done
                 self._copy.copy_(tensor, non_blocking=True)
             self._done = torch.cuda.current_stream(tensor.device).record_event()
 
     def read(self) -> list[int] | None:
-        """Return the numbers; None if the device is not through with them."""
+        """Return the numbers; None if they are not computed yet."""
         if self._done is not None and not self._done.query():  # type: ignore[no-untyped-call]
             return None
         return self.wait()
 
     def wait(self) -> list[int]:
-        """Return the numbers as soon as the device is through with them."""
+        """Wait until the numbers are computed, and return them."""
         if self._done is not None:
             self._done.synchronize()
         with intended():  # sync: nothing waits, the copy is done
@@ -122,10 +122,10 @@ def stream_on(device: torch.device, *, default: bool = False) -> Stream:
 
 
 def move(tensor: Tensor, device: torch.device) -> Tensor:
-    """Copy a tensor from the CPU to a device; on CUDA through pinned memory, so that the host waits for nothing."""
+    """Copy a tensor from the CPU to a device; on CUDA through pinned memory, so that the host does not wait."""
     if device.type == "cuda" and tensor.device.type == "cpu":
-        # Where a second kind of accelerator is registered, as in our own tests, torch cannot pin; small copies of
-        # ordinary memory are staged by the driver and do not wait either.
+        # torch cannot pin memory if a second kind of accelerator is registered, as in our tests. The driver stages
+        # small copies of pageable memory, so these do not wait either.
         with contextlib.suppress(RuntimeError):
             tensor = tensor.pin_memory()
     return tensor.to(device, non_blocking=True)

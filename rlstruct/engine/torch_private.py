@@ -1,7 +1,7 @@
-"""The private names of torch that this library uses: all of them, and what happens where one is missing.
+"""All private names of torch that this library uses, and checks that the installed torch has them.
 
-A private name may vanish with any release. Each executor lists here what it needs; the list is compared with the
-installed torch when the engine is imported, and an executor that lacks a name is left out, with one warning.
+Any release may remove a private name. Importing the engine checks the names that each executor needs; an executor that
+lacks one is disabled, with one warning.
 """
 
 # ruff: noqa: ANN401  (torch passes whatever an operator takes and returns)
@@ -25,7 +25,7 @@ from rlstruct.errors import UsageError
 __all__ = ["TESTED", "TorchDispatchMode", "Watching", "check", "is_composite", "missing", "schema_of"]
 
 TESTED: Final = "2.7 to 2.14"
-"""The releases of torch that the tests ran with."""
+"""Releases of torch that the tests have run with."""
 
 _CUDA_ONLY: Final = frozenset({"graph"})  # builds of torch without CUDA have none of these names, and need none
 NEEDED: Final[dict[str, tuple[str, ...]]] = {
@@ -50,25 +50,25 @@ NEEDED: Final[dict[str, tuple[str, ...]]] = {
         "torch._C:_cuda_clearCublasWorkspaces",
     ),
 }
-"""For each executor the names that it needs: ``module:name`` defines one, and the source of ``module#name`` has an
-argument, an attribute or a key that is called so. ``name|older name``: either of them."""
+"""Names that each executor needs. ``module:name`` is defined in the module, ``module#name`` is an argument, attribute
+or key in its source, and ``name|older name`` stands for either."""
 
 
 def missing(executor: str) -> list[str]:
-    """Return the private names that an executor needs and the installed torch lacks; empty if it can be used."""
+    """Return the names that an executor needs and the installed torch lacks."""
     if executor in _CUDA_ONLY and not torch.backends.cuda.is_built():  # type: ignore[no-untyped-call]
         return []
     return [name for name in NEEDED[executor] if not _found(name)]
 
 
 def check() -> None:
-    """Warn of executors that the installed torch cannot run; they are left out, and eager torch runs in their place."""
+    """Warn about executors that the installed torch cannot run; eager torch runs instead."""
     for executor in NEEDED:
         if names := missing(executor):
             spelt = ", ".join(names).replace(":", ".").replace("#", ": ")
             warnings.warn(
                 f"rlstruct: torch {torch.__version__} has no {spelt}, so the executor {executor!r} "
-                f"is left out and steps run eagerly, slower. The tests ran with torch {TESTED}: "
+                f"is disabled and steps run eagerly, slower. The tests have run with torch {TESTED}: "
                 "install one of these.",
                 stacklevel=2,
             )
@@ -76,15 +76,15 @@ def check() -> None:
 
 @functools.cache
 def is_composite(func: Any) -> bool:
-    """Return True if torch defines an operator by other operators, for every device.
+    """Return True if torch defines an operator by other operators on every device.
 
-    Autograd takes such operators apart. Below it, and in inference mode, ``func.decompose`` has to be called.
+    Autograd decomposes such operators. Below autograd, and in inference mode, call ``func.decompose``.
     """
     return bool(func.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd))
 
 
 def has_hooks(module: torch.nn.Module) -> bool:
-    """Return True if anything is called besides the ``forward`` of a module and of those within it."""
+    """Return True if a module, one of its submodules, or all modules have forward hooks."""
     everywhere, names = torch.nn.modules.module, ("_forward_hooks", "_forward_pre_hooks")
     if missing("kernel") or everywhere._global_forward_hooks or everywhere._global_forward_pre_hooks:
         return True
@@ -92,59 +92,59 @@ def has_hooks(module: torch.nn.Module) -> bool:
 
 
 class Watching(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch gives it no types
-    """Base of modes that only look at operators: models under torch.compile stay compiled inside, and are not seen."""
+    """Base of modes that only observe operators. Models under torch.compile stay compiled, and are not observed."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Let Dynamo run under this mode; otherwise it would skip the model, and never compile it again."""
+        """Let Dynamo run under this mode; otherwise it would skip the model and never compile it again."""
         return True
 
     @classmethod
     def is_infra_mode(cls) -> bool:
-        """Say the same to torch 2.7, which asks for nothing else."""
+        """Do the same for torch 2.7, which has only this method."""
         return not hasattr(TorchDispatchMode, "ignore_compile_internals")
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Keep torch from importing Dynamo, which takes seconds, at the first operator."""
+        """Keep torch from importing Dynamo at the first operator, which takes seconds."""
         return False
 
 
 def version_of(tensor: torch.Tensor) -> int:
-    """Return how often operators have written to the memory of a tensor; 0 where torch does not count it."""
+    """Return the version counter of a tensor, which counts writes to its memory; 0 if it has none."""
     return 0 if tensor.is_inference() else int(getattr(tensor, "_version", 0))
 
 
 def schema_of(func: Any) -> Any:
-    """Return the schema of an operator: its arguments, its returns, and which of them it writes to."""
+    """Return an operator's schema: arguments, returns, and which of them it writes to."""
     return func._schema
 
 
 def clear_cublas_workspaces() -> None:
-    """Let cuBLAS give its workspaces back, and make new ones when it needs them."""
+    """Free the workspaces of cuBLAS, which allocates new ones on demand."""
     torch._C._cuda_clearCublasWorkspaces()
 
 
 def end_allocating(device: int, pool: tuple[int, int]) -> None:
-    """Tell torch's allocator that nothing is recorded into a pool any more, and that it may be freed."""
+    """Tell torch's allocator that a capture into this pool has ended and that the pool may be freed."""
     before: Any = getattr(torch._C, "_cuda_endAllocateCurrentStreamToPool", None)
     getattr(torch._C, "_cuda_endAllocateToPool", before)(device, pool)
     torch._C._cuda_releasePool(device, pool)
 
 
-# What the simulated accelerator of rlstruct.testing is made of. It is a debugging aid, and fails as a whole at import.
+# Names for the simulated accelerator of rlstruct.testing, a debugging aid, which fails at import if one is missing.
 
 
 def disabled_torch_function() -> Any:
-    """Return the ``__torch_function__`` of a tensor class that wants none."""
+    """Return the ``__torch_function__`` that disables the protocol for a tensor class."""
     return torch._C._disabled_torch_function_impl
 
 
 def wrapper_of(kind: type, inner: torch.Tensor, device: torch.device) -> Any:
-    """Make a tensor of class ``kind`` on ``device`` that has the layout of ``inner`` and no memory."""
+    """Create a tensor of class ``kind`` on ``device`` with the layout of ``inner`` and without memory."""
     return torch.Tensor._make_wrapper_subclass(
         kind,
         inner.shape,
@@ -156,7 +156,7 @@ def wrapper_of(kind: type, inner: torch.Tensor, device: torch.device) -> Any:
 
 
 def address_of(generator: torch.Generator) -> int:
-    """Return the address of the generator that a Python object stands for; several may stand for one."""
+    """Return the address of the generator behind a Python object; several objects may share one."""
     address: int = generator._cdata  # type: ignore[attr-defined]
     return address
 
@@ -164,8 +164,8 @@ def address_of(generator: torch.Generator) -> int:
 def register_python_backend(name: str, module: Any, keep: Callable[[BaseException], None]) -> None:
     """Register a device type whose kernels are written in Python.
 
-    A hook that raises in ``backward()`` leaves its exception set while C++ asks for the device type, and an answer
-    given under a set exception ends the process. So the answer gives that exception to ``keep`` and clears it.
+    A hook that raises in ``backward()`` leaves its exception set while C++ calls ``type_``, and returning with an
+    exception set aborts the process. So ``type_`` passes the exception to ``keep`` and clears it.
     """
     from torch.utils import backend_registration
 
@@ -177,7 +177,7 @@ def register_python_backend(name: str, module: Any, keep: Callable[[BaseExceptio
             "or newer, or look for device mistakes with RL_Agent_CheckDevice."
         )
 
-    # ctypes raises the exception that it finds set, whatever it calls. Looking up a name first could lose it.
+    # ctypes raises a pending exception, whatever it calls; looking up a name first could lose the exception.
     def type_(self: object, look: Callable[[], Any] = ctypes.pythonapi.PyErr_Occurred) -> Any:
         try:
             look()
@@ -190,12 +190,12 @@ def register_python_backend(name: str, module: Any, keep: Callable[[BaseExceptio
 
 
 def wrap_backward(wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    """Put a function around every backward pass of this process."""
+    """Wrap every backward pass of this process in a function."""
     torch.autograd._engine_run_backward = wrap(torch.autograd._engine_run_backward)  # type: ignore[attr-defined]
 
 
 def _found(needed: str) -> bool:
-    """Look for an entry of `NEEDED`. Modules that are not imported are read: it takes less time."""
+    """Look up an entry of `NEEDED`. Modules that are not imported are searched as text, which takes less time."""
     module, mark, name = re.split("([:#])", needed)
     if mark == ":" and (loaded := sys.modules.get(module)) is not None:
         return any(hasattr(loaded, either) for either in name.split("|"))
@@ -205,6 +205,6 @@ def _found(needed: str) -> bool:
 
 @functools.cache
 def _source(module: str) -> str:
-    """Read the source of a module of torch; "" if there is none."""
+    """Read the source of a torch module; "" if there is none."""
     file = pathlib.Path(torch.__path__[0]).joinpath(*module.split(".")[1:]).with_suffix(".py")
     return file.read_text(encoding="utf-8") if file.exists() else ""

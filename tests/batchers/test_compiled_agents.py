@@ -192,7 +192,7 @@ def test_a_promise_that_is_broken_between_two_batches_is_an_error(way: str, monk
         made.reset()
         collect_often(made)
         monkeypatch.setattr(f"{__name__}.GAIN", 2.0)
-        with pytest.raises(WorkerError, match="'shown' is not what the agent gives eagerly") as caught:
+        with pytest.raises(WorkerError, match="'shown' differs from the agent's eager result") as caught:
             collect_often(made)
     assert isinstance(caught.value.__cause__, PurityError)
 
@@ -213,7 +213,7 @@ def create_remembering() -> RL_Agent:
 
 def test_workers_warn_once_together() -> None:
     with batcher(create_remembering, True, n_processes=2) as compiled:
-        with pytest.warns(UserWarning, match="it wants a history") as caught:
+        with pytest.warns(UserWarning, match="it requires a history") as caught:
             collect(compiled)
         collect(compiled)
     assert len(caught) == 1

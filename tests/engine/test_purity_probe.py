@@ -69,7 +69,7 @@ def test_a_difference_in_all_rows_is_found_soon(rows: int) -> None:
         for _ in range(2):
             probe.look({"shown": shown}, {"shown": 2 * shown})
 
-    with pytest.raises(PurityError, match="'shown' is not what the agent gives eagerly"):
+    with pytest.raises(PurityError, match="'shown' differs from the agent's eager result"):
         look_often()
 
 
@@ -134,7 +134,7 @@ def test_tf32_is_no_broken_promise_and_a_broken_one_is_still_found(tf32: None) -
     runner = agent_runner(agent, CPU, compiled=False)
     assert probe_often(agent, runner, 40)  # draws are flipped
     agent.gain = 1.5
-    with pytest.raises(PurityError, match="'logits' is not what"):
+    with pytest.raises(PurityError, match="'logits' differs from"):
         probe_often(agent, runner, 8)
 
 

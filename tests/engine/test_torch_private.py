@@ -1,4 +1,4 @@
-"""An executor whose private name torch has lost is left out, with one warning."""
+"""An executor whose private name torch has lost is disabled, with one warning."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ def test_without_a_name_agents_act_as_they_are(monkeypatch: pytest.MonkeyPatch) 
         warnings.simplefilter("ignore")  # torch imports some of its deprecated parts
         import torch._inductor.compile_fx
     monkeypatch.delattr(torch._inductor.compile_fx, "compile_fx_inner")
-    with pytest.warns(UserWarning, match=r"compile_fx_inner.*'compiled' is left out.*tests ran with torch 2\.7 to"):
+    with pytest.warns(
+        UserWarning, match=r"compile_fx_inner.*'compiled' is disabled.*tests have run with torch 2\.7 to"
+    ):
         torch_private.check()
     torch.manual_seed(0)
     agent = ActorCriticAgent(ActorCritic(4, 2))
@@ -55,7 +57,7 @@ def test_without_a_name_nothing_is_recorded_on_cuda(monkeypatch: pytest.MonkeyPa
     assert capture_on(torch.device("cuda", 0)) is capture_cuda
     monkeypatch.delattr(torch._C, "_cuda_clearCublasWorkspaces")
     assert capture_on(torch.device("cuda", 0)) is None
-    with pytest.warns(UserWarning, match="_cuda_clearCublasWorkspaces.*'graph' is left out"):
+    with pytest.warns(UserWarning, match="_cuda_clearCublasWorkspaces.*'graph' is disabled"):
         torch_private.check()
 
 
@@ -80,6 +82,6 @@ def test_keys_arguments_and_attributes_are_listed_too(
     monkeypatch.setattr(torch_private, "_source", lambda module: real(module).replace(last, "renamed"))
     if ":" in name:
         monkeypatch.delattr(name.replace(":", "."))
-    with pytest.warns(UserWarning, match=f"{last}.*executor {executor!r} is left out"):
+    with pytest.warns(UserWarning, match=f"{last}.*executor {executor!r} is disabled"):
         torch_private.check()
     assert name in torch_private.missing(executor)
