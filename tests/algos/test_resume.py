@@ -161,7 +161,7 @@ def test_other_settings_are_refused_and_harmless_ones_are_not(tmp_path: Path, mo
         assert train("a2c", run, n_env_steps=400, log_interval=1).env_steps == 400
     with (
         RunFolder.resume(run.path, progress=False) as run,
-        pytest.raises(ValueError, match=r"n_env_steps is 399, but 400 were collected .* Leave it at 400, or name the"),
+        pytest.raises(ValueError, match=r"n_env_steps is 399, but 400 were collected .* Leave it at 400, or raise it"),
     ):
         train("a2c", run, n_env_steps=399)
     with RunFolder.resume(run.path, progress=False) as run:
