@@ -153,7 +153,8 @@ class AlphaZeroLearner(ReplayLearner):
         batch = self.sample()
         return self.run(mirrored(batch) if self.config.mirror and self.policy_version % 2 else batch)
 
-    def _depends_on(self) -> tuple[object, bool]:
+    def depends_on(self) -> tuple[object, bool]:
+        """Name the model alone, since the agent searches; see `GradientLearner.depends_on`."""
         return self.model, True  # the search captures this network as well
 
     def terms(self, batch: DictTensor) -> dict[str, Tensor]:

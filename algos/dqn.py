@@ -184,7 +184,8 @@ class DQNLearner(ReplayLearner):
             self._target.follow(config.target_update_rate)
         return {**terms, "value": terms["value"].mean(), "error": terms["error"].abs().mean()}
 
-    def _depends_on(self) -> tuple[object, bool]:
+    def depends_on(self) -> tuple[object, bool]:
+        """Include the target network; see `GradientLearner.depends_on`."""
         return (self.agent, self.target_agent), self.agent.pure and self.target_agent.pure
 
     def terms(self, batch: DictTensor) -> dict[str, Tensor]:

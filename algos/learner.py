@@ -95,7 +95,7 @@ class GradientLearner(ABC):
         self._rates: dict[float, Tensor] = {}  # by initial value; tensors, because a graph would freeze numbers
         self._first = self._n_steps = 0  # policy_version before the update, and its gradient steps
         fixed = not self.whole_episodes  # whole episodes give every batch a different shape
-        self._owner, pure = self._depends_on()
+        self._owner, pure = self.depends_on()
         compiled = fixed and config.compile_update and (agent.pure or not pure)  # only the agent can promise purity
         record = EXECUTORS["graph"](self.device) if fixed and config.graph and self.learners.records else None
         if not pure and (compiled or record is not None):
@@ -185,8 +185,11 @@ class GradientLearner(ABC):
             self._uncompiled = True
             warn_uncompiled("run_training: an update", why_not, "compile_update")
 
-    def _depends_on(self) -> tuple[object, bool]:
-        """Return the owner of the weights that `terms` depends on, and True if `terms` depends on nothing else."""
+    def depends_on(self) -> tuple[object, bool]:
+        """Return the owner of all weights that `terms` reads, and True if `terms` depends only on them and the batch.
+
+        Override this if `terms` reads networks besides the agent's, such as a target network.
+        """
         return self.agent, self.agent.pure
 
     def _step(self, batch: Any) -> dict[str, Tensor]:  # noqa: ANN401

@@ -143,7 +143,8 @@ class SACLearner(ReplayLearner):
         """
         return random.step_keys(self._seed, self.policy_version, self._lanes).view(2, -1)
 
-    def _depends_on(self) -> tuple[object, bool]:
+    def depends_on(self) -> tuple[object, bool]:
+        """Include the target critics; see `GradientLearner.depends_on`."""
         return (self.agent, self.target_critics), self.agent.pure
 
     def terms(self, batch: DictTensor) -> dict[str, Tensor]:
