@@ -152,7 +152,7 @@ class A2CLearner(GradientLearner):
 
     def __init__(self, model: nn.Module, agent: RL_Agent, config: A2CConfig) -> None:
         super().__init__(model, agent, config)
-        self.overlap = config.overlap
+        self.overlap, self.keeps_batches = config.overlap, config.window is not None
         self._latest: list[Trajectories] = []  # the batches of the window, the oldest first
         if config.window is not None and self.statistics is not None:
             raise BadValueError(
@@ -164,8 +164,7 @@ class A2CLearner(GradientLearner):
         """Learn from one batch, or from one minibatch of a full window; see `GradientLearner.update`."""
         if (window := self.config.window) is None:
             return super().update(trajectories, fraction_done)
-        # The next batch may overwrite this one's memory.
-        self._latest = [*self._latest, trajectories.to(self.device).clone()][-window:]
+        self._latest = [*self._latest, trajectories.to(self.device)][-window:]
         if len(self._latest) < window:
             return {}
         turn = self.policy_version // self.config.n_updates % self.config.n_minibatches

@@ -35,8 +35,7 @@ class TrainingContext:
         learner: the learner, with its ``model``, ``optimizer`` and ``policy_version``.
         run: the run folder, or None; with several learners only rank 0 has one.
         evaluations: all evaluations so far, the newest last.
-        batch: the batch of the last update, as it was collected; None before the first update. On a GPU a later batch
-            may overwrite it, so clone what you keep.  [B, T]
+        batch: the batch of the last update, as it was collected; None before the first update.  [B, T]
         terms: the result of the last update, detached and on the learner's device.  [] each
         updates: number of updates in this process.
         reason: why a callback stops the training; None if none does.
@@ -152,7 +151,7 @@ class Callbacks:
     """
 
     def __init__(self, callbacks: Sequence[Callback], loop: TrainingLoop, create_agent: CreateAgent) -> None:
-        self._any = bool(callbacks)  # equal in all learners
+        self.present = bool(callbacks)  # equal in all learners
         self._own = [one for one in callbacks if loop.learner.learners.rank == 0 or one.every_rank]
         self.context = TrainingContext(loop, create_agent)
         self._begun: Mapping[str, Tensor] = {}  # weights of the evaluation in progress
@@ -169,14 +168,14 @@ class Callbacks:
 
     def update(self, batch: Trajectories, terms: Mapping[str, Tensor]) -> None:
         """Call ``on_update``."""
-        if self._any:  # otherwise the batch is not kept alive
+        if self.present:  # otherwise the batch is not kept alive
             self.context.batch, self.context.terms = batch, terms
             self.context.updates += 1
             self.call("on_update")
 
     def stopped(self) -> bool:
         """Return True in all learners if a callback of any learner wants to stop."""
-        if not self._any:
+        if not self.present:
             return False
         wanted = torch.tensor(float(self.context.reason is not None), dtype=torch.float64, device="cpu")
         found = bool(sum_over_learners(wanted))  # sync: on the CPU, once per update

@@ -64,6 +64,8 @@ class GradientLearner(ABC):
             stopped, in environments that reset themselves.
         overlap: start collecting the next batch before learning from this one. Worker processes then collect during
             the update, with weights that are one update older.
+        keeps_batches: True if the learner may keep a batch after its update, so a batch is copied out of the CUDA graph
+            that collected it. Set it to False in a learner that keeps none, which saves that copy.
         model: the argument; its weights are published to the batchers.
         agent: the argument.
         config: the argument.
@@ -78,6 +80,7 @@ class GradientLearner(ABC):
     settings: ClassVar[type[TrainingConfig]] = TrainingConfig
     whole_episodes: ClassVar[bool] = False
     overlap: bool = False
+    keeps_batches: bool = True
 
     def __init__(self, model: nn.Module, agent: RL_Agent, config: TrainingConfig) -> None:
         self.model, self.agent, self.config = model, agent, config
@@ -144,7 +147,7 @@ class GradientLearner(ABC):
         """Learn from one batch.
 
         Args:
-            trajectories: on any device. On a GPU the next batch may overwrite them: clone what you keep.  [B, T]
+            trajectories: on any device; see ``keeps_batches``.  [B, T]
             fraction_done: share of the training that was done before this batch, in [0, 1].
 
         Returns:

@@ -126,6 +126,7 @@ class PPOLearner(GradientLearner):
 
     settings: ClassVar[type[TrainingConfig]] = PPOConfig
     config: PPOConfig
+    keeps_batches = False
 
     def __init__(self, model: nn.Module, agent: RL_Agent, config: PPOConfig) -> None:
         super().__init__(model, agent, config)

@@ -94,6 +94,7 @@ class ReplayLearner(GradientLearner):
 
     settings: ClassVar[type[TrainingConfig]] = ReplayConfig
     config: ReplayConfig
+    keeps_batches = False  # the buffer copies them
 
     def __init__(
         self,

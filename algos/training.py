@@ -307,8 +307,9 @@ class TrainingLoop:
     def _fetch(self) -> Fetched:
         if not self._collecting:
             self._order()
-        # Without overlap, the learner is done with a batch before the next one is collected.
-        trajectories, n_running = self.batcher.get(copy=self.learner.overlap)
+        learner, callbacks = self.learner, self.callbacks
+        copy = learner.overlap or learner.keeps_batches or callbacks.present  # the next batch may overwrite this one
+        trajectories, n_running = self.batcher.get(copy=copy)
         self._collecting = False
         return trajectories, n_running, self._published
 
