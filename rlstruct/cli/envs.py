@@ -10,12 +10,13 @@ from rlstruct.cli.complaint import UserError, nearest, say
 
 _HELP = """usage: rlstruct envs [PART]
 
-List the environments that you can train on here and whose name contains PART: bundled simulators, and
-those of gymnasium whose packages are installed. To train on your own, pass --env module:Name-v0."""
+List the environments that you can train on here and whose names contain PART:
+bundled simulators, and gymnasium's environments whose packages are installed.
+To train on your own environment, pass --env module:Name-v0."""
 
 
 def run(arguments: Sequence[str]) -> None:
-    """List the names as the words after ``envs`` say."""
+    """Run ``rlstruct envs`` with these arguments."""
     if arguments[:1] in (["-h"], ["--help"]):
         say(_HELP)
         return
@@ -27,7 +28,7 @@ def run(arguments: Sequence[str]) -> None:
     if not any(found.values()):
         every = [name for known in kinds.values() for name in known]
         raise UserError(f"no name of an environment contains {part!r}.{nearest(part, every)}")
-    width = min(100, shutil.get_terminal_size().columns)
+    width = min(80, shutil.get_terminal_size().columns)
     for kind, known in found.items():
         if known:
             say(f"{kind}:")
@@ -35,8 +36,8 @@ def run(arguments: Sequence[str]) -> None:
 
 
 def names() -> dict[str, list[str]]:
-    """Return the names by where they come from; of several versions the latest."""
-    import gymnasium  # imported here: mistakes are reported without
+    """Return the names by origin, each environment with its latest version only."""
+    import gymnasium  # imported here, because it is slow and a mistake in the arguments is reported without it
 
     from rlstruct import sims
     from rlstruct.cli.environments import is_installed

@@ -24,7 +24,7 @@ from rlstruct.options import Options, option
 from rlstruct.rl_agent import RL_Agent
 
 _AT_ONCE = 100  # environments in one batch, at most
-_STEPS = 64  # of a batch: longer batches of images would take much memory
+_STEPS = 64  # per batch; longer batches of images would take too much memory
 _FILM_STEPS = 2_000
 _SEED = 500_000_000  # far from the seeds of trainings and of their evaluations
 
@@ -34,15 +34,16 @@ class Evaluate(Options):
     """Play whole episodes with the agent of a run, on seeds that it never saw.
 
     Attributes:
-        run: the folder of the run.
-        episodes: how many.
-        video: draw one more episode, as a film (.gif, .mp4) or a sheet of pictures (.png).
-        out: write return and length of every episode into a JSON file.
-        device: where the agent acts.
-        actions: drawn, as in training, or the best ones; None for what the evaluations of the training did.
-        seed: of environments and agent.
-        factory: functions of a program that trained, each as module:function: create_env, and if the checkpoint does
-            not describe them create_model and create_agent.
+        run: run folder.
+        episodes: number of episodes.
+        video: also record one more episode, as a film (.gif, .mp4) or a contact sheet (.png).
+        out: write the return and length of every episode to this JSON file.
+        device: device of agent and environments.
+        actions: sample actions ("drawn", as in training) or take the best; None for the choice of the training's
+            evaluations.
+        seed: seed of environments and agent.
+        factory: for the run of your own program: its create_env as module:function, and also create_model and
+            create_agent if the checkpoint does not describe them.
     """
 
     run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
@@ -56,7 +57,7 @@ class Evaluate(Options):
 
 
 def run(arguments: Sequence[str]) -> None:
-    """Evaluate as the words after ``evaluate`` say."""
+    """Run ``rlstruct evaluate`` with these arguments."""
     options: Evaluate = tyro.cli(Evaluate, args=arguments, prog="rlstruct evaluate")
     if options.video is not None:
         check_path(options.video)
@@ -100,7 +101,7 @@ def _against_opponent(trained: Trained, config: AlphaZeroConfig, options: Evalua
 
 
 def _write(options: Evaluate, trained: Trained, **found: object) -> None:
-    """Write what was found, if the user wants a file."""
+    """Write the results to ``--out``, if given."""
     if options.out is None:
         return
     known = {"run": str(options.run), "algorithm": trained.record.algorithm, "env": trained.record.task.env}
@@ -116,9 +117,9 @@ def _write(options: Evaluate, trained: Trained, **found: object) -> None:
 def episodes(
     trained: Trained, create_agent: partial[RL_Agent], n: int, device: str, seed: int
 ) -> tuple[list[float], list[int]]:
-    """Play ``n`` whole episodes, each environment the same number of them, so that short ones are not preferred.
+    """Play ``n`` whole episodes, equally many per environment, so that short ones are not overrepresented.
 
-    Returns the return and the length of each.
+    Returns the return and the length of each episode.
     """
     rounds = -(-n // _AT_ONCE)
     n_envs = -(-n // rounds)
@@ -140,4 +141,4 @@ def episodes(
             result = evaluator.wait()
             returns += result.returns
             lengths += result.lengths
-    return returns[:n], lengths[:n]  # the last environments of the last round, whatever they did
+    return returns[:n], lengths[:n]  # drop surplus environments of the last round by position, not by result

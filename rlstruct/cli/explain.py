@@ -1,4 +1,4 @@
-"""`rlstruct explain`: the page of an error, without a network."""
+"""`rlstruct explain`: the documentation of an error, offline."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ name, list all that are explained."""
 
 
 def run(arguments: Sequence[str]) -> None:
-    """Print the part of the page of faults that the words after ``explain`` name."""
+    """Run ``rlstruct explain`` with these arguments."""
     if arguments[:1] in (["-h"], ["--help"]):
         say(_HELP)
         return
@@ -42,7 +42,7 @@ def run(arguments: Sequence[str]) -> None:
 
 
 def sections() -> dict[str, str]:
-    """Return the parts of the page of faults by their headings."""
+    """Return the sections of docs/faults.md by heading."""
     _, *parts = re.split(r"^## ", _PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)
     return {title: text.strip() for title, _, text in (part.partition("\n") for part in parts)}
 

@@ -16,12 +16,12 @@ from rlstruct.policies import export, load
 
 @dataclass(frozen=True, kw_only=True)
 class Export:
-    """Write the policy of a run into files that other programs read, and compare each with the policy itself.
+    """Export the policy of a run, and compare each file with the policy.
 
     Attributes:
-        run: the folder of the run, or one of its checkpoints.
-        onnx: write policy.onnx, too.
-        out: folder of the files; None for that of the run.
+        run: run folder, or a checkpoint.
+        onnx: also write policy.onnx.
+        out: output folder; None for the run folder.
     """
 
     run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
@@ -30,7 +30,7 @@ class Export:
 
 
 def run(arguments: Sequence[str]) -> None:
-    """Export as the words after ``export`` say."""
+    """Run ``rlstruct export`` with these arguments."""
     options: Export = tyro.cli(Export, args=arguments, prog="rlstruct export")
     if options.onnx:
         require("onnx", "onnx", "onnxscript", "onnxruntime", what="--onnx")

@@ -23,7 +23,7 @@ _TIME_BEHIND = re.compile(r"-\d{8}-\d{6}(-\d+)?$")  # end of a folder's name
 
 @dataclass(frozen=True, kw_only=True)
 class Plot:
-    """Draw learning curves. Runs that differ only in their seed become one curve with a band.
+    """Draw learning curves; runs that differ only in their seed become one band.
 
     Attributes:
         runs: run folders.
@@ -32,10 +32,10 @@ class Plot:
         title: title of the figure if all runs share an environment; None for the environment's name.
     """
 
-    runs: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN [RUN ...]")]
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN ...")]
     out: Annotated[Path, tyro.conf.arg(metavar="FILE")] = Path("learning_curves.png")
     metric: str = "evaluation/mean_return"
-    title: str | None = None
+    title: Annotated[str | None, tyro.conf.arg(metavar="TEXT")] = None
 
 
 def run(arguments: Sequence[str]) -> None:

@@ -16,14 +16,18 @@ from rlstruct.cli.complaint import UserError, say
 _USAGE = """usage: rlstruct profile [--out FOLDER] [--window SECONDS] COMMAND ...
        rlstruct profile --diff FOLDER FOLDER
 
-Run a command, and say where the time of all its processes goes: in Python, in torch's operators, in the simulator, in
-CUDA. COMMAND is one of rlstruct (train ppo --env CartPole-v1), a script (my_training.py --seed 1), or any other program
-that imports rlstruct. The folder gets a table as JSON, a trace for https://ui.perfetto.dev and a picture.
+Run a command and report where all its processes spend their time: in Python, in
+torch's operators, in the simulator or in CUDA. COMMAND is a command of rlstruct
+(train ppo --env CartPole-v1), a script (my_training.py --seed 1), or any other
+program that imports rlstruct. The folder receives a table as JSON, a trace for
+https://ui.perfetto.dev and a picture.
 
   --out FOLDER      folder of the profile; by default runs/profile-<time>
-  --window SECONDS  length of a recorded window, 1 by default. One begins at the start, and one whenever the elapsed
-                    time has tripled. A number larger than the run records all of it.
-  --diff A B        say which operations became slower or faster from profile A to profile B, beyond noise"""
+  --window SECONDS  length of a recorded window, 1 by default. One begins at
+                    the start, and whenever the elapsed time has tripled. A
+                    number larger than the run records all of it.
+  --diff A B        list the operations that became slower or faster from
+                    profile A to profile B, beyond noise"""
 
 
 def run(arguments: Sequence[str]) -> None:

@@ -234,4 +234,8 @@ def _search(
             raise UserError(str(error)) from None
         raise
     say(str(answer))
+    rates = {probe.candidate: probe.measured.rate for probe in answer.probes if probe.measured is not None}
+    if rates.get(answer.best, 0.0) < max(rates.values(), default=0.0):
+        say("FASTEST won when timed in turns with the others; steps/s of different rows\n"
+            "were measured at different moments, so a slower row may show a higher number.")  # fmt: skip
     return answer

@@ -90,8 +90,17 @@ def load(
     try:
         model.load_state_dict(state["model"])
     except RuntimeError as error:
+        made = model.state_dict()
+        wrong = [
+            f"{name} is {list(made[name].shape)}, expected {list(weight.shape)}. "
+            for name, weight in state["model"].items()
+            if isinstance(weight, torch.Tensor) and name in made and weight.shape != made[name].shape
+        ]
+        sizes = f"{wrong[0]}Make the network with the sizes that the training used. " if wrong else ""
         reason = " ".join(str(error).split())
-        raise BadValueError(f"rlstruct.load: {file} does not fit what create_model makes: {reason}") from None
+        raise BadValueError(
+            f"rlstruct.load: {file} does not fit what create_model makes: {sizes}torch says: {reason}"
+        ) from None
     stochastic = bool(known.get("stochastic", True)) if stochastic is None else stochastic
     specs = _specs(known, observation_space, file)
     return Policy(model, create, specs, device=device, stochastic=stochastic, seed=seed)
@@ -104,11 +113,11 @@ def _read(file: Path) -> Mapping[str, Any]:
         state = torch.load(file, weights_only=True, map_location="cpu", mmap=True)
     except PermissionError:
         raise
-    except Exception as error:  # torch.load fails in many ways on a damaged file
+    except Exception:  # torch.load fails in many ways on a damaged file
         raise BadValueError(
             f"rlstruct.load: {file} is no checkpoint of a training, or it is damaged: torch cannot read it as plain "
             "data. Pass a run folder, or a checkpoint that a training wrote."
-        ) from error
+        ) from None  # a traceback would print torch's words first, which advise to run the code in the file
     if not isinstance(state, Mapping) or "model" not in state:
         found = sorted(map(str, state)) if isinstance(state, Mapping) else type(state).__name__
         raise BadValueError(f"rlstruct.load: {file} is no checkpoint of a training: it has {found}.")

@@ -7,8 +7,10 @@ import pathlib
 
 import pytest
 
-from rlstruct.batchers import RL_Batcher
+from rlstruct.batchers import RL_Batcher, Tuning
 from rlstruct.batchers.tuning import measuring
+from rlstruct.batchers.tuning.search import Candidate, Measured, Probe
+from rlstruct.cli import tune as command
 from rlstruct.cli.main import main
 from rlstruct.cli.record import load
 
@@ -86,6 +88,22 @@ def test_factories_are_tuned_by_name(tmp_path: pathlib.Path, capsys: Capture) ->
         create_agent=of_my_own.create_agent, create_env=of_my_own.create_env, agent_args={"n_actions": 2}, **preset
     ) as batcher:
         assert batcher.n_envs() == preset["env_args"]["n_envs"]
+
+
+def test_the_table_says_why_a_slower_row_may_show_a_higher_speed(
+    monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    for best, is_said in ((8, True), (16, False)):
+        probes = tuple(
+            Probe(Candidate(0, n_envs, 8), 0.0, Measured(rate=float(n_envs), ratio=1.0, noise=0.0, memory=0))
+            for n_envs in (8, 16)
+        )
+        answer = Tuning(Candidate(0, best, 8), probes, {}, 1e9, 1.0, learns=False)
+        monkeypatch.setattr(command, "tune", lambda *_, answer=answer, **__: answer)
+        assert main(["tune", "ppo", "--env", "CartPole-v1"]) == 0
+        printed = capsys.readouterr().out
+        assert ("FASTEST won when timed in turns" in printed) == is_said
+        assert all(len(line) <= 80 for line in printed.splitlines())
 
 
 @pytest.mark.parametrize(

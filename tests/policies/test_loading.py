@@ -214,6 +214,7 @@ def test_files_that_are_no_policies(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"or it is damaged: torch cannot read it as plain data\. Pass") as raised:
         rlstruct.load(file)
     assert "weights_only" not in str(raised.value)
+    assert raised.value.__suppress_context__  # a traceback shows this sentence alone
     torch.save({"weights": 1}, file)
     with pytest.raises(ValueError, match=r"is no checkpoint of a training: it has \['weights'\]"):
         rlstruct.load(tmp_path)
@@ -235,6 +236,10 @@ def test_checkpoints_of_older_versions_need_the_factories(tmp_path: Path) -> Non
     np.testing.assert_array_equal(old.act(frames, stochastic=False), new.act(frames, stochastic=False))
     factories["create_model"] = partial(ActorCritic, 4, 2, hidden=(9,))
     with pytest.raises(ValueError, match=r"does not fit what create_model makes: .*actor.layers"):
+        rlstruct.load(run, **factories)
+    factories["create_model"] = partial(ActorCritic, 7, 2, hidden=(8,))
+    got = r"create_model makes: actor.layers.0.weight is \[8, 7\], expected \[8, 4\]\. Make .* torch says: "
+    with pytest.raises(ValueError, match=got):
         rlstruct.load(run, **factories)
 
 
