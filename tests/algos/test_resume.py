@@ -192,7 +192,7 @@ def test_what_cannot_be_resumed_says_why(tmp_path: Path, monkeypatch: pytest.Mon
     file.write_bytes(whole)
     lines = (run.path / "metrics.csv").read_text().splitlines(keepends=True)
     (run.path / "metrics.csv").write_text(lines[0])
-    with pytest.raises(ValueError, match=r"metrics\.csv has 0 lines, expected \d+ at least"):
+    with pytest.raises(ValueError, match=r"metrics\.csv has 0 lines, expected at least \d+"):
         RunFolder.resume(run.path)
 
 
