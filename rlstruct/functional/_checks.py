@@ -1,4 +1,4 @@
-"""Checks of arguments by their shapes and of plain numbers; no value of a tensor is read."""
+"""Checks of shapes and plain numbers that read no value of a tensor."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rlstruct.errors import BadValueError, ShapeMismatchError, UsageError
 
 
 def same_shape(where: str, *, temporal: bool = False, **tensors: Tensor) -> None:
-    """Raise unless all tensors have the first one's shape, [B, T] if ``temporal``: none may broadcast silently."""
+    """Raise unless all tensors have the same shape, [B, T] if ``temporal``, so that none broadcasts silently."""
     first, expected = next(iter(tensors.items()))
     for name, tensor in tensors.items():
         if tensor.shape != expected.shape or (temporal and tensor.dim() != 2):
@@ -21,14 +21,14 @@ def same_shape(where: str, *, temporal: bool = False, **tensors: Tensor) -> None
 
 
 def fractions(where: str, **numbers: float) -> None:
-    """Raise ValueError unless numbers are in [0, 1]; the message names the one that is not."""
+    """Raise ValueError unless all numbers are in [0, 1]."""
     for name, number in numbers.items():
         if not 0.0 <= number <= 1.0:
             raise BadValueError(f"{where}: {name} is {number}, expected 0 to 1.")
 
 
 def learnable(where: str, **tensors: Tensor) -> None:
-    """Raise RuntimeError if gradients are on and none would reach the agent: ``backward()`` would not say why."""
+    """Raise RuntimeError if gradients are enabled and a tensor has none, since ``backward()`` would not say which."""
     for name, tensor in tensors.items():
         if torch.is_grad_enabled() and not tensor.requires_grad:
             raise UsageError(

@@ -47,11 +47,11 @@ def generalized_advantage(
     """Estimate advantages by GAE(lambda).
 
     Schulman et al., "High-dimensional continuous control using generalized advantage estimation" (ICLR 2016),
-    equations 11 to 16; with lambda = 1 the return minus the value, with lambda = 0 the one-step error.
+    equations 11 to 16. With lambda = 1 it is the return minus the value, with lambda = 0 the one-step error.
 
     Args:
         reward: reward received after acting at t.               [B, T] float
-        terminated: the observation after t is a terminal one.   [B, T] bool, same device
+        terminated: the observation after t is terminal.         [B, T] bool, same device
         done: the observation after t ended its episode, by termination or truncation.  [B, T] bool
         mask: 1 on real steps, 0 on padding.                     [B, T] float or bool
         value: v(s_t), taken as a constant.                      [B, T] float
@@ -89,22 +89,24 @@ def vtrace(
     """Correct targets and advantages for steps that an older policy took.
 
     Espeholt et al., "IMPALA: scalable distributed deep-RL with importance weighted actor-learner architectures"
-    (ICML 2018), equation 1 and section 4.2, with the lambda of its remark 2 in targets and advantages alike: where both
-    policies are equal and the clips at least 1, the advantage is GAE(lambda) and the target that plus the value.
+    (ICML 2018), equation 1 and section 4.2, with the lambda of its remark 2 in both targets and advantages. Where the
+    policies are equal and the clips at least 1, the advantage is GAE(lambda), and the target is the advantage plus the
+    value.
 
-    Arguments are those of `generalized_advantage` and:
+    The arguments are those of `generalized_advantage` and:
 
-    * ``log_ratio``: log pi(a_t | s_t) - log mu(a_t | s_t), pi the learner's policy and mu the one that acted; a
-      constant.  [B, T] float
-    * ``rho_clip``: bound of the weight rho_t = min(rho_clip, pi / mu) of step t itself; it determines whose value is
+    * ``log_ratio``: log pi(a_t | s_t) - log mu(a_t | s_t), where pi is the learner's policy and mu the policy that
+      acted; taken as a constant.  [B, T] float
+    * ``rho_clip``: bound of the weight rho_t = min(rho_clip, pi / mu) of step t itself. It determines whose value is
       estimated: mu's at 0, pi's without a bound.
-    * ``c_clip``: bound of the weight c_t = lambda * min(c_clip, pi / mu) of later errors; it determines the speed.
+    * ``c_clip``: bound of the weight c_t = lambda * min(c_clip, pi / mu) of later errors. It determines how fast the
+      estimate converges.
 
     Returns:
         With delta_t = r_t + discount * next_value_t - value_t, where next_value counts as 0 if terminated:
         value_target v_t = value_t + rho_t * delta_t + discount * c_t * (v_{t+1} - value_{t+1}) and
         advantage = rho_t * (delta_t + discount * lambda * (v_{t+1} - value_{t+1})), both without the last term where
-        the episode or the row ends; target and advantage are 0 on padding.  [B, T], dtype and device of reward
+        the episode or the row ends; both are 0 on padding.  [B, T], dtype and device of reward
     """
     where = "vtrace"
     fractions(where, discount=discount, trace_decay=trace_decay)
@@ -126,7 +128,7 @@ def vtrace(
 
 
 def _real(values: Tensor, mask: Tensor, like: Tensor) -> Tensor:
-    """Return constants in the dtype of ``like``, 0 on padding."""
+    """Return values as constants in the dtype of ``like``, 0 on padding."""
     return torch.where(mask.bool(), values.detach().to(like.dtype), 0.0)
 
 

@@ -11,7 +11,7 @@ _sums: list[Callable[[Tensor], Tensor]] = []  # empty while this process learns 
 
 
 def sum_over_learners(x: Tensor) -> Tensor:
-    """Add up a tensor over all learners of this training, which must all call this equally often, in the same order.
+    """Add up a tensor over all learners of this training, which must all make the same calls in the same order.
 
     Args:
         x: the same shape in all learners; without gradients if there are several.
@@ -24,7 +24,7 @@ def sum_over_learners(x: Tensor) -> Tensor:
 
 @contextlib.contextmanager
 def summing_by(add_up: Callable[[Tensor], Tensor]) -> Iterator[None]:
-    """Let `sum_over_learners` call ``add_up``; `rlstruct.algos.process_group` does."""
+    """Make `sum_over_learners` call ``add_up``, as `rlstruct.algos.process_group` does."""
     _sums.append(add_up)
     try:
         yield

@@ -1,4 +1,4 @@
-"""Choice of rows by a mask."""
+"""Functions that choose rows by a mask."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _FIX = "Nothing is expanded, converted or moved for you."
 def masked_tensor(tensor0: Tensor, tensor1: Tensor, mask: Tensor) -> Tensor:
     """Take each row from one of two tensors.
 
-    Values are only copied: an ``inf`` or ``nan`` in the other row has no effect, and integers keep all their bits.
+    Values are only copied, so an ``inf`` or ``nan`` in the other row has no effect, and integers keep all their bits.
 
     Args:
         tensor0: rows where the mask is False or 0.  [B, ...], any dtype
         tensor1: rows where the mask is True or not 0.  [B, ...], shape, dtype and device of tensor0
-        mask: which to take.  [B] bool, integer or float, same device
+        mask: chooses the rows.  [B] bool, integer or float, same device
 
     Returns:
         ``tensor1[b] if mask[b] else tensor0[b]``, in new memory.  [B, ...], dtype of both
@@ -41,7 +41,7 @@ def masked_dicttensor(dicttensor0: DictTensor, dicttensor1: DictTensor, mask: Te
     Args:
         dicttensor0: rows where the mask is False or 0.  [B]
         dicttensor1: rows where the mask is True or not 0.  [B], same keys, shapes, dtypes and device
-        mask: which to take.  [B] bool, integer or float, same device
+        mask: chooses the rows.  [B] bool, integer or float, same device
 
     Returns:
         The chosen rows, keys in the order of ``dicttensor0``; empty if both are.  [B]

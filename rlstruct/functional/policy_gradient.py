@@ -1,7 +1,8 @@
-"""Losses of policy-gradient methods over padded batches: means over the real steps.
+"""Losses of policy-gradient methods over padded batches.
 
-``mask`` [B, T] float or bool is 1 on real steps, 0 on padding; with None a loss is that of each step, [B, T]. Targets
-and advantages are constants, and all tensors are on one device.
+``mask`` [B, T] float or bool is 1 on real steps, 0 on padding; a loss is the mean over the real steps. Without a mask
+(None) the losses of all steps are returned, [B, T]. Targets and advantages are constants, and all tensors are on one
+device.
 """
 
 from __future__ import annotations
@@ -78,12 +79,12 @@ def entropy_loss(entropy: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def clipped_surrogate_loss(ratio: Tensor, advantage: Tensor, mask: Tensor | None, clip: float) -> Tensor:
-    """Compute the loss of PPO's policy, which does not reward moving the probability of an action far away.
+    """Compute PPO's policy loss, which does not reward moving an action's probability far from its old value.
 
     Schulman et al., "Proximal policy optimization algorithms" (2017), equation 7.
 
     Args:
-        ratio: pi(a_t | s_t) / mu(a_t | s_t), mu being the policy that acted.  [B, T] float, carries the gradient
+        ratio: pi(a_t | s_t) / mu(a_t | s_t), where mu is the policy that acted.  [B, T] float, carries the gradient
         advantage: [B, T] float
         mask: see above.
         clip: epsilon, how far from 1 the ratio may move.
@@ -101,12 +102,12 @@ def clipped_surrogate_loss(ratio: Tensor, advantage: Tensor, mask: Tensor | None
     learnable("clipped_surrogate_loss", ratio=ratio)
     cost = -advantage.detach()
     loss, bound = ratio * cost, ratio.detach().clamp(1.0 - clip, 1.0 + clip) * cost
-    # Not torch.maximum: where the bound is higher it is a constant, and elsewhere both are equal.
+    # Not torch.maximum, which would halve the gradient where both are equal.
     return _mean(torch.where(bound > loss, bound, loss), mask)
 
 
 def clipped_value_loss(value: Tensor, target: Tensor, mask: Tensor | None, *, before: Tensor, clip: float) -> Tensor:
-    """Compute half the mean squared error of a baseline, which does not reward moving far from its earlier values.
+    """Compute half the mean squared error of a baseline, without rewarding moves far from its earlier values.
 
     As in OpenAI's implementation of PPO (Huang et al., "The 37 implementation details of PPO", 2022, detail 9).
 

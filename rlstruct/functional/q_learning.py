@@ -16,13 +16,13 @@ def n_step_reward(reward: Tensor, real: Tensor, discount: float) -> tuple[Tensor
     ``discount^m`` times the value of the state after the last of the m steps.
 
     Args:
-        reward: rewards of n steps in a row; those after the first step that is not real are not read.  [B, n] float
-        real: the step belongs to the same episode as the first one; the first always does.              [B, n] bool
-        discount: per-step factor in [-1, 1]; negative where two players take turns and one wins what the other loses.
+        reward: rewards of n steps in a row; those from the first step that is not real on are not read.  [B, n] float
+        real: True for steps of the first step's episode; always True for the first step.                 [B, n] bool
+        discount: per-step factor in [-1, 1]; negative for two players who take turns in a zero-sum game.
 
     Returns:
-        ``(partial, m)``: m[b] is the number of leading True of real[b], partial[b] = sum over i < m of discount^i *
-        reward[b, i].  [B] dtype of reward, [B] int64
+        ``(partial, m)``: m[b] is the number of steps before the first False in real[b], and partial[b] is the sum over
+        i < m of discount^i * reward[b, i].  [B] dtype of reward, [B] int64
 
     >>> n_step_reward(torch.tensor([[1.0, 2.0, 4.0]]), torch.tensor([[True, True, False]]), 0.5)
     (tensor([2.]), tensor([2]))
@@ -35,7 +35,7 @@ def n_step_reward(reward: Tensor, real: Tensor, discount: float) -> tuple[Tensor
 
 
 def double_q_value(online_values: Tensor, target_values: Tensor) -> Tensor:
-    """Return one network's value of the action that another one prefers.
+    """Return one network's value of the action that another network prefers.
 
     van Hasselt, Guez and Silver, "Deep reinforcement learning with double Q-learning" (AAAI 2016), equation 4: choosing
     and evaluating by the same numbers would mistake noise for value.
@@ -55,17 +55,17 @@ def double_q_value(online_values: Tensor, target_values: Tensor) -> Tensor:
 
 
 def td_target(reward: Tensor, discount: Tensor, terminated: Tensor, next_value: Tensor) -> Tensor:
-    """Return the target of an action value: the reward plus the discounted value of the state reached.
+    """Return the target of an action value: the reward plus the discounted value of the next state.
 
-    Mnih et al., "Human-level control through deep reinforcement learning" (Nature, 2015), algorithm 1; nothing follows
-    a termination, and a truncated episode is worth the value of its true last observation (Pardo et al., "Time limits
+    Mnih et al., "Human-level control through deep reinforcement learning" (Nature, 2015), algorithm 1. The value after
+    a termination is 0; the value after a truncation is that of the true last observation (Pardo et al., "Time limits
     in reinforcement learning", ICML 2018).
 
     Args:
-        reward: of one step, or over m steps, see `n_step_reward`.  [B] float
-        discount: of the state that was reached, discount^m.  [B] float, same device
-        terminated: the state that was reached is a terminal one.  [B] bool
-        next_value: its value, see `double_q_value`; not read where terminated.  [B] float
+        reward: reward of one step, or of m steps, see `n_step_reward`.  [B] float
+        discount: factor of the next state's value, discount^m.  [B] float, same device
+        terminated: the next state is terminal.  [B] bool
+        next_value: value of the next state, see `double_q_value`; not read where terminated.  [B] float
 
     Returns:
         reward + discount * (1 - terminated) * next_value, without gradient.  [B]
@@ -85,7 +85,7 @@ def q_loss(value: Tensor, target: Tensor, weight: Tensor, delta: float = 1.0) ->
 
     Args:
         value: Q(s, a) of the action taken, carries the gradient.  [B] float
-        target: what it should be, see `td_target`; a constant.    [B] float, same device
+        target: see `td_target`; a constant.                       [B] float, same device
         weight: importance of each transition; ones for uniform replay.  [B] float
         delta: errors above this size count linearly.
 
@@ -100,7 +100,7 @@ def q_loss(value: Tensor, target: Tensor, weight: Tensor, delta: float = 1.0) ->
 
 
 def duelling_values(value: Tensor, advantage: Tensor) -> Tensor:
-    """Put action values together from the value of the state and the advantage of each action.
+    """Combine the value of a state and the advantage of each action into action values.
 
     Wang et al., "Dueling network architectures for deep reinforcement learning" (ICML 2016), equation 9.
 

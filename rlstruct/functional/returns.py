@@ -60,11 +60,11 @@ def discounted_sum(reward: Tensor, done: Tensor, mask: Tensor, discount: float, 
         done: the observation after t ended its episode.           [B, T] bool, same device
         mask: 1 on real steps, 0 on padding.                       [B, T] float or bool
         discount: per-step factor in [0, 1].
-        before: the sum up to the step before the first, where the same episode goes on; None for none.  [B]
+        before: the sums of the episodes that the first step continues, up to the step before; None for 0.  [B]
 
     Returns:
-        S[b, t] = r[b, t] + discount * S[b, t - 1], without the second term where an episode begins; on padding the sum
-        stays.  [B, T], dtype and device of reward
+        S[b, t] = r[b, t] + discount * S[b, t - 1], without the second term where an episode begins; S does not change
+        on padding.  [B, T], dtype and device of reward
 
     >>> done = torch.tensor([[False, True, False]])
     >>> discounted_sum(torch.ones(1, 3), done, torch.ones(1, 3), 0.5, torch.tensor([4.0]))
@@ -86,12 +86,12 @@ def bootstrapped_return(
 ) -> Tensor:
     """Sum the discounted future rewards, and estimate the rest where the data stops.
 
-    Rows may hold several episodes, whole or not; `rlstruct.functional.advantages` says what follows the end of each
+    Rows may hold several episodes, whole or not; `rlstruct.functional.advantages` explains how each is continued
     (Pardo et al., "Time limits in reinforcement learning", ICML 2018, equation 6).
 
     Args:
         reward: reward received after acting at t.               [B, T] float
-        terminated: the observation after t is a terminal one.   [B, T] bool, same device
+        terminated: the observation after t is terminal.         [B, T] bool, same device
         done: the observation after t ended its episode, by termination or truncation.  [B, T] bool
         mask: 1 on real steps, 0 on padding.                     [B, T] float or bool
         next_value: value of the true observation after t, before any restart; read only where the data stops without

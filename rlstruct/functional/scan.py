@@ -11,12 +11,12 @@ def backward_recurrence(addend: Tensor, factor: Tensor) -> Tensor:
     """Solve ``x[b, t] = addend[b, t] + factor[b, t] * x[b, t + 1]`` with x = 0 after the last step.
 
     Steps are joined by doubling (Hillis and Steele, "Data parallel algorithms", CACM 1986): log2(T) operations on the
-    whole batch instead of T small ones, faster on a GPU and on a CPU. Sums are associated differently from a loop, so
-    the results agree to rounding.
+    whole batch instead of T small ones, which is faster on GPUs and CPUs. A loop adds in another order, so its results
+    differ by rounding.
 
     Args:
         addend: [B, T] float
-        factor: share of the next step's value that flows back; 0 cuts.  [B, T], same dtype and device
+        factor: weight of the next step's value; 0 stops it.  [B, T], same dtype and device
 
     Returns:
         x.  [B, T], dtype and device of addend

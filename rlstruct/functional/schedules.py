@@ -4,13 +4,13 @@ from __future__ import annotations
 
 
 def linear_schedule(fraction_done: float, start: float, end: float, fraction: float = 1.0) -> float:
-    """Go from one number to another in a straight line, and stay there.
+    """Change linearly from one number to another, then stay there.
 
     Args:
-        fraction_done: completed share of the training, from 0.
-        start: at fraction_done 0.
-        end: from fraction_done ``fraction`` on.
-        fraction: where the line ends, above 0.
+        fraction_done: completed share of the training, 0 or more.
+        start: value at fraction_done 0.
+        end: value from fraction_done ``fraction`` on.
+        fraction: end of the linear part, above 0.
 
     >>> [linear_schedule(fraction_done, 1.0, 0.5, fraction=0.5) for fraction_done in (0.0, 0.25, 0.5, 1.0)]
     [1.0, 0.75, 0.5, 0.5]
@@ -19,7 +19,7 @@ def linear_schedule(fraction_done: float, start: float, end: float, fraction: fl
 
 
 def epsilon_ladder(epsilon: float, n_envs: int, exponent: float) -> list[float]:
-    """Give each environment its own share of random actions, from ``epsilon`` down.
+    """Return each environment's share of random actions: ``epsilon`` for the first, less for each of the others.
 
     Horgan et al., "Distributed prioritized experience replay" (ICLR 2018), section 4.1: some environments explore while
     others follow the policy.

@@ -15,10 +15,10 @@ from rlstruct.functional import gaussian
 
 
 def log_slope(x: Tensor) -> Tensor:
-    """Logarithm of the derivative of tanh, exact where tanh(x)^2 rounds to 1.
+    """Return the logarithm of the derivative of tanh, exact even where tanh(x)^2 rounds to 1.
 
     Args:
-        x: where to read it.  [...] float
+        x: argument of tanh.  [...] float
 
     Returns:
         log(1 - tanh(x)^2) = 2 (log 2 - x - softplus(-2 x)).  [...]

@@ -11,7 +11,7 @@ from rlstruct.functional.all_reduce import sum_over_learners
 
 
 def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
-    """Average over the real steps; padding does not count, even nan.
+    """Average over the real steps. Padding is ignored, even where it is nan.
 
     Args:
         values: any shape, float.
@@ -28,7 +28,7 @@ def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
 
 
 def masked_means(mask: Tensor, *values: Tensor) -> tuple[Tensor, ...]:
-    """Average several tensors of one shape and float dtype at once, each as `masked_mean` does, in few operations.
+    """Average several tensors of one shape and float dtype, as `masked_mean` does but in fewer operations.
 
     >>> masked_means(torch.tensor([1, 1, 0]), torch.tensor([1.0, 3.0, 9.0]), torch.tensor([0.0, 5.0, 9.0]))
     (tensor(2.), tensor(2.5000))
@@ -41,13 +41,13 @@ def masked_means(mask: Tensor, *values: Tensor) -> tuple[Tensor, ...]:
 def whiten(values: Tensor, mask: Tensor, epsilon: float = 1e-8) -> Tensor:
     """Shift and scale the real steps to mean 0 and variance 1, over the batches of all learners of a training.
 
-    Not part of the policy-gradient theorem: it makes one step size fit rewards of any scale (Andrychowicz et al.,
-    "What matters in on-policy reinforcement learning?", 2020, section 3.4, finds it harmless).
+    This is not part of the policy-gradient theorem. It makes one step size fit rewards of any scale (Andrychowicz et
+    al., "What matters in on-policy reinforcement learning?", 2020, section 3.4, find it harmless).
 
-    Arguments as `masked_mean`; equal values become 0, since ``epsilon`` is added to the standard deviation.
+    The arguments are those of `masked_mean`, and ``epsilon``, which turns equal values into 0.
 
     Returns:
-        (values - mean) / (std + epsilon) on real steps, 0 on padding, mean and (biased) std over the real steps.
+        (values - mean) / (std + epsilon) on real steps, 0 on padding; mean and (biased) std are over the real steps.
 
     >>> whiten(torch.tensor([1.0, 3.0, 9.0]), torch.tensor([1.0, 1.0, 0.0]))
     tensor([-1.,  1.,  0.])
@@ -56,7 +56,7 @@ def whiten(values: Tensor, mask: Tensor, epsilon: float = 1e-8) -> Tensor:
 
 
 def whiten_each(values: Sequence[Tensor], masks: Sequence[Tensor], epsilon: float = 1e-8) -> list[Tensor]:
-    """Whiten several tensors, each by itself as `whiten` does, with no more sums over the learners than for one."""
+    """Whiten each of several tensors, with as few sums over the learners as `whiten` needs for one."""
     reals = [mask.bool() for mask in masks]
     known = [torch.where(real, one, 0.0) for one, real in zip(values, reals, strict=True)]
     counted = [torch.stack([real, one]).flatten(1).sum(1) for one, real in zip(known, reals, strict=True)]
