@@ -26,9 +26,10 @@ def pictures(steps: int, runs: Path) -> list[film.Picture]:
     trained = load_trained(next((runs / str(steps)).iterdir()), auto_reset=True)
     env = trained.factory(n_envs=1, seed=SEED)
     agent = trained.choice.create_agent(trained.model, stochastic=False)
-    drawn = film._pictures(env, agent, film._look_of(trained.factory)[1], N_SHOWN, SEED, one_episode=True)
-    title = film._captioned(next(drawn).crop((0, 0, 360, 1)), f"after {steps:,} steps of training")
-    shown = [film._joined([title, picture], 0, down=True) for picture in drawn]
+    drawn = film._pictures(env, agent, film._look_of(trained.factory, env)[1], N_SHOWN, SEED, one_episode=True)
+    first = next(drawn)
+    title = film._captioned(first.crop((0, 0, first.width, 1)), f"after {steps:,} steps of training")
+    shown = [film._grid([title, picture], 1, 0) for picture in drawn]
     env.close()
     return shown
 
@@ -40,7 +41,7 @@ def draw() -> None:
     last = max(map(len, stages)) - 1
     frames = []
     for at in [*range(0, last, EVERY), last]:
-        whole = film._joined([stage[min(at, len(stage) - 1)] for stage in stages])
+        whole = film._grid([stage[min(at, len(stage) - 1)] for stage in stages], len(stages))
         frames.append(whole.resize((whole.width * 2 // 3, whole.height * 2 // 3)).quantize(32))
     times = [round(1000 * SECONDS)] * (len(frames) - 1) + [2000]
     frames[0].save(PICTURE, save_all=True, append_images=frames[1:], duration=times, loop=0, optimize=True)

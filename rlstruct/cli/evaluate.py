@@ -80,7 +80,7 @@ def run(arguments: Sequence[str]) -> None:
     if options.video is not None:
         agent, seed = create_agent(device="cpu"), _SEED + options.seed
         n = film(trained.factory, agent, options.video, n_envs=1, n_steps=_FILM_STEPS, seed=seed, one_episode=True)
-        say(f"{options.video}: one episode, {n} pictures")
+        say(f"{options.video}: one episode, {n} frames")
 
 
 def _against_opponent(trained: Trained, config: AlphaZeroConfig, options: Evaluate) -> None:

@@ -63,7 +63,7 @@ def run(arguments: Sequence[str]) -> None:
     factory, agent, who = _actor(options.what, options.simulator, options.factory)
     wanted = {"n_envs": options.n_envs, "n_steps": options.steps, "seed": options.seed}
     n = film(factory, agent, out, **wanted, one_episode=False)
-    say(f"{out}: {n} pictures of {factory.name}, {who}")
+    say(f"{out}: {n} frames of {factory.name}, {who}")
 
 
 def _actor(what: str, simulator: Backend | None, factories: Sequence[str]) -> tuple[Factory, RL_Agent, str]:

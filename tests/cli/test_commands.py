@@ -334,12 +334,16 @@ def test_a_film_may_be_an_mp4() -> None:
     assert pictures[0].getpixel((238, 2)) != pictures[0].getpixel((2, 258))  # dark game, white caption
 
 
-def test_an_mp4_without_its_package_is_told_before_anything_is_drawn(
-    capsys: Capture, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("package", "file", "says"),
+    [("imageio_ffmpeg", "film.mp4", "film.mp4: a film as .mp4"), ("pygame", "film.gif", "a film of CartPole-v1")],
+)
+def test_a_package_that_a_film_lacks_is_named_before_anything_is_drawn(
+    package: str, file: str, says: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
-    assert main(["play", "CartPole-v1", "--out", "film.mp4"]) == 2
-    assert "film.mp4: a film as .mp4 needs imageio_ffmpeg, which is not installed. Install" in capsys.readouterr().err
+    monkeypatch.setitem(sys.modules, package, None)
+    assert main(["play", "CartPole-v1", "--out", file]) == 2
+    assert f"{says} needs {package}, which is not installed. Install the extra" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
