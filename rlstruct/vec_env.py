@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rlstruct.core import DictTensor
 from rlstruct.device import DeviceLike, resolve_device
-from rlstruct.errors import BadTypeError, DeviceMismatchError, MissingMethodError, UsageError
+from rlstruct.errors import BadKeyError, BadTypeError, DeviceMismatchError, MissingMethodError, UsageError
 
 if TYPE_CHECKING:
     import gymnasium
@@ -153,17 +153,25 @@ class VecEnv(ABC):
         )
 
 
-def check_action(where: str, action: object) -> DictTensor:
+def check_action(where: str, action: object, keys: Iterable[str] = ()) -> DictTensor:
     """Return the argument of `VecEnv.step` if it is a DictTensor. Your own environment can call this first.
 
     Args:
         where: name of the environment, the start of the message.
         action: the argument of ``step``.
+        keys: names that it must have.
 
     Raises:
         TypeError: the argument is something else, such as a plain tensor.
+        KeyError: a name is missing.
     """
     if isinstance(action, DictTensor):
+        for key in keys:
+            if key not in action._tensors:
+                raise BadKeyError(
+                    f"{where}.step: the action has no key {key!r}, only {sorted(action.keys())}. Return the agent's "
+                    f"choice under {key!r}."
+                )
         return action
     named = action if isinstance(action, Mapping) else {"action": action}
     keys = ", ".join(f"{key!r}: …" for key in named)

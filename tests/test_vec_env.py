@@ -77,6 +77,13 @@ def test_an_action_that_is_no_dict_tensor_is_told(name: str, action: Any, got: s
     env.close()
 
 
+def test_a_simulator_names_itself_when_an_action_lacks_its_key() -> None:
+    env = sims.make("CartPole-v1", 2)
+    env.reset()
+    with pytest.raises(KeyError, match=r"CartPole\.step: the action has no key 'action', only \['act'\]"):
+        env.step(DictTensor({"act": torch.ones(2, dtype=torch.int64)}))
+
+
 def test_device_env_leaves_an_empty_action_to_the_environment() -> None:
     env = DeviceEnv(gym(GymEnv, 2), "cpu")
     env.reset()

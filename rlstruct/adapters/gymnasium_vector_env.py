@@ -18,28 +18,29 @@ from rlstruct.vec_env import VecEnv
 
 
 class GymnasiumVectorEnv(VectorEnv[Element, Element, Any]):
-    """A VecEnv with gymnasium's own signature, ``observation, reward, terminated, truncated, info = step(actions)``.
+    """An auto-resetting VecEnv as a gymnasium vector environment.
 
-    The autoreset mode in ``metadata`` is SAME_STEP: the observation is the first one of the next episode, and the true
-    final one is in ``info["final_obs"]``, with the mask ``info["_final_obs"]``. It is NEXT_STEP for environments that
-    spend a step on their restart (`VecEnv.restarts_take_steps`), such as gymnasium's numpy CartPole.
+    ``metadata`` declares the autoreset mode SAME_STEP: when an episode ends, the observation is the first one of the
+    next episode, and the true final one is in ``info["final_obs"]``, with the mask ``info["_final_obs"]``. For
+    environments that spend a step on a restart (`VecEnv.restarts_take_steps`), such as gymnasium's numpy CartPole, the
+    mode is NEXT_STEP.
 
-    Without ``tensors`` everything is numpy, and ``final_obs`` is an array of B objects, each an observation or None, as
-    gymnasium has it. With ``tensors`` everything is a tensor [B, ...] on the VecEnv's device, the host never waits, and
-    ``final_obs`` has all B rows, and the mask selects the real ones.
+    By default, everything is numpy, and ``final_obs`` is an array of B objects, each an observation or None, as in
+    gymnasium. With ``tensors``, everything is a tensor [B, ...] on the VecEnv's device, the host never waits, and
+    ``final_obs`` has all B rows, of which the mask selects the valid ones.
 
     Args:
-        create_env: the factory that `RL_Batcher` takes, of a VecEnv that restarts by itself; called as
-            ``create_env(**env_args, seed=…)``, again at each ``reset(seed=…)``.
+        create_env: returns an auto-resetting VecEnv, as for `RL_Batcher`. Called as ``create_env(**env_args, seed=…)``
+            now, and again by each ``reset(seed=…)``.
         env_args: the other arguments of ``create_env``.
-        seed: environment j draws from ``seed + j``; 0 by default, replaced by ``reset(seed=…)``.
+        seed: environment j draws from ``seed + j``, until ``reset(seed=…)`` sets another seed.
         tensors: take and return tensors instead of numpy arrays.
         listed_info: add ``info["final_info"]``, a list of B entries: ``{"episode": {"r": …, "l": …}}`` for an episode
-            that ended in this step, else None. This is gymnasium 0.29's form, which CleanRL reads. numpy only.
+            that ended in this step, else None. CleanRL reads this form, which is gymnasium 0.29's. Only with numpy.
 
     Raises:
-        TypeError: ``create_env`` returns something else than a VecEnv.
-        ValueError: the VecEnv does not restart by itself, or ``listed_info`` was combined with ``tensors``.
+        TypeError: ``create_env`` does not return a VecEnv.
+        ValueError: the VecEnv does not reset itself, or ``listed_info`` is combined with ``tensors``.
     """
 
     def __init__(
@@ -74,12 +75,19 @@ class GymnasiumVectorEnv(VectorEnv[Element, Element, Any]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Element, dict[str, Any]]:
-        """Start a new episode in every environment; returns an empty info.
+        """Start a new episode in every environment.
 
         Args:
-            seed: create the environments again: environment j draws from ``seed + j``. None continues their random
-                numbers. One int, as `gymnasium.vector.VectorEnv` declares; a list raises TypeError.
-            options: settings for all environments, numbers or arrays; see ``env_info`` of `VecEnv.reset`.
+            seed: an int creates the environments again, and environment j draws from ``seed + j``. None continues
+                their random streams.
+            options: numbers or arrays that apply to all environments; see ``env_info`` of `VecEnv.reset`.
+
+        Returns:
+            ``(observation, info)``, where info is empty.
+
+        Raises:
+            TypeError: the seed is not an int, such as a list of seeds.
+            ValueError: the options ask for a reset of some environments.
         """
         if options is not None and "reset_mask" in options:
             raise BadValueError(
@@ -108,7 +116,7 @@ class GymnasiumVectorEnv(VectorEnv[Element, Element, Any]):
         """Take one step in every environment.
 
         Args:
-            actions: one action for each environment, as ``action_space`` nests them; numpy arrays or tensors.
+            actions: one action for each environment, nested like ``action_space``; numpy arrays or tensors.
 
         Returns:
             ``(observation, reward, terminated, truncated, info)``: reward [B] float32, flags [B] bool. In mode
@@ -122,7 +130,7 @@ class GymnasiumVectorEnv(VectorEnv[Element, Element, Any]):
         terminated, truncated, ended = (reached[key] & ran for key in ("terminated", "truncated", "done"))
         if self._mode is AutoresetMode.SAME_STEP:
             info = self._info(reached, ended)
-        elif bool((ended & running).any()):  # sync: in this mode only, which environments of numpy have
+        elif bool((ended & running).any()):  # sync: only in this mode, which CPU environments have
             raise UsageError(
                 f"GymnasiumVectorEnv.step: {type(self.env).__name__} restarted in the step that ended an episode, but "
                 "has restarts_take_steps=True, so mode NEXT_STEP was declared. Set restarts_take_steps = False in it."
@@ -148,7 +156,7 @@ class GymnasiumVectorEnv(VectorEnv[Element, Element, Any]):
             env.close()
             raise BadValueError(
                 f"GymnasiumVectorEnv: {type(env).__name__} idles after an episode's end, expected environments that "
-                "restart by themselves. Take GymEnvInf in place of GymEnv, GymVectorEnv without episodic=True, or a "
+                "restart by themselves. Use GymEnvInf instead of GymEnv, GymVectorEnv without episodic=True, or a "
                 "simulator with auto_reset=True."
             )
         return env
@@ -162,7 +170,7 @@ class GymnasiumVectorEnv(VectorEnv[Element, Element, Any]):
             )
         return column.to(self.env.device, leaf.torch_dtype)
 
-    def _out(self, tensor: Tensor) -> Any:  # noqa: ANN401 - a tensor, or an array
+    def _out(self, tensor: Tensor) -> Any:  # noqa: ANN401 - a tensor or an array
         return tensor if self._tensors else tensor.cpu().numpy()  # sync: numpy was asked for, every step
 
     def _observation(self, observation: DictTensor) -> Element:
@@ -170,7 +178,7 @@ class GymnasiumVectorEnv(VectorEnv[Element, Element, Any]):
         return nest(self.single_observation_space, values, "frame")
 
     def _info(self, reached: DictTensor, ended: Tensor) -> dict[str, Any]:
-        """Show the true final observations of the environments that restarted."""
+        """Return the true final observations of the environments that restarted."""
         mask = self._out(ended)
         if self._tensors:
             return {"final_obs": self._observation(reached), "_final_obs": mask}
@@ -185,7 +193,7 @@ class GymnasiumVectorEnv(VectorEnv[Element, Element, Any]):
         return {"final_obs": final, "_final_obs": mask}
 
     def _count(self, reward: Tensor, ran: Tensor, ended: Tensor, info: dict[str, Any]) -> None:
-        """Add a step to the running returns, and list those of episodes that ended."""
+        """Add a step to the running returns, and list the returns of episodes that ended."""
         self._returns += self._out(reward)
         self._lengths += self._out(ran)
         done = self._out(ended)

@@ -13,7 +13,7 @@ from gymnasium import spaces
 from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
-from rlstruct.adapters.torch_vector_env import TorchVectorEnv
+from rlstruct.adapters.torch_vector_env import TensorsEnv
 from rlstruct.core import Layout, expect
 from rlstruct.device import DeviceLike, resolve_device
 from rlstruct.errors import BadTypeError, BadValueError, UsageError, import_extra
@@ -21,27 +21,28 @@ from rlstruct.errors import BadTypeError, BadValueError, UsageError, import_extr
 Jax = Any  # a pytree of JAX arrays, or an object of a library that is no dependency
 
 
-class JaxEnv(TorchVectorEnv):
+class JaxEnv(TensorsEnv):
     """B copies of a functional JAX environment, stepped by one jitted and vmapped function.
 
-    It takes gymnax's interface (1.0 or newer: ``reset_env, step_env, is_truncated``) and Brax's, which MuJoCo
-    Playground has too (``reset(key)``, and ``step(state, action)`` of a state with ``obs, reward, done``). Pass the
-    environment without its library's wrappers for episodes, vmap and restarts: those lose the true final observation.
-    Observations reach torch and actions JAX by DLPack: both see the same memory, and on CUDA each waits for the other's
-    stream. JAX never writes to an array again, so neither may you. Row j draws from ``seed + j``, whatever B is.
+    The environment has the interface of gymnax 1.0 or newer (``reset_env, step_env, is_truncated``) or that of Brax and
+    MuJoCo Playground (``reset(key)`` and ``step(state, action)``, with states that have ``obs, reward, done``). Do not
+    wrap it in its library's wrappers for episodes, vmap and restarts: they lose the true final observation.
+
+    torch and JAX share the memory of observations and actions through DLPack, and on CUDA each waits for the other's
+    stream. JAX arrays never change, so do not write to the observations.
 
     Args:
         env: the environment.
         n_envs: B.
-        seed: row j draws from ``seed + j``, modulo 2^32.
+        seed: row j draws from ``seed + j``, modulo 2^32, whatever B is.
         params: parameters of a gymnax environment; by default ``env.default_params``.
-        time_limit: steps after which an episode is truncated, in addition to what the environment itself does.
+        time_limit: number of steps after which an episode is truncated, in addition to the environment's own limit.
         device: where JAX and torch both compute.
 
     Raises:
         ImportError: JAX is missing.
         ValueError: ``n_envs`` or ``time_limit`` is below 1, or torch or JAX has no such device.
-        TypeError: the environment has neither interface.
+        TypeError: the environment has neither of these interfaces.
     """
 
     def __init__(
@@ -66,34 +67,36 @@ class JaxEnv(TorchVectorEnv):
         if not isinstance(seen, spaces.Space):
             convert = import_extra("gymnax.environments.spaces", "jax", "JaxEnv").gymnax_space_to_gym_space
             seen, taken = convert(seen), convert(taken)
-        vec = SimpleNamespace(num_envs=n_envs, single_observation_space=seen, single_action_space=taken)
-        vec.reset, vec.step, vec.close = self._reset, self._step, vars(vec).clear  # closing ends the cycle
-        super().__init__(vec, place)
+        super().__init__(n_envs, seen, taken, place)
 
     def state_dict(self) -> dict[str, Tensor] | None:
-        """Return the leaves of JAX's state, keys of the rows included; None before the first reset."""
+        """Return the leaves of JAX's state, including the rows' random keys; None before the first reset."""
         leaves = self._jax.tree.leaves(self._carry)
         return {f"leaf/{i}": from_dlpack(leaf).clone() for i, leaf in enumerate(leaves)} or None
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Go on, bit by bit, where `state_dict` was called, here or in environments made alike; other states raise."""
+        """Continue from a `state_dict` of these or identically created environments, bit for bit.
+
+        Raises:
+            KeyError, ShapeMismatchError: the state comes from other environments.
+        """
         self._carry = self._carry or self._start(self._keys)[0]
         expect("JaxEnv.load_state_dict:", state, Layout.of(self.state_dict() or {}), fix="Make the same environment.")
         arrays = [state[f"leaf/{i}"].cpu().numpy().copy() for i in range(len(state))]  # sync: once per load
         self._carry = self._jax.device_put(self._jax.tree.structure(self._carry).unflatten(arrays), self._place)
 
-    def _reset(self, seed: int | None = None) -> tuple[Jax, Jax]:
-        self._carry, frame = self._start(self._keys if self._carry is None else self._carry[0])  # rows draw on
-        return self._to_torch(frame), {}
+    def _begin(self) -> Jax:
+        self._carry, frame = self._start(self._keys if self._carry is None else self._carry[0])  # the keys so far
+        return self._to_torch(frame)
 
-    def _step(self, action: Jax) -> Jax:
+    def _advance(self, action: Jax) -> Jax:
         if self._carry is None:
             raise UsageError("JaxEnv.step: there is nothing to step. Call reset() first.")
         self._carry, answer = self._move(self._carry, self._jax.tree.map(self._to_jax, action))
         return self._to_torch(answer)
 
     def _to_torch(self, tree: Jax) -> Jax:
-        on_host = self._place.platform == "cpu"  # on CUDA DLPack orders the streams
+        on_host = self._place.platform == "cpu"  # on CUDA, DLPack orders the streams
         return self._jax.tree.map(from_dlpack, self._jax.block_until_ready(tree) if on_host else tree)
 
     def _to_jax(self, tensor: Tensor) -> Jax:
@@ -102,7 +105,7 @@ class JaxEnv(TorchVectorEnv):
 
 
 def _functions(jax: Jax, env: Jax, params: Jax, limit: float, on_host: bool) -> tuple[Jax, Jax]:
-    """Jit the start of all rows, and a step of all rows that restarts those that ended."""
+    """Return two jitted functions: one starts all rows, and one steps all rows and restarts those that ended."""
     of_one = env.reset_env, env.step_env, env.is_truncated
     begin, move, cut = (jax.vmap(partial(function, params=params)) for function in of_one)
 
@@ -121,16 +124,16 @@ def _functions(jax: Jax, env: Jax, params: Jax, limit: float, on_host: bool) -> 
         def restarted() -> Jax:
             return jax.tree.map(partial(jax.vmap(jax.numpy.where), done), begin(three[:, 2]), ended)
 
-        # On a GPU a branch would wait for the host: there every row draws a start in every step.
+        # On a GPU a branch would wait for the host, so every row draws a new start in every step.
         current, after = jax.lax.cond(done.any(), restarted, lambda: ended) if on_host else restarted()
         carry = three[:, 0], after, jax.numpy.where(done, 0, elapsed)
-        return carry, (current, reward.astype(jax.numpy.float32), terminated, truncated, {"final_obs": reached})
+        return carry, (current, reward.astype(jax.numpy.float32), terminated, truncated, reached)
 
     return jax.jit(start), jax.jit(step)
 
 
 def _as_gymnax(env: Jax, params: Jax) -> Jax:
-    """Give an environment with Brax's interface gymnax's: it has no parameters, and its states hold the keys."""
+    """Adapt Brax's interface, which has no parameters and keeps random keys in its states, to gymnax's."""
     if params is not None or not (hasattr(env, "observation_size") and hasattr(env, "action_size")):
         fix = "(observation_size, action_size; no params). Pass it without its library's wrappers."
         raise BadTypeError(f"JaxEnv: {type(env).__name__} has neither gymnax's interface (step_env) nor Brax's {fix}")

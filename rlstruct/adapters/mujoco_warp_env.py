@@ -1,10 +1,9 @@
-"""MujocoWarpEnv: one MuJoCo model in B worlds, simulated by MuJoCo Warp in memory that torch sees."""
+"""MujocoWarpEnv: B worlds of one MuJoCo model, simulated by MuJoCo Warp in memory that torch shares."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from types import SimpleNamespace
 from typing import Any, Protocol
 
 import numpy as np
@@ -12,15 +11,15 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from rlstruct.adapters.torch_vector_env import TorchVectorEnv
-from rlstruct.device import DeviceLike
+from rlstruct.adapters.torch_vector_env import TensorsEnv
+from rlstruct.device import DeviceLike, resolve_device
 from rlstruct.errors import BadValueError, import_extra
 from rlstruct.functional.masks import rows_of
 from rlstruct.functional.random import child_key
 from rlstruct.spaces import Space
 
 Model = Any  # a mujoco.MjModel: MuJoCo is no dependency
-_CARRIED = ("qpos", "qvel", "act", "time", "qacc_warmstart")  # from step to step, as far as a model has them
+_CARRIED = ("qpos", "qvel", "act", "time", "qacc_warmstart")  # state of a world; some models lack some of these
 
 
 class MujocoTask(Protocol):
@@ -29,35 +28,35 @@ class MujocoTask(Protocol):
     observation_space: Space
 
     def start(self, key: Tensor, qpos: Tensor, qvel: Tensor) -> tuple[Tensor, Tensor]:
-        """Draw where episodes begin, as new tensors of the shapes of ``qpos`` and ``qvel``.
+        """Draw start states, as new tensors with the shapes of ``qpos`` and ``qvel``.
 
         Args:
-            key: one for each world, for `rlstruct.functional.random`.  [B] int64
-            qpos: the model's own start in every row.                   [B, nq] float32
-            qvel: zeros.                                                [B, nv] float32
+            key: a random key for each world, see `rlstruct.functional.random`.  [B] int64
+            qpos: the model's default state in every row.  [B, nq] float32
+            qvel: zeros.  [B, nv] float32
         """
 
     def observe(self, qpos: Tensor, qvel: Tensor) -> Tensor:
-        """Return the frames, [B, ...] in the dtype of ``observation_space``."""
+        """Return the frames, [B, ...] with the dtype of ``observation_space``."""
 
     def judge(self, qpos: Tensor, qvel: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
-        """Return ``(reward [B] float32, terminated [B] bool)`` of the step that led to this state."""
+        """Return ``(reward, terminated)`` for the step that led to this state.  [B] float32, [B] bool."""
 
 
-class MujocoWarpEnv(TorchVectorEnv):
-    """B worlds of one MuJoCo model. MuJoCo Warp simulates, on CUDA or (slowly, for tests) on the CPU.
+class MujocoWarpEnv(TensorsEnv):
+    """B worlds of one MuJoCo model, simulated by MuJoCo Warp on CUDA or, slowly, on the CPU for tests.
 
-    torch sees ``qpos``, ``qvel`` and ``ctrl`` as views of Warp's own arrays, and Warp launches on torch's stream: the
-    action is written into the controls, clipped to their range, and the task reads the state where it is. The first
-    step compiles MuJoCo's kernels, once on a machine; on a CPU that takes minutes. World j draws from ``seed + j``.
+    The tensors ``qpos``, ``qvel`` and ``ctrl`` are views of Warp's arrays, and Warp launches on torch's stream, so
+    nothing is copied between the two. Actions are clipped to the range of the controls. The first step compiles
+    MuJoCo's kernels, once per machine; on a CPU that takes minutes.
 
     Args:
         model: a ``mujoco.MjModel``.
         task: see `MujocoTask`.
         n_envs: B.
-        seed: world j draws its start states from ``seed + j``.
-        frame_skip: steps of the simulation for each action.
-        time_limit: actions after which an episode is truncated; None for never.
+        seed: world j draws its start states with ``seed + j``.
+        frame_skip: number of simulation steps per action.
+        time_limit: number of actions after which an episode is truncated; None sets no limit.
         device: ``"cpu"`` or a CUDA device.
         **sizes: limits of MuJoCo Warp's buffers, such as ``nconmax`` and ``njmax``; see ``mujoco_warp.make_data``.
 
@@ -77,10 +76,8 @@ class MujocoWarpEnv(TorchVectorEnv):
         self._task, self._frame_skip, self._limit = task, frame_skip, time_limit or np.inf
         limits = np.where(model.actuator_ctrllimited[:, None], model.actuator_ctrlrange, [-np.inf, np.inf])
         low, high = limits.astype(np.float32).T
-        vec = SimpleNamespace(num_envs=n_envs, single_observation_space=task.observation_space)
-        vec.single_action_space = spaces.Box(low, high, (int(model.nu),), np.float32)
-        vec.reset, vec.step, vec.close = self._reset, self._step, vars(vec).clear  # closing ends the cycle
-        super().__init__(vec, device)
+        actions = spaces.Box(low, high, (int(model.nu),), np.float32)
+        super().__init__(n_envs, task.observation_space, actions, resolve_device(device))
         self._low, self._high = torch.tensor(low, device=self.device), torch.tensor(high, device=self.device)
         with self._on_torchs_stream():
             self._model = self._mjw.put_model(model)
@@ -100,16 +97,16 @@ class MujocoWarpEnv(TorchVectorEnv):
         return {name: tensor.clone() for name, tensor in self._state.items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Go on where `state_dict` was called, here or in worlds made alike."""
+        """Continue from a `state_dict` of these or identically created worlds."""
         for name, tensor in self._state.items():
             tensor.copy_(state[name])
 
-    def _reset(self, seed: int | None = None) -> tuple[Tensor, dict[str, Any]]:
-        """Start new episodes in all worlds, which have their own keys."""
+    def _begin(self) -> Tensor:
+        """Start a new episode in every world."""
         self._start(torch.ones_like(self._state["key"], dtype=torch.bool))
-        return self._frame(), {}
+        return self._frame()
 
-    def _step(self, action: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, dict[str, Any]]:
+    def _advance(self, action: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """Take ``frame_skip`` steps in all worlds and restart those that ended."""
         torch.clamp(action, self._low, self._high, out=self._ctrl)
         with self._on_torchs_stream():
@@ -119,10 +116,10 @@ class MujocoWarpEnv(TorchVectorEnv):
         truncated = (self._state["elapsed"].add_(1) >= self._limit) & ~terminated
         reached = self._frame()
         self._start(terminated | truncated)
-        return self._frame(), reward, terminated, truncated, {"final_obs": reached}
+        return self._frame(), reward, terminated, truncated, reached
 
     def _start(self, chosen: Tensor) -> None:
-        """Begin new episodes in some worlds, [B] bool, without asking which."""
+        """Start new episodes in the ``chosen`` worlds, [B] bool, without waiting for the device."""
         state, zeros = self._state, torch.zeros_like(self._state["qvel"])
         key = child_key(state["key"], state["episode"].add_(chosen))
         fresh = dict(zip(("qpos", "qvel"), self._task.start(key, self._qpos0, zeros), strict=True))
@@ -131,7 +128,7 @@ class MujocoWarpEnv(TorchVectorEnv):
             state[name].copy_(torch.where(rows_of(chosen, start), start, state[name]))
 
     def _frame(self) -> Tensor:
-        return self._task.observe(self._state["qpos"], self._state["qvel"]).clone()  # it may be a view of Warp's memory
+        return self._task.observe(self._state["qpos"], self._state["qvel"]).clone()  # it may be a view of Warp's arrays
 
     def _on_torchs_stream(self) -> AbstractContextManager[Any]:
         scope: AbstractContextManager[Any] = self._warp.ScopedDevice(str(self.device))

@@ -49,11 +49,11 @@ class SpaceCodec:
         return [np.empty((n, *leaf.shape), leaf.dtype) for leaf in self.leaves]
 
     def target(self, arrays: Arrays) -> np.ndarray[Any, Any] | _Nested:
-        """Return what copies an element into its row of ``arrays`` by ``target[row] = element``."""
+        """Return an object that copies an element into a row of ``arrays``: ``target[row] = element``."""
         return arrays[0] if self._plain else _Nested(self, list(zip(self._getters, arrays, self._forms, strict=True)))
 
     def write(self, target: np.ndarray[Any, Any] | _Nested, row: int, element: Element) -> None:
-        """Copy an element into its row of a `target`, or refuse it, see `check`."""
+        """Copy an element into a row of a `target`; raise if it does not fit, see `check`."""
         if ((element.shape, element.dtype) if type(element) is _ARRAY else type(element)) not in self.forms:
             self.check(element, index=row)
         target[row] = element

@@ -29,28 +29,28 @@ from rlstruct.spaces import Element
 from rlstruct.vec_env import Observed
 
 _logger = logging.getLogger(__name__)
-_NOTHING = object()  # what an environment returned that raised
+_NOTHING = object()  # result of an environment that raised
 
 
 class GymEnv(RowsEnv):
-    """B gymnasium environments, stepped one after the other; an environment whose episode ended idles until `reset`.
+    """B gymnasium environments, stepped one after the other. After its episode, an environment idles until `reset`.
 
-    The final observation of an episode is always the true one, also when an environment reuses one buffer for all its
-    observations: every observation is copied before the environment is touched again. An exception inside environment
-    j comes out unchanged, with ``environment_index = j`` on it; at an action that a Discrete (or another space of
-    choices) does not have, it is the cause of a ValueError that says so after the environment's own words.
+    Final observations are always the true ones, even if an environment reuses one buffer for all its observations,
+    because each observation is copied before the environment is called again. An exception of environment j propagates
+    unchanged, with the attribute ``environment_index = j``. If its action was outside a Discrete (or MultiDiscrete, or
+    MultiBinary) space, a ValueError that says so replaces it and has it as the cause.
 
-    Gymnasium cannot save an environment in the middle of an episode: `state_dict` is None, and a batcher or a training
-    that goes on from a checkpoint begins new episodes.
+    Gymnasium cannot save an unfinished episode: `state_dict` returns None, and a batcher or a training that continues
+    from a checkpoint starts new episodes.
 
     Args:
         envs: at least one environment, all with the same spaces; this object closes them.
-        seed: environment j and its action space are seeded with ``seed + j`` at its first reset; later resets carry on
-            with the environment's own random stream. None leaves them unseeded.
+        seed: environment j and its action space are seeded with ``seed + j`` at its first reset; later resets continue
+            the environment's own random stream. None leaves them unseeded.
 
     Raises:
         TypeError: ``envs`` is not a list of gymnasium environments, or a space is missing or cannot become a tensor.
-        ValueError: ``envs`` is empty, has the same object twice, or environments with different spaces.
+        ValueError: ``envs`` is empty, contains an object twice, or contains environments with different spaces.
     """
 
     auto_reset = False
@@ -65,22 +65,22 @@ class GymEnv(RowsEnv):
                 env.action_space.seed(seed + j)
         self._options: Options | None = None
         self._steps = [env.step for env in self.envs]
-        self._order: Sequence[int] = range(len(self.envs))  # the environments that run
+        self._order: Sequence[int] = range(len(self.envs))  # indices of the environments that run
         self._closed = False
 
     def reset(self, env_info: DictTensor | None = None) -> Observed:
         """Start a new episode in every environment; see `VecEnv.reset`.
 
         Args:
-            env_info: reaches environment j as ``reset(options={key: value of row j})``, here and whenever it restarts
-                by itself: Python numbers for 0-dimensional rows, numpy arrays otherwise. Empty or None: no options.
+            env_info: passed to environment j as ``reset(options={key: value of row j})``, now and whenever it resets
+                itself: Python numbers for 0-dimensional rows, numpy arrays otherwise. Empty or None for no options.
 
         Returns:
             ``(observation, running)``, [B] each.
 
         Raises:
-            TypeError: an environment follows the old gym API.
-            ShapeMismatchError: ``env_info`` has not B rows, or an environment does not return what its space declares.
+            TypeError: an environment uses the old gym API.
+            ShapeMismatchError: ``env_info`` does not have B rows, or a frame does not fit its space.
             DeviceMismatchError: ``env_info`` is not on the CPU.
         """
         self._options = options_of(env_info, len(self.envs), f"{self._where}.reset")
@@ -100,8 +100,8 @@ class GymEnv(RowsEnv):
         Raises:
             ShapeMismatchError: the action lacks a key or has another shape or dtype than the action space, or an
                 environment returned an invalid reward, end or frame.
-            TypeError: the action is no DictTensor, or an environment follows the old gym API.
-            RuntimeError: called before `reset`, or on and on after every episode has ended.
+            TypeError: the action is not a DictTensor, or an environment uses the old gym API.
+            RuntimeError: called before `reset`, or for 1,000 steps after every episode has ended.
         """
         ended = self._step_envs(self._actions.elements(self._columns(action, out)), out)
         if self.auto_reset:
@@ -122,11 +122,11 @@ class GymEnv(RowsEnv):
         return None if len(self._order) == len(self.envs) else Ended(ran, self._running, ())
 
     def render(self) -> list[Any]:
-        """Return what `render` of each environment gives."""
+        """Render every environment, and return the results."""
         return [env.render() for env in self.envs]
 
     def close(self) -> None:
-        """Close every environment, also when one of them raises; the first exception comes out at the end."""
+        """Close every environment, even if one of them raises. The first exception is raised at the end."""
         if self._closed:
             return
         self._closed = True
@@ -135,7 +135,7 @@ class GymEnv(RowsEnv):
         for j, env in enumerate(self.envs):
             try:
                 env.close()
-            except Exception as error:  # the others hold windows and processes too: close them all first
+            except Exception as error:  # first close the others, which hold windows and processes
                 _logger.warning("%s.close: environment %d raised %r", self._where, j, error)
                 if failure is None:
                     tag_environment(error, j)
@@ -145,7 +145,7 @@ class GymEnv(RowsEnv):
 
     @operation("simulator")
     def _step_envs(self, actions: Sequence[Element], rows: ObservationBuffer) -> list[int]:
-        """Step those that run, write what they answer, and return the rows whose episode ended."""
+        """Step the environments that run, write their results, and return the rows whose episode ended."""
         target, forms = self._frames.target(rows.frames), self._frames.forms
         reward: list[Any] = [0.0] * len(self.envs)
         ended: list[tuple[int, bool, bool]] = []
@@ -155,7 +155,7 @@ class GymEnv(RowsEnv):
                 answer = _NOTHING
                 answer = steps[j](actions[j])
                 frame, reward[j], terminated, truncated, _ = answer
-                # What SpaceCodec.write does, here without a call for each environment and step.
+                # The same as SpaceCodec.write, without its call for each environment and step.
                 if ((frame.shape, frame.dtype) if type(frame) is ndarray else type(frame)) not in forms:
                     self._frames.check(frame, index=j)
                 target[j] = frame  # a copy, at once: the environment may reuse its buffer
@@ -194,9 +194,9 @@ class GymEnv(RowsEnv):
         return f"{self._where}.{method}: environment {j}, a {type(self.envs[j].unwrapped).__name__},"
 
     def _explained(self, error: Exception, j: int, action: Element, answer: Element) -> Exception | None:
-        """Name what is wrong with an answer, or the action that an exception may be due to; None without either.
+        """Return an error that says what is wrong with an answer or an action; None if both are valid.
 
-        Looked at only now that something has failed: gymnasium's own environments say little more than "invalid".
+        This helps because gymnasium's own environments say little more than "invalid".
         """
         if answer is not _NOTHING:  # raised after the environment's step
             if not isinstance(answer, tuple) or len(answer) != 5:
@@ -216,7 +216,7 @@ class GymEnv(RowsEnv):
 
 
 class GymEnvInf(GymEnv):
-    """B gymnasium environments that restart by themselves, in the same step in which their episode ends.
+    """B gymnasium environments that restart in the step that ends their episode.
 
     ``reached`` holds the true final observation of an ended episode, with ``done`` and the last reward; ``current``
     holds the first observation of the next one. Everything else is as in `GymEnv`.

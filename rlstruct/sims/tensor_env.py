@@ -198,7 +198,7 @@ class TensorEnv(VecEnv, Generic[State]):
     def step(self, action: DictTensor) -> StepResult:
         """Take one step in every environment that runs; see `VecEnv.step`."""
         self._check_begun("step")
-        check_action(self._name, action)
+        check_action(self._name, action, self._action_layout)
         sent = {key: value.detach() if (value := action[key]).requires_grad else value for key in self._action_layout}
         self._expect("step: action", sent, self._action_layout)
         if not self._checked:

@@ -78,11 +78,13 @@ def test_observations_are_the_simulations_own_tensors_and_nothing_waits() -> Non
         assert (current["frame"].cpu()[done, 0] == 0).all()
 
 
-def test_an_action_that_is_no_dict_tensor_is_refused() -> None:
+def test_an_action_that_is_no_dict_tensor_or_lacks_its_key_is_refused() -> None:
     env = TorchVectorEnv(Counters("cpu"), "cpu")
     env.reset()
     with pytest.raises(TypeError, match=r"TorchVectorEnv\.step: the action is a Tensor, expected a DictTensor"):
         env.step(torch.zeros(B, dtype=torch.int64))  # type: ignore[arg-type]
+    with pytest.raises(KeyError, match=r"TorchVectorEnv\.step: the action has no key 'action', only \['act'\]"):
+        env.step(DictTensor({"act": torch.zeros(B, dtype=torch.int64)}))
 
 
 class Clamping(Counters):
