@@ -21,9 +21,8 @@ from rlstruct.agents import ActorCritic
 from rlstruct.algos import Callback
 from rlstruct.algos.callbacks import TrainingContext
 from rlstruct.algos.presets import PRESETS
-from rlstruct.cli.agents import choose, with_stacks
+from rlstruct.cli.agents import algorithm_of, choose, with_stacks
 from rlstruct.cli.environments import Task, find, spaces_of
-from rlstruct.cli.record import algorithm_of
 from rlstruct.profiling import Report, operation, phase, profile, read
 from rlstruct.profiling.prices import WAIT
 

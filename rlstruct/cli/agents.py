@@ -14,10 +14,10 @@ from gymnasium import spaces
 from torch import nn
 
 from rlstruct import agents
-from rlstruct.algos import ALGORITHMS
+from rlstruct.algos import ALGORITHMS, Algorithm
 from rlstruct.algos.config import TrainingConfig
 from rlstruct.cli.complaint import UserError, nearest
-from rlstruct.cli.environments import Task, is_image
+from rlstruct.cli.environments import Factory, Task, find, is_image, spaces_of
 from rlstruct.rl_agent import RL_Agent
 from rlstruct.search import SearchAgent
 
@@ -31,6 +31,23 @@ class AgentChoice:
     create_model: Callable[[], nn.Module]  # returns the network, on the CPU
     create_agent: Callable[..., RL_Agent]  # returns the agent
     kind: str  # description for the user
+
+
+def algorithm_of(name: str) -> Algorithm[Any]:
+    """Return the algorithm of this name."""
+    if name not in ALGORITHMS:
+        raise UserError(f"there is no algorithm {name!r}, only {', '.join(ALGORITHMS)}.{nearest(name, ALGORITHMS)}")
+    return ALGORITHMS[name]
+
+
+def prepare(algorithm: str, task: Task, auto_reset: bool | None = None) -> tuple[Factory, AgentChoice]:
+    """Find the environments of a task and choose the agent that learns in them.
+
+    ``auto_reset`` is True if environments restart by themselves; None for the choice of the algorithm.
+    """
+    whole_episodes = algorithm_of(algorithm).learner.whole_episodes
+    factory = find(task, auto_reset=not whole_episodes if auto_reset is None else auto_reset)
+    return factory, choose(algorithm, task, *spaces_of(factory), factory.stack)
 
 
 def choose(

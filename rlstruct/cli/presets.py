@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 
@@ -23,18 +21,18 @@ _IMAGES = "Breakout-MinAtar"  # its settings are those for environments with ima
 
 
 def settings_for(
-    algorithm: str, words: list[str], template: RunRecord | None
+    algorithm: str, given: argparse.Namespace, template: RunRecord | None
 ) -> tuple[tuple[Task, TrainingConfig] | None, list[str]]:
     """Return the initial environment and settings, and a message about them.
 
     They come from a run if there is a template, or else from a preset; None stands for the algorithm's defaults.
+    ``given`` is the result of `read_early`.
     """
-    given, _ = peek(words, "env", "preset", "simulator")
-    env, chosen = given["env"], given["preset"]
+    env, chosen = given.env, given.preset
     if template is not None:
         if chosen is not None:
             raise UserError("--preset would change the settings of the run: omit it.")
-        config, notes = _with_fitting_parts(template.config, words)
+        config, notes = _with_fitting_parts(template.config, given)
         return (template.task, config), notes
     names = [name for kind, name in PRESETS if kind == algorithm]
     if chosen and chosen not in (*names, "none"):
@@ -44,7 +42,7 @@ def settings_for(
     others = f" (--preset takes those for {', '.join(names)})" if names else ""
     on_consoles = name is not None and name.startswith("ALE/")  # a thousand games, on the network's device
     network: tuple[str, ...] = ()
-    if env and name in names and (chosen or not on_consoles or given["simulator"] == "warp"):
+    if env and name in names and (chosen or not on_consoles or given.simulator == "warp"):
         preset = PRESETS[algorithm, name]
         network = tuple(f"{key}={json.dumps(value)}" for key, value in preset.network.items())
         config = preset.config
@@ -56,7 +54,7 @@ def settings_for(
             gpu = "cuda:0"
             config = replace(config, learner_device=gpu, batcher_device=gpu, evaluation_device=gpu)
             notes.append(f"learner, games and evaluations are on {gpu}, except those for which you name a device")
-    elif env and (algorithm, _IMAGES) in PRESETS and not chosen and _shows_images(env, given["simulator"], words):
+    elif env and (algorithm, _IMAGES) in PRESETS and not chosen and _shows_images(given):
         config = PRESETS[algorithm, _IMAGES].config
         # In another game, a greedy player that has learned little may never end its episode.
         config = replace(config, target_return=None, evaluation_stochastic=type(config).evaluation_stochastic)
@@ -64,26 +62,23 @@ def settings_for(
     else:
         made_for = "" if algorithm in ("alphazero", "sac") else ", made for CartPole-v1"
         return None, [f"settings: the defaults{made_for}{others}"]
-    config, fitted = _with_fitting_parts(config, words)
+    config, fitted = _with_fitting_parts(config, given)
     return (Task(env=env, network=network), config), [*notes, *fitted]
 
 
-def _shows_images(env: str, simulator: Any, words: list[str]) -> bool:  # noqa: ANN401 - of Task
+def _shows_images(given: argparse.Namespace) -> bool:
     """Return True if an environment's observations are images; Atari environments are not created to find out."""
-    at = words.index("--env-options") + 1 if "--env-options" in words else len(words)
-    options = tuple(itertools.takewhile(lambda word: not word.startswith("--"), words[at:]))
-    task = Task(env=env, env_options=options, simulator=simulator)
-    return env.startswith("ALE/") or is_image(spaces_of(find(task, auto_reset=True))[0])
+    task = Task(env=given.env, env_options=tuple(given.env_options), simulator=given.simulator)
+    return given.env.startswith("ALE/") or is_image(spaces_of(find(task, auto_reset=True))[0])
 
 
-def _with_fitting_parts(config: TrainingConfig, words: list[str]) -> tuple[TrainingConfig, list[str]]:
+def _with_fitting_parts(config: TrainingConfig, given: argparse.Namespace) -> tuple[TrainingConfig, list[str]]:
     """Reduce the number of minibatches in stored settings to the number of environments on the command line."""
-    if not isinstance(config, A2CConfig) and not (isinstance(config, PPOConfig) and "--recurrent" in words):
+    if not isinstance(config, A2CConfig) and not (isinstance(config, PPOConfig) and given.recurrent):
         return config, []
-    given, _ = peek(words, "n-envs", "n-processes", "n-minibatches")
     n_envs, n_processes = (
-        int(word) if (word := given[option] or "").isdecimal() else known
-        for option, known in (("n-envs", config.n_envs), ("n-processes", config.n_processes))
+        int(word) if (word := getattr(given, name) or "").isdecimal() else getattr(config, name)
+        for name in ("n_envs", "n_processes")
     )
     n = max(1, min(config.n_minibatches, n_envs * max(1, n_processes)))
     if n == config.n_minibatches:
@@ -91,17 +86,18 @@ def _with_fitting_parts(config: TrainingConfig, words: list[str]) -> tuple[Train
     note = f"n_minibatches: {n} in place of {config.n_minibatches}, one for each environment"
     if isinstance(config, A2CConfig) and config.window == config.n_minibatches:  # keeps each step used once
         config = replace(config, n_minibatches=n, window=n)
-    return replace(config, n_minibatches=n), [] if given["n-minibatches"] else [note]
+    return replace(config, n_minibatches=n), [] if given.n_minibatches else [note]
 
 
-def peek(words: Sequence[str], *options: str) -> tuple[dict[str, str | None], list[str]]:
-    """Read options that must be known before the parser runs.
+def read_early(words: Sequence[str]) -> argparse.Namespace:
+    """Read the options that decide with which settings the parser of all options starts.
 
-    Returns:
-        The value of each option ("" without a value, None if not given), and the remaining words.
+    An option is "" without a value, and None if it was not given; one that takes several words is a list of them.
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    for option in options:
-        parser.add_argument(*{f"--{option}", f"--{option.replace('-', '_')}"}, dest=option, nargs="?", const="")
-    found, others = parser.parse_known_args(words)
-    return vars(found), others
+    for name in ("resume", "config", "env", "preset", "simulator", "n_envs", "n_processes", "n_minibatches"):
+        parser.add_argument(*{f"--{name}", f"--{name.replace('_', '-')}"}, nargs="?", const="")
+    parser.add_argument("--env-options", "--env_options", nargs="*", default=[])
+    parser.add_argument("--factory", nargs="*")
+    parser.add_argument("--recurrent", action="store_true")
+    return parser.parse_known_args(words)[0]

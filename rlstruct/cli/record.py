@@ -14,12 +14,12 @@ from typing import Any
 from torch import nn
 
 from rlstruct import policies
-from rlstruct.algos import ALGORITHMS, Algorithm
 from rlstruct.algos.checkpoint import read_checkpoint
 from rlstruct.algos.config import TrainingConfig
-from rlstruct.cli.agents import AgentChoice, choose
+from rlstruct.cli.agents import AgentChoice, algorithm_of, prepare
 from rlstruct.cli.complaint import UserError, nearest
-from rlstruct.cli.environments import Factory, Task, find, imported, is_own, spaces_of
+from rlstruct.cli.environments import Factory, Task, find, imported, is_own
+from rlstruct.policies.loading import load_weights
 
 _PACKAGES = ("rlstruct", "torch", "gymnasium", "numpy", "ale-py")
 
@@ -48,13 +48,6 @@ def versions() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     return found
-
-
-def algorithm_of(name: str) -> Algorithm[Any]:
-    """Return the algorithm of this name."""
-    if name not in ALGORITHMS:
-        raise UserError(f"there is no algorithm {name!r}, only {', '.join(ALGORITHMS)}.{nearest(name, ALGORITHMS)}")
-    return ALGORITHMS[name]
 
 
 def load(run: Path) -> RunRecord:
@@ -99,21 +92,13 @@ def load_trained(run: Path, *, auto_reset: bool, factories: Sequence[str] = ()) 
     if factories:
         return _load_own(run, factories, auto_reset)
     record = load(run)
-    factory = find(record.task, auto_reset=auto_reset)
-    choice = choose(record.algorithm, record.task, *spaces_of(factory), factory.stack)
-    file = run / "checkpoint.pt"
-    if not file.exists():
-        raise UserError(f"{run} has no checkpoint.pt: the first one is written after the first evaluation.")
+    factory, choice = prepare(record.algorithm, record.task, auto_reset)
+    file, model = run / "checkpoint.pt", choice.create_model()
     try:
         checkpoint = read_checkpoint(file)
-    except ValueError as error:
+        load_weights(model, checkpoint["model"], f"{file} does not fit the network of this version, {choice.kind}")
+    except (ValueError, FileNotFoundError) as error:
         raise UserError(str(error)) from None
-    model = choice.create_model()
-    try:
-        model.load_state_dict(checkpoint["model"])
-    except (KeyError, RuntimeError) as error:
-        reason = str(error).splitlines()[0]
-        raise UserError(f"{file} does not fit the network of this version ({choice.kind}): {reason}") from None
     return Trained(record, factory, choice, model, int(checkpoint["env_steps"]))
 
 

@@ -7,7 +7,7 @@ import re
 import shlex
 import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
 
@@ -18,11 +18,11 @@ from rlstruct.algos.config import TrainingConfig, check_resumed, load_config
 from rlstruct.algos.evaluation import TrainingResult
 from rlstruct.algos.launch import launched_rank, share_gpus
 from rlstruct.algos.run_folder import RunFolder
-from rlstruct.cli.agents import AgentChoice, choose, with_stacks
+from rlstruct.cli.agents import AgentChoice, algorithm_of, prepare, with_stacks
 from rlstruct.cli.complaint import UserError, check_device, plural, refused, require, say
-from rlstruct.cli.environments import Factory, Task, find, spaces_of
-from rlstruct.cli.presets import peek, settings_for
-from rlstruct.cli.record import RunRecord, algorithm_of, load, load_trained, versions
+from rlstruct.cli.environments import Factory, Task
+from rlstruct.cli.presets import read_early, settings_for
+from rlstruct.cli.record import RunRecord, load, load_trained, versions
 from rlstruct.errors import LearnerError, WorkerError
 
 _LEARNERS = re.compile("^--learners(?==|$)")
@@ -79,29 +79,20 @@ class Training(Generic[Config]):
         environment: The environment to train on.
         training: Settings of the algorithm, and its devices.
         output: Destination of the results.
-        preset: begin with the settings tuned for this environment; by default those for --env; "none" for defaults.
+        preset: start with the settings tuned for this environment; by default those for --env; "none" for defaults.
+        config: run folder whose settings to start with.
+        resume: run folder to continue.
+        factory: for --resume with a run of your own program: its create_env as module:function, and also create_model
+            and create_agent if the checkpoint does not describe them.
     """
 
     environment: Task
     training: Config
     output: Output = Output()
     preset: str | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class ResumeOwn:
-    """Continue a run of your own program.
-
-    Attributes:
-        resume: folder of the run.
-        factory: create_env as module:function, and create_model and create_agent if the checkpoint lacks them.
-        n_env_steps: total number of environment steps; None for that of the run.
-    """
-
-    resume: Path
-    factory: tuple[str, ...]
-    n_env_steps: int | None = None
-    output: Output = Output()
+    config: Path | None = None
+    resume: Path | None = None
+    factory: tuple[str, ...] = ()
 
 
 def run(arguments: Sequence[str]) -> None:
@@ -109,52 +100,76 @@ def run(arguments: Sequence[str]) -> None:
     if not arguments or arguments[0] in ("-h", "--help"):
         say(_HELP.format(algorithms="\n".join(f"  {name:<11} {one.about}" for name, one in ALGORITHMS.items())))
         return
-    if "--factory" in arguments:
-        _resume_own(arguments)
-        return
     _train(*_read(arguments))
 
 
-def _read(arguments: Sequence[str]) -> tuple[str, Training[Any], Path | None, list[str]]:
-    """Return the algorithm, its settings, the run to continue, and a message about them."""
-    given, words = peek([_LEARNERS.sub("--n-learners", word) for word in arguments], "resume", "config")
-    if None not in given.values():
+def _read(arguments: Sequence[str]) -> tuple[str, Training[Any], list[str]]:
+    """Return the algorithm, its settings, and a message about them."""
+    words = [_LEARNERS.sub("--n-learners", word) for word in arguments]
+    algorithm = None if words[0].startswith("-") else words.pop(0)
+    given = read_early(words)
+    if given.resume is not None and given.config is not None:
         raise UserError("--resume continues a run, --config starts another one like it: pass only one of them.")
-    for option, value in given.items():
-        if value == "":
-            raise UserError(f"--{option}: expected the folder of a run.")
-    stored = given["resume"] or given["config"]
-    folder = None if stored is None else Path(stored.removesuffix("config.json"))
-    template = None if folder is None else load(folder)
-    algorithm = _algorithm(words, template)
-    begun, notes = settings_for(algorithm, words, template)
+    if "" in (given.resume, given.config):
+        raise UserError("--resume or --config: expected the folder of a run.")
+    folder, template = given.resume or given.config, None
+    if given.factory:
+        template = _own(algorithm, given.resume, given.factory)
+    elif folder is not None:
+        template = load(Path(folder))
+    if algorithm is None:
+        if template is None:
+            raise UserError(f"name the algorithm first, one of {', '.join(ALGORITHMS)}: rlstruct train a2c --env NAME")
+        algorithm = template.algorithm
+    algorithm_of(algorithm)  # raises for an unknown name
+    if template is not None and template.algorithm != algorithm:
+        raise UserError(f"this is a run of {template.algorithm}, not of {algorithm}: omit {algorithm}.")
+    begun, notes = settings_for(algorithm, given, template)
     default = None if begun is None else Training(environment=begun[0], training=begun[1])
     options = _parse(algorithm, words, default)
-    if given["resume"] and template and options.environment != template.task:
+    if given.resume and template and options.environment != template.task:
         raise UserError(f"--resume continues in {template.task.env}. To change that, start a run with --config.")
-    return algorithm, options, folder if given["resume"] else None, notes
+    return algorithm, options, notes
 
 
-def _train(algorithm: str, options: Training[Any], resumed: Path | None, notes: Sequence[str]) -> None:
+def _own(algorithm: str | None, run: str | None, factories: Sequence[str]) -> RunRecord:
+    """Return the settings of a run that the user's own program has made."""
+    if algorithm is None or run is None:
+        raise UserError("--factory continues a run of your own program: pass ALGORITHM and --resume RUN, too.")
+    kind = algorithm_of(algorithm)
+    if kind.arrange is not None and len(factories) < 3:
+        raise UserError(f"--factory: {algorithm} needs create_env, create_model and create_agent.")
+    try:
+        config = load_config(run, kind.learner.settings)
+    except (ValueError, FileNotFoundError) as error:
+        raise UserError(f"--resume {run}: {error}") from None
+    return RunRecord(algorithm=algorithm, task=Task(env=factories[0]), agent="", config=config, versions={})
+
+
+def _train(algorithm: str, options: Training[Any], notes: Sequence[str]) -> None:
     """Choose agent and environment, train, and print the result."""
-    task, config, output = options.environment, options.training, options.output
+    task, config = options.environment, options.training
     for name in ("learner_device", "batcher_device", "evaluation_device", "replay_device"):
         if (device := getattr(config, name, None)) is not None:
             check_device(f"--{name.replace('_', '-')}", device)
     share_gpus(config)  # before environments are created, which may use CUDA
     if config.cluster is not None:
         require("ray", "ray", what="--cluster")
-    factory = find(task, auto_reset=not algorithm_of(algorithm).learner.whole_episodes)
-    choice = choose(algorithm, task, *spaces_of(factory), factory.stack)
-    config = with_stacks(config, factory.stack)
+    if options.factory:
+        auto_reset = not algorithm_of(algorithm).learner.whole_episodes
+        trained = load_trained(options.resume, auto_reset=auto_reset, factories=options.factory)
+        factory, choice = trained.factory, trained.choice
+    else:
+        factory, choice = prepare(algorithm, task)
+        config = with_stacks(config, factory.stack)
     record = RunRecord(algorithm=algorithm, task=task, agent=choice.kind, config=config, versions=versions())
-    folder = _begun(record, output) if resumed is None else _resumed(resumed, record, output)
+    folder = _begun(record, options.output) if options.resume is None else _resumed(record, options)
     _say(f"{algorithm} on {task.env}: {choice.kind}, learner on {config.learner_device}")
     for note in notes:
         _say(textwrap.fill(note, 80, subsequent_indent="  ", break_on_hyphens=False))
     saved = folder.checkpoint
-    how = "" if resumed is None else ", from its checkpoint" if saved else ", which has no checkpoint: it starts over"
-    _say(f"run folder: {folder.path}{how}")
+    how = ", from its checkpoint" if saved else ", which has no checkpoint: it starts over"
+    _say(f"run folder: {folder.path}{how if options.resume else ''}")
     if saved and saved["training"]["finished"] and saved["env_steps"] >= config.n_env_steps:
         _say("it has ended: nothing is left to learn. To go on, name more steps in all, such as")
         _say(f"  --n-env-steps {2 * saved['env_steps']}. The result:")
@@ -190,71 +205,41 @@ def _learn(algorithm: str, config: TrainingConfig, choice: AgentChoice, factory:
     _say(f"next: rlstruct evaluate {path}\n      rlstruct plot {path}")
 
 
-def _resume_own(arguments: Sequence[str]) -> None:
-    """Continue a run of the user's own program, with the factories of its training."""
-    words = list(arguments)
-    name = _algorithm(words, None)
-    algorithm = algorithm_of(name)
-    program = f"rlstruct train {name}"
-    options: ResumeOwn = tyro.cli(ResumeOwn, args=words, prog=program, config=(tyro.conf.OmitArgPrefixes,))
-    if algorithm.arrange is not None and len(options.factory) < 3:
-        raise UserError(f"--factory: {name} needs create_env, create_model and create_agent.")
-    trained = load_trained(options.resume, auto_reset=not algorithm.learner.whole_episodes, factories=options.factory)
-    try:
-        config = load_config(options.resume, algorithm.learner.settings)
-        config = replace(config, n_env_steps=options.n_env_steps or config.n_env_steps)
-        folder = RunFolder.resume(options.resume, n_env_steps=config.n_env_steps, **_shown(options.output))
-    except (ValueError, RuntimeError) as error:
-        raise UserError(f"--resume {options.resume}: {error}") from None
-    _learn(name, config, trained.choice, trained.factory, folder)
-
-
 def _begun(record: RunRecord, output: Output) -> RunFolder:
-    config = record.config
-    name = output.name or f"{record.algorithm}-{record.task.env}-seed{config.seed}"
+    """Create the folder of a new run."""
+    name = output.name or f"{record.algorithm}-{record.task.env}-seed{record.config.seed}"
     name = name.replace("/", "-").replace(":", "-")
     try:
-        return RunFolder(name, record, n_env_steps=config.n_env_steps, root=output.runs, **_shown(output))
+        return RunFolder(name, record, root=output.runs, **_shown(record, output))
     except OSError as error:
         raise UserError(f"--runs {output.runs}: no folder can be made there: {error.strerror}.") from None
     except RuntimeError as error:  # raised by a logger
         raise UserError(f"--loggers {' '.join(output.loggers)}: {str(error).partition(': ')[2]}") from None
 
 
-def _resumed(run: Path, record: RunRecord, output: Output) -> RunFolder:
-    config = record.config
+def _resumed(record: RunRecord, options: Training[Any]) -> RunFolder:
+    """Open the folder of the run to continue, and store its changed settings there."""
+    path = options.resume.parent if options.resume.name == "config.json" else options.resume
     try:
-        folder = RunFolder.resume(run, n_env_steps=config.n_env_steps, **_shown(output))
+        folder = RunFolder.resume(path, **_shown(record, options.output))
         try:
             if folder.checkpoint is not None:
-                check_resumed(folder.checkpoint, config)
+                check_resumed(folder.checkpoint, record.config)
         except ValueError:
             folder.close()
             raise
-        folder.save_config(record)
+        if not options.factory:  # the user's program has its own config.json
+            folder.save_config(record)
     except (ValueError, FileNotFoundError, RuntimeError) as error:
-        raise UserError(f"--resume {run}: {error}") from None
+        raise UserError(f"--resume {path}: {error}") from None
     return folder
 
 
-def _shown(output: Output) -> dict[str, Any]:
-    """Return a message that says where a `RunFolder` shows its numbers."""
+def _shown(record: RunRecord, output: Output) -> dict[str, Any]:
+    """Return the arguments of a `RunFolder` that say what it shows."""
     for extra in sorted({"wandb", "mlflow"} & set(output.loggers)):
         require(extra, extra, what=f"--loggers {extra}")
-    return {"progress": output.progress, "loggers": output.loggers}
-
-
-def _algorithm(words: list[str], template: RunRecord | None) -> str:
-    """Return the algorithm named on the command line, or that of the run to repeat."""
-    if words and not words[0].startswith("-"):
-        algorithm = words.pop(0)
-        algorithm_of(algorithm)  # raises for an unknown name
-        if template is not None and template.algorithm != algorithm:
-            raise UserError(f"this is a run of {template.algorithm}, not of {algorithm}: omit {algorithm}.")
-        return algorithm
-    if template is None:
-        raise UserError(f"name the algorithm first, one of {', '.join(ALGORITHMS)}: rlstruct train a2c --env NAME")
-    return template.algorithm
+    return {"n_env_steps": record.config.n_env_steps, "progress": output.progress, "loggers": output.loggers}
 
 
 def _parse(algorithm: str, words: list[str], default: Training[Any] | None) -> Training[Any]:

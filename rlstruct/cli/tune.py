@@ -19,10 +19,10 @@ from rlstruct.algos.config import TrainingConfig
 from rlstruct.algos.presets import PRESETS
 from rlstruct.batchers import Tuning, tune
 from rlstruct.batchers.tuning.tune import default_sharing
-from rlstruct.cli.agents import choose, with_stacks
+from rlstruct.cli.agents import algorithm_of, prepare, with_stacks
 from rlstruct.cli.complaint import UserError, check_device, say
-from rlstruct.cli.environments import Task, find, imported, read_settings, spaces_of
-from rlstruct.cli.record import RunRecord, algorithm_of, versions
+from rlstruct.cli.environments import Task, imported, read_settings
+from rlstruct.cli.record import RunRecord, versions
 from rlstruct.cli.tune_learners import rate_of, tune_learners
 from rlstruct.core import Trajectories
 from rlstruct.device import resolve_device
@@ -161,8 +161,7 @@ def _tune_training(algorithm: str, given: TuneTraining) -> None:
     )
     if preset and not task.network:
         task = replace(task, network=tuple(f"{key}={json.dumps(value)}" for key, value in preset.network.items()))
-    factory = find(task, auto_reset=not learner.whole_episodes)
-    choice = choose(algorithm, task, *spaces_of(factory), factory.stack)
+    factory, choice = prepare(algorithm, task)
     config = with_stacks(config, factory.stack)
     model = choice.create_model()
 

@@ -87,23 +87,29 @@ def load(
     known = state.get("policy") or {}
     model = create_model() if create_model is not None else _made(known, "model", file)
     create = create_agent if create_agent is not None else _made(known, "agent", file)
+    load_weights(model, state["model"], f"rlstruct.load: {file} does not fit what create_model makes")
+    stochastic = bool(known.get("stochastic", True)) if stochastic is None else stochastic
+    specs = _specs(known, observation_space, file)
+    return Policy(model, create, specs, device=device, stochastic=stochastic, seed=seed)
+
+
+def load_weights(model: nn.Module, weights: Mapping[str, Any], unfit: str) -> None:
+    """Load weights into a network.
+
+    Raises:
+        ValueError: they do not fit. The message begins with ``unfit`` and names the first part that has another size.
+    """
     try:
-        model.load_state_dict(state["model"])
+        model.load_state_dict(weights)
     except RuntimeError as error:
         made = model.state_dict()
         wrong = [
             f"{name} is {list(made[name].shape)}, expected {list(weight.shape)}. "
-            for name, weight in state["model"].items()
+            for name, weight in weights.items()
             if isinstance(weight, torch.Tensor) and name in made and weight.shape != made[name].shape
         ]
         sizes = f"{wrong[0]}Make the network with the sizes that the training used. " if wrong else ""
-        reason = " ".join(str(error).split())
-        raise BadValueError(
-            f"rlstruct.load: {file} does not fit what create_model makes: {sizes}torch says: {reason}"
-        ) from None
-    stochastic = bool(known.get("stochastic", True)) if stochastic is None else stochastic
-    specs = _specs(known, observation_space, file)
-    return Policy(model, create, specs, device=device, stochastic=stochastic, seed=seed)
+        raise BadValueError(f"{unfit}: {sizes}torch says: {' '.join(str(error).split())}") from None
 
 
 def _read(file: Path) -> Mapping[str, Any]:

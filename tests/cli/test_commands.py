@@ -35,12 +35,12 @@ from rlstruct.algos.evaluation import Evaluation
 from rlstruct.algos.learning_curve import Curve, together
 from rlstruct.algos.presets import PRESETS
 from rlstruct.algos.run_folder import RunFolder
-from rlstruct.cli.agents import choose
+from rlstruct.cli.agents import algorithm_of, choose
 from rlstruct.cli.complaint import UserError, nearest
 from rlstruct.cli.environments import Task, find, spaces_of
 from rlstruct.cli.main import COMMANDS, main
 from rlstruct.cli.plot import _panels, read_curve
-from rlstruct.cli.record import RunRecord, algorithm_of, load
+from rlstruct.cli.record import RunRecord, load
 from rlstruct.cli.train import _plain, _read
 
 for package in ("tyro", "tqdm", "tensorboard", "matplotlib"):
@@ -178,7 +178,7 @@ def test_a_preset_has_no_more_minibatches_than_there_are_environments(capsys: Ca
     assert "n_minibatches is 3, expected at most one" in capsys.readouterr().err
 
 
-def test_a_wider_network_is_remembered() -> None:
+def test_a_wider_network_is_remembered(capsys: Capture) -> None:
     run = train("a2c", "--env", "CartPole-v1", *SMALL, "--network", "hidden=[16]", "orthogonal=false")
     weights = torch.load(run / "checkpoint.pt", weights_only=True)["model"]
     assert [tuple(value.shape) for name, value in weights.items() if name.startswith("actor.")] == [
@@ -186,6 +186,12 @@ def test_a_wider_network_is_remembered() -> None:
         *((2, 16), (2,)),
     ]
     assert main(["evaluate", str(run), "--episodes", "2"]) == 0
+    stored = run / "config.json"
+    stored.write_text(stored.read_text().replace("hidden=[16]", "hidden=[8]"))
+    assert main(["evaluate", str(run)]) == 2
+    said = capsys.readouterr().err
+    assert "does not fit the network of this version, policy, perceptron: " in said
+    assert "is [8, 4], expected [16, 4]. Make the network with the sizes that the training used." in said
 
 
 def test_a_stored_run_is_run_again_with_the_same_result_and_with_other_options() -> None:
