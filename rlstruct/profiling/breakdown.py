@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from rlstruct.profiling.events import N_KINDS, PLAIN, SWITCHING, WATCHED, Recording
-from rlstruct.profiling.overlap import Floats, Integers, Segments, Times, lookup, sweep, totals
+from rlstruct.profiling.events import N_KINDS, PLAIN, SWITCHING, WATCHED, Key, Recording
+from rlstruct.profiling.overlap import Floats, Integers, Segments, Times, lookup, sweep
 from rlstruct.profiling.prices import Prices, delays_of, payments_of, prices_of
 
 REGIONS = ("python", "backend", "simulator", "cuda")
@@ -75,10 +75,15 @@ class Process:
 
     name: str  # ``main``, ``rlstruct-worker-0``, …
     pid: int
-    n_windows: int
-    lifetime: float  # seconds from the beginning of the profile to the end of its last window
     prices: Prices  # of noting one event
-    rows: list[Row]
+    n_windows: int = 0
+    lifetime: float = 0.0  # seconds from the beginning of the profile to the end of its last window
+    rows_by_key: dict[Key, Row] = field(default_factory=dict)
+
+    @property
+    def rows(self) -> list[Row]:
+        """All operations, in each phase."""
+        return list(self.rows_by_key.values())
 
     @property
     def seconds(self) -> float:
@@ -120,90 +125,61 @@ def correct(seconds: Floats, overhead: Floats) -> Floats:
 
 def break_down(recordings: Sequence[Recording], prices: Mapping[int, Prices] | None = None) -> list[Process]:
     """Break the recorded time down by process; ``prices`` (by pid) default to those measured by the recordings."""
-    windows_by_pid: dict[int, list[Recording]] = {}
-    for recording in recordings:
-        windows_by_pid.setdefault(recording.pid, []).append(recording)
     prices = prices or prices_of(recordings)
     payments = [payments_of(recording, prices[recording.pid]) for recording in recordings]
     delays = delays_of(recordings, payments)
-    rows: dict[int, dict[tuple[str, tuple[str, ...]], Row]] = {pid: {} for pid in windows_by_pid}
-    for recording, paid, longer in zip(recordings, payments, delays, strict=True):
-        _add_window(rows[recording.pid], recording, paid, longer)
-    return [
-        Process(
-            name=windows[0].process,
-            pid=pid,
-            n_windows=len(windows),
-            lifetime=1e-9 * max(one.ended - one.origin for one in windows),
-            prices=prices[pid],
-            rows=list(rows[pid].values()),
-        )
-        for pid, windows in windows_by_pid.items()
-    ]
+    processes: dict[int, Process] = {}
+    for one, paid, longer in zip(recordings, payments, delays, strict=True):
+        process = processes.setdefault(one.pid, Process(one.process, one.pid, prices[one.pid]))
+        process.n_windows += 1
+        process.lifetime = max(process.lifetime, 1e-9 * (one.ended - one.origin))
+        _add_window(process.rows_by_key, one, paid, longer)
+    return list(processes.values())
 
 
 def segments_of(recording: Recording) -> Segments:
-    """Cut a window at every boundary.
-
-    A label is ``3 * (phase * (paths + 1) + path + 1) + kind of slice``, with path -1 for none.
-    """
-    host, device, spans = recording.host, recording.device, recording.spans
-    last = np.asarray([path[-1] == SIMULATOR for path in recording.paths], dtype=bool)
-    simulated = np.append(last, False)[spans.path]
-    starts = [host.starts[host.kind == 0], spans.starts[simulated], host.starts[host.kind == 1], device.starts]
-    ends = [host.ends[host.kind == 0], spans.ends[simulated], host.ends[host.kind == 1], device.ends]
-    category = np.repeat(np.arange(4), [len(one) for one in starts])
-    within = recording.begun, recording.ended
-    innermost = recording.innermost()
-    times = np.unique(np.concatenate([innermost[0], recording.phases[0], recording.slices[0]]))
-    operations = lookup(recording.phases, times) * (len(recording.paths) + 1) + lookup(innermost, times) + 1
-    labels = times, N_KINDS * operations + lookup(recording.slices, times)
-    return sweep(np.concatenate(starts), np.concatenate(ends), category, within, labels)
+    """Cut a window at every boundary. A label is ``3 * key + kind of slice``."""
+    host, spans, slices = recording.host, recording.spans, recording.slices
+    simulated = spans[recording.select({SIMULATOR})[spans.key]]
+    events = host[host.kind == 0], simulated, host[host.kind == 1], recording.device
+    times = np.union1d(recording.innermost[0], slices[0])
+    labels = times, N_KINDS * lookup(recording.innermost, times) + lookup(slices, times)
+    return sweep([(one.starts, one.ends) for one in events], (recording.begun, recording.ended), labels)
 
 
 def _add_window(
-    rows: dict[tuple[str, tuple[str, ...]], Row],
-    recording: Recording,
-    payments: tuple[Times, Floats],
-    delays: tuple[Integers, Floats],
+    rows: dict[Key, Row], recording: Recording, payments: tuple[Times, Floats], delays: tuple[Integers, Floats]
 ) -> None:
-    """Add the operations of a window to ``rows``, which are keyed by phase and path."""
-    segments, width, k = segments_of(recording), len(recording.paths) + 1, len(REGIONS)
-    region, label = _REGION_BY_ACTIVITY[segments.active], np.maximum(segments.label, 0)
-    n = len(recording.phase_names) * width
-    shape = n, N_KINDS, N_REGIONS
-    keys = label * N_REGIONS + region
-    measured = 1e-9 * totals(keys, segments.lengths, n * N_KINDS * N_REGIONS).reshape(shape)
-    # The cost of an event belongs to the segment before it.
-    paid = totals(keys[segments.at(payments[0])], payments[1], n * N_KINDS * N_REGIONS).reshape(shape)
-    cpu, operations = region % k, label // N_KINDS
-    changed = np.flatnonzero((np.diff(cpu) != 0) & (label[1:] % N_KINDS == WATCHED)) + 1
-    moves = totals((operations[changed] * k + cpu[changed - 1]) * k + cpu[changed], np.ones(len(changed)), n * k * k)
-    new = np.diff(label, prepend=-1) != 0
-    pieces = totals(label[new], np.ones(int(new.sum())), n * N_KINDS)
-    starts, ends, path = recording.spans.starts, recording.spans.ends, recording.spans.path
-    span_keys = np.maximum(lookup(recording.phases, starts), 0) * width + path + 1
-    longer = totals(span_keys[delays[0]], delays[1], n)
-    whole = _whole(recording)
-    for one in map(int, np.unique(np.concatenate([operations, span_keys]))):
-        key = recording.phase_names[one // width], recording.paths[one % width - 1] if one % width else ()
-        row = rows.setdefault(key, Row(*key))
-        entries = np.flatnonzero(span_keys == one)
+    """Add the operations of a window to ``rows``."""
+    segments, spans, n = segments_of(recording), recording.spans, len(recording.keys)
+    region, (key, kind) = _REGION_BY_ACTIVITY[segments.active], np.divmod(segments.label, N_KINDS)
+    measured, paid = np.zeros((2, n, N_KINDS, N_REGIONS))
+    np.add.at(measured, (key, kind, region), 1e-9 * segments.lengths)
+    at = segments.at(payments[0])  # the cost of an event belongs to the segment before it
+    np.add.at(paid, (key[at], kind[at], region[at]), payments[1])
+    cpu, moves = region % len(REGIONS), np.zeros((n, len(REGIONS), len(REGIONS)))
+    moved = np.flatnonzero((np.diff(cpu) != 0) & (kind[1:] == WATCHED)) + 1
+    np.add.at(moves, (key[moved], cpu[moved - 1], cpu[moved]), 1)
+    new, pieces = np.flatnonzero(np.diff(segments.label, prepend=-1)), np.zeros((n, N_KINDS))
+    np.add.at(pieces, (key[new], kind[new]), 1)
+    longer = np.bincount(spans.key[delays[0]], weights=delays[1], minlength=n)
+    lengths, whole = 1e-9 * (spans.ends - spans.starts), _whole(recording)
+    for one in np.union1d(key, spans.key):
+        row = rows.setdefault(recording.keys[one], Row(*recording.keys[one]))
+        entries = np.flatnonzero(spans.key == one)
         chosen = entries[whole[entries]] if whole[entries].sum() >= N_BLOCKS else entries
-        lengths = 1e-9 * (ends[chosen] - starts[chosen])
         row.count += len(entries)
         row.measured += measured[one]
         row.paid += paid[one]
         row.waited += float(longer[one])
-        row.pieces += pieces.reshape(-1, N_KINDS)[one]
-        row.moves += moves.reshape(-1, k, k)[one]
-        row.per_entry += [float(part.mean()) for part in np.array_split(lengths, N_BLOCKS) if len(part)]
+        row.pieces += pieces[one]
+        row.moves += moves[one]
+        row.per_entry += [float(part.mean()) for part in np.array_split(lengths[chosen], N_BLOCKS) if len(part)]
 
 
 def _whole(recording: Recording) -> NDArray[np.bool_]:
     """Select the operations that lie within one plain slice, undisturbed by torch's recording.  [K] bool."""
-    times, kinds = recording.slices
-    first = np.searchsorted(times, recording.spans.starts, side="right") - 1
-    last = np.searchsorted(times, recording.spans.ends, side="right") - 1
-    found: NDArray[np.bool_] = (first == last) & (np.append(kinds, -1)[first] == PLAIN)
+    times, spans = recording.slices[0], recording.spans
+    is_same = np.searchsorted(times, spans.starts, side="right") == np.searchsorted(times, spans.ends, side="right")
+    found: NDArray[np.bool_] = is_same & (lookup(recording.slices, spans.starts) == PLAIN)
     return found

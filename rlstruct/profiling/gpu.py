@@ -7,19 +7,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
-from rlstruct.profiling.events import Recording
+from rlstruct.profiling.events import Recording, Table
 from rlstruct.profiling.nvml import MISSING, read_samples, utilisation
 from rlstruct.profiling.overlap import (
     Floats,
-    Integers,
     Intervals,
     Times,
     active_before,
+    levels,
     lookup,
     sweep,
-    totals,
     union,
     union_length,
 )
@@ -27,7 +25,7 @@ from rlstruct.profiling.prices import WAIT
 
 DATA = {WAIT, "hand-over", "copy", "replay buffer"}
 """Operations that move data: a GPU that is idle during one waits for data."""
-Captures = list[tuple[int, list[tuple[str, ...] | None]]]
+Captures = list[tuple[int, list[tuple[str, ...]]]]
 _CAPTURED = ("LaunchKernel", "MemcpyAsync", "MemsetAsync", "LaunchCooperativeKernel")
 
 
@@ -90,25 +88,30 @@ def _percent(use: GpuUse | SharedUse) -> str:
     return f"unknown ({use.nvml_unknown})" if use.nvml is None else f"{100 * use.nvml:.0f} %"
 
 
-def work_by_gpu(recordings: Sequence[Recording]) -> dict[str, dict[int, tuple[Intervals, Intervals]]]:
-    """Return when each process that uses a GPU was recorded, and when its work ran there.
+def uses_of(recordings: Sequence[Recording]) -> dict[tuple[str, int, int], list[tuple[Recording, Table]]]:
+    """Return the sampled windows of each process that uses a GPU, each with its work on that GPU.
 
-    The keys are the GPU's UUID (or ``cuda:0`` if that is unknown), then the pid.
+    The keys are the GPU's UUID (or ``cuda:0`` if that is unknown), the pid, and the index of the GPU in the process.
     """
     sampled = [one for one in recordings if one.window >= 0]
     users = {
-        (one.gpus.get(device) or f"cuda:{device}", one.pid, device)
+        (one.gpus.get(index) or f"cuda:{index}", one.pid, index)
         for one in sampled
-        for device in map(int, np.unique(one.device.device))
+        for index in map(int, np.unique(one.device.gpu))
     }
-    found: dict[str, dict[int, tuple[Intervals, Intervals]]] = {}
-    for gpu, pid, device in sorted(users):
-        mine = [one for one in sampled if one.pid == pid]
-        recorded = np.asarray([(one.begun, one.ended) for one in mine]).T
-        here = [one.device.device == device for one in mine]
-        starts = np.concatenate([one.device.starts[at] for one, at in zip(mine, here, strict=True)])
-        ends = np.concatenate([one.device.ends[at] for one, at in zip(mine, here, strict=True)])
-        found.setdefault(gpu, {})[pid] = union(*recorded), union(starts, ends)
+    return {
+        (gpu, pid, index): [(one, one.device[one.device.gpu == index]) for one in sampled if one.pid == pid]
+        for gpu, pid, index in sorted(users)
+    }
+
+
+def work_by_gpu(recordings: Sequence[Recording]) -> dict[str, list[tuple[Intervals, Intervals]]]:
+    """Return when each process that uses a GPU was recorded, and when its work ran there, by the GPU's UUID."""
+    found: dict[str, list[tuple[Intervals, Intervals]]] = {}
+    for (gpu, _, _), windows in uses_of(recordings).items():
+        begun, ended = np.asarray([(one.begun, one.ended) for one, _ in windows]).T
+        work = np.concatenate([work for _, work in windows])
+        found.setdefault(gpu, []).append((union(begun, ended), union(work["starts"], work["ends"])))
     return found
 
 
@@ -118,139 +121,119 @@ def shared_use(recordings: Sequence[Recording], folder: Path) -> list[SharedUse]
     for gpu, users in work_by_gpu(recordings).items():
         if len(users) < 2:
             continue
-        begun, ended = (np.concatenate(times) for times in zip(*(one for one, _ in users.values()), strict=True))
-        times = np.unique([begun, ended])
-        n_recorded = np.searchsorted(np.sort(begun), times[:-1], side="right")
-        n_recorded -= np.searchsorted(np.sort(ended), times[:-1], side="right")
+        recorded, works = zip(*users, strict=True)
+        begun, ended = map(np.concatenate, zip(*recorded, strict=True))
+        times, n_recorded = levels(begun, ended, np.ones(len(begun), dtype=np.int64))
         most = np.flatnonzero(n_recorded == n_recorded.max())
-        within = union(times[most], times[most + 1])
-        length = float((within[1] - within[0]).sum())
-        works = [work for _, work in users.values()]
-        busy = [
-            float((active_before(work, within[1]) - active_before(work, within[0])).sum()) / length
+        starts, ends = union(times[most], times[most + 1])
+        length = float((ends - starts).sum())
+        busy, *each = (
+            float((active_before(work, ends) - active_before(work, starts)).sum()) / length
             for work in [merged(works), *works]
-        ]
-        windows = list(zip(*(map(int, one) for one in within), strict=True))
-        nvml = utilisation(read_samples(folder), gpu, windows)
-        found.append(SharedUse(gpu, int(n_recorded.max()), 1e-9 * length, busy[0], max(busy[1:]), *nvml))
+        )
+        nvml = utilisation(read_samples(folder), gpu, list(zip(starts, ends, strict=True)))
+        found.append(SharedUse(gpu, int(n_recorded.max()), 1e-9 * length, busy, max(each), *nvml))
     return found
 
 
 def merged(several: Iterable[Intervals]) -> Intervals:
     """Return the union of several unions."""
-    starts, ends = zip(*several, strict=True)
-    return union(np.concatenate(starts), np.concatenate(ends))
+    return union(*map(np.concatenate, zip(*several, strict=True)))
 
 
 def use_of_gpus(recordings: Sequence[Recording], folder: Path) -> list[GpuUse]:
     """Analyse each process's use of each GPU; ``folder`` holds NVML's samples, if there are any."""
     samples, found = read_samples(folder), []
-    sampled = [one for one in recordings if one.window >= 0]
-    users = dict.fromkeys((one.pid, device) for one in sampled for device in map(int, np.unique(one.device.device)))
-    for pid, device in users:
+    for (gpu, pid, index), windows in uses_of(recordings).items():
         captures = [capture for one in recordings if one.pid == pid for capture in _captures(one)]
-        windows = [one for one in sampled if one.pid == pid and (one.device.device == device).any()]
-        use = GpuUse(windows[0].process, pid, device)
-        for one in windows:
-            _add_window(use, one, np.flatnonzero(one.device.device == device), captures)
+        use = GpuUse(windows[0][0].process, pid, index)
+        working = [(one, work) for one, work in windows if len(work)]
+        for one, work in working:
+            _add_window(use, one, work, captures)
         use.busy, use.weighted = use.busy / use.seconds, use.weighted / use.seconds
-        times = [(one.begun, one.ended) for one in windows]
-        use.nvml, use.nvml_unknown = utilisation(samples, windows[-1].gpus.get(device, ""), times)
+        use.nvml, use.nvml_unknown = utilisation(samples, gpu, [(one.begun, one.ended) for one, _ in working])
         found.append(use)
     return found
 
 
-def _add_window(use: GpuUse, recording: Recording, rows: Integers, captures: Captures) -> None:
-    device = recording.device
-    starts, ends = device.starts[rows], device.ends[rows]
-    names = [device.names[i] for i in rows]
-    processors = max(1, device.processors.get(use.device, 1))
-    launched, path, paths = _launches(recording, captures)
+def _add_window(use: GpuUse, recording: Recording, work: Table, captures: Captures) -> None:
+    lengths = work.ends - work.starts
+    is_kernel = np.asarray([not name.startswith(("Memcpy", "Memset")) for name in work.names])
+    processors = max(1, recording.processors.get(use.device, 1))
+    launched, paths = _launches(recording, work, captures)
     use.seconds += 1e-9 * (recording.ended - recording.begun)
-    use.weighted += 1e-9 * _weighted(starts, ends, np.minimum(1.0, device.blocks[rows] / processors))
-    kernels = np.asarray([not name.startswith(("Memcpy", "Memset")) for name in names])
-    use.kernels += 1e-9 * float((ends - starts)[kernels].sum())
-    copies = np.asarray([name.startswith("Memcpy HtoD") for name in names])
-    busy, data, launches, host = _split(recording, starts, ends, np.minimum(launched[rows], starts), copies)
-    use.busy += busy
-    for reason, seconds in (("host", host), ("data", data), ("launches", launches)):
-        use.idle[reason] += seconds
-    for one in map(int, np.unique(path[rows])):
-        name = "/".join(paths[one]) if one >= 0 else "(no operation)"
-        at = path[rows] == one
-        use.operations[name] = use.operations.get(name, 0.0) + 1e-9 * union_length(starts[at], ends[at])
+    use.weighted += 1e-9 * _weighted(work.starts, work.ends, np.minimum(1.0, work.blocks / processors))
+    use.kernels += 1e-9 * float(lengths[is_kernel].sum())
+    use.busy += _add_idle(use.idle, recording, work, np.minimum(launched, work.starts))
+    for path in sorted(set(paths)):
+        mine = work[np.asarray([one == path for one in paths])]
+        name = "/".join(path) or "(no operation)"
+        use.operations[name] = use.operations.get(name, 0.0) + 1e-9 * union_length(mine.starts, mine.ends)
 
 
-def _split(
-    recording: Recording, starts: Times, ends: Times, ordered: Times, copies: NDArray[np.bool_]
-) -> tuple[float, ...]:
-    """Return the seconds in which the GPU is busy, and waits for data, launches and the host; see `GpuUse`."""
-    times, path = recording.innermost()
-    brings = np.append(np.asarray([one[-1] in DATA for one in recording.paths], dtype=np.int64), 0)[path]
-    segments = sweep(
-        np.concatenate([starts, ordered, ordered[copies]]),
-        np.concatenate([ends, starts, starts[copies]]),
-        np.repeat(np.arange(3), [len(starts), len(starts), int(copies.sum())]),
-        (recording.begun, recording.ended),
-        (times, brings),
-    )
-    busy, pending, copying = (segments.active & bit > 0 for bit in (1, 2, 4))
-    data = copying | ~pending & (segments.label == 1)
-    reason = np.select([busy, data, pending], [0, 1, 2], 3)
-    return tuple(map(float, 1e-9 * totals(reason, segments.lengths, 4)))
+def _add_idle(idle: dict[str, float], recording: Recording, work: Table, launched: Times) -> float:
+    """Add the seconds in which the GPU is idle to their reasons, see `GpuUse`, and return those in which it is busy."""
+    times, key = recording.innermost
+    is_copy = np.asarray([name.startswith("Memcpy HtoD") for name in work.names])
+    pending = launched, work.starts
+    categories = (work.starts, work.ends), pending, (launched[is_copy], work.starts[is_copy])
+    moves_data = recording.select(DATA)[key].astype(np.int64)
+    segments = sweep(categories, (recording.begun, recording.ended), (times, moves_data))
+    busy, launching, copying = (segments.active & bit > 0 for bit in (1, 2, 4))
+    data = copying | ~launching & (segments.label == 1)
+    seconds = 1e-9 * segments.lengths
+    idle["data"] += float(seconds[~busy & data].sum())
+    idle["launches"] += float(seconds[~busy & ~data & launching].sum())
+    idle["host"] += float(seconds[~busy & ~data & ~launching].sum())
+    return float(seconds[busy].sum())
 
 
 def _weighted(starts: Times, ends: Times, weights: Floats) -> float:
     """Integrate min(1, sum of the weights of running work) over time, ns."""
-    times = np.concatenate([starts, ends])
-    order = np.argsort(times, kind="stable")
-    level = np.clip(np.cumsum(np.concatenate([weights, -weights])[order]), 0.0, 1.0)
-    return float((level[:-1] * np.diff(times[order])).sum()) if len(times) else 0.0
+    times, level = levels(starts, ends, weights)
+    return float((np.clip(level, 0.0, 1.0)[:-1] * np.diff(times)).sum())
 
 
-def _launches(recording: Recording, captures: Captures) -> tuple[Times, Integers, list[tuple[str, ...]]]:
-    """Return the launch time of each kernel [K] (ns), its operation [K] as an index into the paths, and the paths.
+def _launches(recording: Recording, work: Table, captures: Captures) -> tuple[Times, list[tuple[str, ...]]]:
+    """Return the time at which each kernel [K] was launched (ns), and the operation [K] that launched it.
 
     The work of a replayed graph is matched, in order, with the latest capture that made equally many API calls, so it
     counts for the operations that were captured. Without such a capture, it counts for the operation that replays.
     """
-    host, device = recording.host, recording.device
-    innermost = recording.innermost()
+    host = recording.host
     api = np.flatnonzero((host.kind == 1) & (host.correlation >= 0))
-    api = api[np.argsort(host.correlation[api], kind="stable")]
-    at = np.searchsorted(host.correlation[api], device.correlation)
-    at = np.minimum(at, max(0, len(api) - 1))
-    known = host.correlation[api][at] == device.correlation if len(api) else np.zeros(len(at), dtype=bool)
-    launched = np.where(known, host.starts[api][at] if len(api) else 0, device.starts)
-    path = lookup(innermost, launched)
-    names = {one: i for i, one in enumerate(recording.paths)}
-    for launch in np.unique(at[known]):
-        call = int(api[launch])
-        if "GraphLaunch" not in host.names[call]:
+    calls = dict(zip(map(int, host.correlation[api]), api, strict=True))
+    call = np.asarray([calls.get(int(one), -1) for one in work.correlation])
+    launched = np.where(call < 0, work.starts, np.append(host.starts, 0)[call])
+    paths = _paths_at(recording, launched)
+    for launch in np.unique(call[call >= 0]):
+        if "GraphLaunch" not in host.names[launch]:
             continue
-        rows = np.flatnonzero(known & (at == launch))
-        rows = rows[np.lexsort((device.starts[rows], device.node[rows]))]
-        fitting = [paths for ended, paths in captures if len(paths) == len(rows) and ended <= host.starts[call]]
-        if fitting:
-            path[rows] = [-1 if one is None else names.setdefault(one, len(names)) for one in fitting[-1]]
-    return launched, path, list(names)
+        rows = np.flatnonzero(call == launch)
+        rows = rows[np.lexsort((work.starts[rows], work.node[rows]))]
+        fitting = [one for ended, one in captures if len(one) == len(rows) and ended <= host.starts[launch]]
+        for row, path in zip(rows, fitting[-1] if fitting else (), strict=False):
+            paths[row] = path
+    return launched, paths
 
 
 def _captures(recording: Recording) -> Captures:
     """Return when each capture of a CUDA graph ended, and the operations of the captured work, in order."""
-    host, innermost = recording.host, recording.innermost()
-    api = np.flatnonzero(host.kind == 1)
+    api = recording.host[recording.host.kind == 1]
     found: Captures = []
-    calls: list[int] = []
-    inside = False
-    for i in map(int, api[np.argsort(host.starts[api], kind="stable")]):
-        name = host.names[i]
+    starts: list[int] | None = None  # of the calls of an open capture
+    for start, end, _, _, name in api[np.argsort(api.starts, kind="stable")]:
         if "StreamBeginCapture" in name:
-            inside, calls = True, []
-        elif "StreamEndCapture" in name and inside:
-            inside = False
-            paths = lookup(innermost, host.starts[calls])
-            found.append((int(host.ends[i]), [None if one < 0 else recording.paths[one] for one in paths]))
-        elif inside and any(word in name for word in _CAPTURED):
-            calls.append(i)
+            starts = []
+        elif "StreamEndCapture" in name and starts is not None:
+            found.append((int(end), _paths_at(recording, np.asarray(starts, dtype=np.int64))))
+            starts = None
+        elif starts is not None and any(word in name for word in _CAPTURED):
+            starts.append(start)
     return found
+
+
+def _paths_at(recording: Recording, times: Times) -> list[tuple[str, ...]]:
+    """Return the path of the innermost operation at each time [K] (ns), empty outside of all operations."""
+    paths = [*recording.paths, ()]  # the last one before the window
+    return [paths[key] for key in lookup(recording.innermost, times)]

@@ -32,18 +32,19 @@ def write_trace(recordings: Sequence[Recording], path: Path, samples: Mapping[st
 
 
 def _window(recording: Recording) -> Iterable[Event]:
-    pid, host, device = recording.pid, recording.host, recording.device
+    pid, spans, device = recording.pid, recording.spans, recording.device
     yield _named("process_name", pid, 0, recording.process)
-    yield _named("thread_name", pid, 1, "operations")
-    names = [recording.paths[i][-1] for i in recording.spans.path]
-    yield from _slices(pid, 1, recording.spans.starts, recording.spans.ends, names)
-    yield _named("thread_name", pid, 2, "torch and CUDA's API")
-    yield from _slices(pid, 2, host.starts, host.ends, host.names)
+    paths = recording.paths
+    tracks = {
+        1: ("operations", spans, [paths[key][-1] for key in spans.key]),
+        2: ("torch and CUDA's API", recording.host, recording.host.names),
+    }
     for stream in map(int, np.unique(device.stream)):
-        yield _named("thread_name", pid, _STREAMS + stream, f"GPU stream {stream}")
-        at = np.flatnonzero(device.stream == stream)
-        names = [device.names[i] for i in at]
-        yield from _slices(pid, _STREAMS + stream, device.starts[at], device.ends[at], names)
+        work = device[device.stream == stream]
+        tracks[_STREAMS + stream] = (f"GPU stream {stream}", work, work.names)
+    for thread, (track, events, names) in tracks.items():
+        yield _named("thread_name", pid, thread, track)
+        yield from _slices(pid, thread, events.starts, events.ends, names)
 
 
 def _named(what: str, pid: int, tid: int, name: str) -> Event:
@@ -64,7 +65,7 @@ def _slices(pid: int, tid: int, starts: Times, ends: Times, names: Sequence[str]
 
 def _counters(recordings: Sequence[Recording], samples: Mapping[str, Samples]) -> Iterable[Event]:
     for gpu, users in work_by_gpu(recordings).items():
-        recorded, work = (merged(several) for several in zip(*users.values(), strict=True))
+        recorded, work = (merged(several) for several in zip(*users, strict=True))
         yield _named("process_name", _COUNTERS, 0, "GPUs")
         for begun, ended in zip(*recorded, strict=True):
             edges = np.append(np.arange(begun, ended, _BIN), ended)

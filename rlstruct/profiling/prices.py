@@ -12,10 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rlstruct.profiling.events import PLAIN, SWITCHING, WATCHED, Recording
+from rlstruct.profiling.events import PLAIN, SWITCHING, WATCHED, Key, Recording
 from rlstruct.profiling.overlap import Floats, Integers, Times, lookup
 
-Path = tuple[str, ...]
 WAIT = "wait"  # an operation that lasts until other processes signal
 _FEW = 10  # pieces needed for a comparison
 _TYPICAL = 0.5  # share of the pieces that is compared: on a busy machine, other programs run in the longer ones
@@ -38,17 +37,15 @@ def prices_of(recordings: Sequence[Recording]) -> dict[int, Prices]:
     recording down as well, so this share applies to all pieces except very long ones. The price of an event is averaged
     over processes, because one that mostly waits has little to compare.
     """
-    found: dict[tuple[int, Path, Path, Path], list[Integers]] = {}
-    windows: dict[int, list[Recording]] = {}
+    found: dict[tuple[int, Key, Key, Key], list[Integers]] = {}
     for recording in recordings:
-        windows.setdefault(recording.pid, []).append(recording)
-        paths, around, pieces = [*recording.paths, ()], *_pieces(recording)
-        places, piece_places = np.unique(around, axis=1, return_inverse=True)
+        keys, (around, pieces) = [*recording.keys, ("", ())], _pieces(recording)
+        places, place = np.unique(around, axis=1, return_inverse=True)
         for k, (before, here, after) in enumerate(places.T):
-            key = recording.pid, paths[here], paths[before], paths[after]
-            found.setdefault(key, []).append(pieces[:, piece_places.reshape(-1) == k])
+            same = recording.pid, keys[here], keys[before], keys[after]
+            found.setdefault(same, []).append(pieces[:, place.reshape(-1) == k])
     longer, n = 0.0, 0.0
-    for (_, path, *_), pieces_of_place in found.items():
+    for (_, (_, path), *_), pieces_of_place in found.items():
         kind, lengths, noted = np.concatenate(pieces_of_place, axis=1)
         watched = kind == WATCHED
         with_events, without = _typical(lengths[watched]), _typical(lengths[kind == PLAIN])
@@ -58,7 +55,8 @@ def prices_of(recordings: Sequence[Recording]) -> dict[int, Prices]:
         longer += float(lengths[watched].sum()) * (1.0 - float(without.mean() / with_events.mean()))
         n += float(noted[watched].sum())
     prices = {}
-    for pid, mine in windows.items():
+    for pid in {one.pid for one in recordings}:
+        mine = [one for one in recordings if one.pid == pid]
         compared = n and any(PLAIN in one.slices[1] for one in mine)
         operation = float(np.median([one.cost for one in mine]))
         prices[pid] = Prices(operation, 1e-9 * longer / n if compared else None)
@@ -69,17 +67,17 @@ def _pieces(recording: Recording) -> tuple[Integers, Integers]:
     """Cut a window wherever another operation becomes the innermost one, and where slices begin.
 
     Returns:
-        Indices into `Recording.paths` of each piece's previous, own and next operation, -1 for none; and for each
+        Indices into `Recording.keys` of each piece's previous, own and next operation, -1 for none; and for each
         piece the kind of slice, its length in ns, and the number of torch's events that begin in it.  [3, K] each
     """
-    times, path = recording.innermost()
-    starts = np.unique(np.concatenate([times, recording.slices[0], [recording.begun]]))
-    starts = starts[(starts >= recording.begun) & (starts < recording.ended)]
-    lengths = np.diff(np.append(starts, recording.ended))
+    times, key = recording.innermost
+    starts = np.union1d(times, recording.slices[0])
+    starts = starts[starts < recording.ended]
+    lengths = np.diff(starts, append=recording.ended)
     at = np.maximum(np.searchsorted(starts, recording.host.starts, side="right") - 1, 0)
     events = np.bincount(at, minlength=len(starts))
-    place, padded = np.searchsorted(times, starts, side="right"), np.pad(path, (2, 1), constant_values=-1)
-    around = np.stack([padded[place], padded[place + 1], padded[place + 2]])
+    place, padded = np.searchsorted(times, starts, side="right"), np.pad(key, 1, constant_values=-1)
+    around = np.stack([padded[place - 1], padded[place], padded[place + 1]])
     return around, np.stack([lookup(recording.slices, starts), lengths, events])
 
 
@@ -139,9 +137,8 @@ class _Lateness:
     """
 
     def __init__(self, recording: Recording, payments: tuple[Times, Floats]) -> None:
-        waits = np.asarray([path[-1] == WAIT for path in recording.paths], dtype=bool)
         self.recording = recording
-        self.spans = np.flatnonzero(np.append(waits, False)[recording.spans.path])
+        self.spans = np.flatnonzero(recording.select({WAIT})[recording.spans.key])
         self.starts, self.ends = recording.spans.starts[self.spans], recording.spans.ends[self.spans]
         self.delays = [0.0]
         self._times, self._paid = payments[0], np.append(0.0, np.cumsum(payments[1]))
@@ -164,6 +161,6 @@ class _Lateness:
         last = int(np.searchsorted(self.starts, end, side="right")) - 1
         if mine.pid == waiting.parent:
             return int(self.starts[last]) if last >= 0 and self.ends[last] > end else end
-        phase = waiting.phase_names[int(lookup(waiting.phases, np.asarray([start]))[0])]
-        is_child = mine.parent == waiting.pid and mine.pid != waiting.pid and mine.phase_names[0] == phase
+        phase, _ = waiting.keys[int(lookup(waiting.innermost, np.asarray([start]))[0])]
+        is_child = mine.parent == waiting.pid and mine.pid != waiting.pid and mine.keys[0][0] == phase
         return int(self.starts[last]) if is_child and last >= 0 else None

@@ -216,11 +216,11 @@ def test_a_profile_says_what_compiled_and_recorded_updates_are(monkeypatch: pyte
             learn(graph, batches[2:])
     (found,) = load(tmp_path)
     at = [found.host.starts[i] for i, name in enumerate(found.host.names) if name == "compiled code"]
-    around = [found.paths[i] for i in lookup(found.innermost(), np.asarray(at))]
+    around = [found.paths[i] for i in lookup(found.innermost, np.asarray(at))]
     assert {"/".join(path) for path in around} == {"loss", "loss and backward"}  # what it fuses, and nothing of no name
     assert ("optimiser",) in found.paths
     recorded = ("on an accelerator", "graph")
-    assert sum(found.paths[i] == recorded for i in found.spans.path) == 2
+    assert sum(found.paths[i] == recorded for i in found.spans.key) == 2
     assert (*recorded, "optimiser") in found.paths  # where it is captured
 
 

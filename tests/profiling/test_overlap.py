@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from rlstruct.profiling.overlap import active_before, flatten, lookup, sweep, union, union_length
+from rlstruct.profiling.overlap import active_before, levels, lookup, sweep, union, union_length
 
 NOTHING = np.zeros(0, dtype=np.int64)
 
@@ -26,21 +26,6 @@ def brute_force(events: list[tuple[int, int, int]], within: tuple[int, int]) -> 
     return found
 
 
-@st.composite
-def nested(draw: st.DrawFn, first: int = 0, last: int = 60, depth: int = 4) -> list[tuple[int, int]]:
-    """Intervals side by side or one in the other, outer ones first; equal starts, ends and zero lengths happen."""
-    found: list[tuple[int, int]] = []
-    at = first
-    for _ in range(draw(st.integers(0, 3))):
-        start = draw(st.integers(at, last))
-        end = draw(st.integers(start, last))
-        found.append((start, end))
-        if depth:
-            found += draw(nested(first=start, last=end, depth=depth - 1))
-        at = end
-    return found
-
-
 events = st.lists(
     st.tuples(st.integers(-5, 45), st.integers(0, 20), st.integers(0, 4)).map(lambda e: (e[0], e[0] + e[1], e[2])),
     max_size=30,
@@ -50,7 +35,8 @@ events = st.lists(
 @given(events, st.integers(0, 10), st.integers(20, 40))
 def test_the_sweep_finds_what_brute_force_finds(found: list[tuple[int, int, int]], first: int, last: int) -> None:
     starts, ends, category = np.asarray(found, dtype=np.int64).reshape(-1, 3).T
-    segments = sweep(starts, ends, category, (first, last), (NOTHING, NOTHING))
+    categories = [(starts[category == one], ends[category == one]) for one in range(5)]
+    segments = sweep(categories, (first, last), (NOTHING, NOTHING))
     sums: dict[int, int] = {}
     for active, length in zip(segments.active.tolist(), segments.lengths.tolist(), strict=True):
         sums[active] = sums.get(active, 0) + length
@@ -59,7 +45,7 @@ def test_the_sweep_finds_what_brute_force_finds(found: list[tuple[int, int, int]
     assert (segments.lengths > 0).all()
 
 
-@given(events)
+@given(events.filter(bool))
 def test_regions_add_up_to_the_union(found: list[tuple[int, int, int]]) -> None:
     starts, ends, _ = np.asarray(found, dtype=np.int64).reshape(-1, 3).T
     covered = {t for start, end, _ in found for t in range(start, end)}
@@ -69,34 +55,18 @@ def test_regions_add_up_to_the_union(found: list[tuple[int, int, int]]) -> None:
     assert active_before(union(starts, ends), moments).tolist() == before
 
 
-@given(nested())
-@settings(max_examples=200)
-def test_flattening_leaves_the_innermost_operation_at_every_moment(spans: list[tuple[int, int]]) -> None:
-    starts, ends = np.asarray(spans, dtype=np.int64).reshape(-1, 2).T
-    times, index = flatten(starts, ends)
-    assert (np.diff(times) > 0).all()  # one at a time
-    moments = np.arange(0, 61)
-    for t, found in zip(moments.tolist(), lookup((times, index), moments).tolist(), strict=True):
-        around = [i for i, (start, end) in enumerate(spans) if start <= t < end]
-        # Nested: of those around a moment the last one in the list is the innermost.
-        assert found == (around[-1] if around else -1)
-
-
-def test_equal_starts_and_zero_lengths_by_hand() -> None:
-    # 0 [0, 10] and 1 [0, 4] start together; 2 [4, 4] is empty; 3 [4, 10] ends with its parent.
-    times, index = flatten(integers(0, 0, 4, 4), integers(10, 4, 4, 10))
-    assert times.tolist() == [0, 4, 10]
-    assert index.tolist() == [1, 3, -1]
-    # Two equal intervals: the later in the list is the inner one.
-    assert flatten(integers(2, 2), integers(5, 5))[1].tolist() == [1, -1]
-    assert flatten(NOTHING, NOTHING)[1].tolist() == []
+@given(events)
+def test_levels_count_the_active_intervals_at_every_moment(found: list[tuple[int, int, int]]) -> None:
+    starts, ends, _ = np.asarray(found, dtype=np.int64).reshape(-1, 3).T
+    times, level = levels(starts, ends, np.ones(len(starts), dtype=np.int64))
+    for t, n in zip(range(70), lookup((times, level), np.arange(70)).tolist(), strict=True):
+        assert max(0, n) == sum(start <= t < end for start, end, _ in found)
 
 
 def test_a_sweep_by_hand() -> None:
     # Category 0 is active in [0, 6], category 1 in [2, 4] and, overlapping itself, in [3, 5]; [5, 5] is empty.
-    segments = sweep(
-        integers(0, 2, 3, 5), integers(6, 4, 5, 5), integers(0, 1, 1, 1), (0, 8), (integers(1, 7), integers(20, 21))
-    )
+    categories = [(integers(0), integers(6)), (integers(2, 3, 5), integers(4, 5, 5))]
+    segments = sweep(categories, (0, 8), (integers(1, 7), integers(20, 21)))
     assert segments.edges.tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 8]
     assert segments.active.tolist() == [1, 1, 3, 3, 3, 1, 0, 0]
     assert segments.label.tolist() == [-1, 20, 20, 20, 20, 20, 20, 21]
@@ -104,7 +74,7 @@ def test_a_sweep_by_hand() -> None:
 
 
 def test_nothing_happens_in_no_time() -> None:
-    segments = sweep(integers(1), integers(2), integers(0), (5, 5), (NOTHING, NOTHING))
+    segments = sweep([(integers(1), integers(2))], (5, 5), (NOTHING, NOTHING))
     assert segments.lengths.sum() == 0
     assert union_length(NOTHING, NOTHING) == 0
 
@@ -114,5 +84,5 @@ def test_many_events_take_no_more_than_n_log_n(n: int) -> None:
     generator = np.random.default_rng(0)
     starts = np.sort(generator.integers(0, 10**9, n))
     ends = starts + generator.integers(0, 10**4, n)
-    segments = sweep(starts, ends, np.zeros(n, dtype=np.int64), (0, 10**9), (NOTHING, NOTHING))
+    segments = sweep([(starts, ends)], (0, 10**9), (NOTHING, NOTHING))
     assert segments.lengths.sum() == 10**9  # a square would take hours
