@@ -77,8 +77,7 @@ def create_network(create_model: Callable[[], nn.Module], seed: int) -> nn.Modul
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = create_model()
-    parts = [part for part in model.modules() if isinstance(part, RANDOM_IN_TRAINING) and part.training]
-    active = {type(part).__name__ for part in parts}
+    active = {type(part).__name__ for part in model.modules() if isinstance(part, RANDOM_IN_TRAINING) and part.training}
     if active:
         warn_user(
             f"run_training: {type(model).__name__} has {', '.join(sorted(active))} in train mode: the policy that acts "

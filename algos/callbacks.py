@@ -12,13 +12,12 @@ import torch
 from torch import Tensor
 
 from rlstruct.algos.build import cpu_copy
-from rlstruct.algos.checkpoint import FORMAT, write_checkpoint
+from rlstruct.algos.checkpoint import write_checkpoint
 from rlstruct.algos.evaluation import Evaluation
 from rlstruct.core import Trajectories
 from rlstruct.errors import BadTypeError, UsageError
 from rlstruct.functional.all_reduce import sum_over_learners
 from rlstruct.policies import Policy
-from rlstruct.policies.loading import description
 
 if TYPE_CHECKING:
     from rlstruct.algos.learner import CreateAgent
@@ -91,11 +90,9 @@ class TrainingContext:
         Raises:
             RuntimeError: nothing was evaluated yet, or nothing since the training was resumed.
         """
-        weights, loop, result = self._weights("save_policy"), self._loop, self.evaluations[-1]
-        policy = description(loop.learner.agent, loop.learner.model, loop.shown, stochastic=loop.draws)
-        numbers = {"env_steps": result.env_steps, "policy_version": result.policy_version}
-        known = {"format": FORMAT, "config": asdict(loop.config), "policy": policy, **numbers}
-        write_checkpoint(Path(file), {**known, "model": weights, "evaluation": asdict(result)})
+        weights, result = self._weights("save_policy"), self.evaluations[-1]
+        numbers = {"env_steps": result.env_steps, "policy_version": result.policy_version, "evaluation": asdict(result)}
+        write_checkpoint(Path(file), {**self._loop.policy_state(), **numbers, "model": weights})
 
     def _weights(self, method: str) -> dict[str, Tensor]:
         if not self._judged:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from rlstruct.errors import BadValueError, MissingFileError
-from rlstruct.options import Options, declared, nearest, option
+from rlstruct.options import Options, declared, option
 
 AnyConfig = TypeVar("AnyConfig", bound="TrainingConfig")
 
@@ -143,12 +143,10 @@ def load_config(path: str | Path, kind: type[AnyConfig]) -> AnyConfig:
         stored = json.loads(file.read_text())
     except json.JSONDecodeError as error:
         raise BadValueError(f"load_config: {file} is damaged: {error}.") from None
-    known = [field.name for field in fields(kind)]
-    for name in stored if isinstance(stored, dict) else [type(stored).__name__]:
-        if name not in known:
-            near = nearest(name, known)
-            raise BadValueError(f"load_config: {file} has {name!r}, which {kind.__name__} does not know.{near}")
-    return kind(**stored)
+    try:
+        return kind(**stored)
+    except TypeError as error:
+        raise BadValueError(f"load_config: {file} has settings that do not fit. {error}") from error
 
 
 def check_resumed(checkpoint: Mapping[str, Any], config: TrainingConfig) -> None:

@@ -184,14 +184,13 @@ class Evaluator:
         self._n_steps = 0
         self._statistics = EpisodeStatistics(self.batcher.n_envs(), self.batcher.device)
         self._returns = torch.zeros_like(self._statistics.open_return)
-        self._lengths = torch.zeros_like(self._statistics.open_length)
-        self._unfinished = torch.ones_like(self._lengths, dtype=torch.bool)
+        self._lengths = torch.zeros_like(self._statistics.open_length)  # 0 until the episode has ended
         self._started = (env_steps, policy_version, time.perf_counter())
         self.batcher.update(weights)
         self.batcher.reset()
         self.batcher.execute()
         if self._show is not None:
-            self._show(len(self._unfinished), 0, 0)
+            self._show(len(self._lengths), 0, 0)
 
     @phase("evaluation")
     @operation("evaluation")
@@ -241,22 +240,23 @@ class Evaluator:
             return None
         self._count(trajectories)
         self._n_steps += trajectories.trajectories.n_steps()
-        n_cut = int(self._unfinished.sum())  # sync: once per batch of the evaluation
+        cut, n_episodes = self._lengths == 0, len(self._lengths)
+        n_cut = int(cut.sum())  # sync: once per batch of the evaluation
         if self._show is not None:
-            self._show(len(self._unfinished), len(self._unfinished) - n_cut, self._n_steps)
+            self._show(n_episodes, n_episodes - n_cut, self._n_steps)
         if n_cut and (self.step_limit is None or self._n_steps < self.step_limit):
             self.batcher.execute()
             return None
         if n_cut:
             warn_user(
-                f"Evaluator: {n_cut} of {len(self._unfinished)} episodes had not ended after {self._n_steps} steps "
+                f"Evaluator: {n_cut} of {n_episodes} episodes had not ended after {self._n_steps} steps "
                 f"(step limit {self.step_limit}). They are cut there and count with their rewards so far. Set a time "
                 "limit, for example gymnasium.make(..., max_episode_steps=...), or raise evaluation_step_limit."
             )
         env_steps, policy_version, start = self._started
         self._started = None
-        returns = torch.where(self._unfinished, self._statistics.open_return, self._returns)
-        lengths = torch.where(self._unfinished, self._statistics.open_length, self._lengths)
+        returns = torch.where(cut, self._statistics.open_return, self._returns)
+        lengths = torch.where(cut, self._statistics.open_length, self._lengths)
         return Evaluation(
             env_steps,
             policy_version,
@@ -270,7 +270,6 @@ class Evaluator:
         """Record the first episode of each environment that ends in a batch."""
         counted, environment = self._statistics.track(trajectories), trajectories.info["environment"]
         ended = counted["ended"]
-        first = ended & (ended.cumsum(1) == 1) & self._unfinished[environment].unsqueeze(1)  # [B, T], once in a row
+        first = ended & (ended.cumsum(1) == 1) & (self._lengths[environment] == 0).unsqueeze(1)  # [B, T], once in a row
         self._returns[environment] += torch.where(first, counted["return"], 0.0).sum(1)
         self._lengths[environment] += torch.where(first, counted["length"], 0).sum(1)
-        self._unfinished[environment] &= ~first.any(1)

@@ -59,7 +59,6 @@ class Place:
     local_rank: int  # from 0 on each machine, to choose a GPU
     host: str  # machine of the store
     port: int  # of the store through which the learners meet
-    listens: bool  # True if this process opens the store
 
     @classmethod
     def of_launcher(cls) -> Place | None:
@@ -72,10 +71,8 @@ class Place:
                 f"run_training: WORLD_SIZE is {said['WORLD_SIZE']}, but {', '.join(missing)} is not set. Start the "
                 "script with torchrun, which sets all of them, or unset WORLD_SIZE to learn alone."
             )
-        rank = int(said["RANK"])
-        listens = rank == 0 and said.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-        local_rank = int(said.get("LOCAL_RANK", rank))
-        return cls(rank, int(said["WORLD_SIZE"]), local_rank, said["MASTER_ADDR"], int(said["MASTER_PORT"]), listens)
+        rank, size, port = int(said["RANK"]), int(said["WORLD_SIZE"]), int(said["MASTER_PORT"])
+        return cls(rank, size, int(said.get("LOCAL_RANK", rank)), said["MASTER_ADDR"], port)
 
 
 def launched_rank() -> int:
@@ -114,7 +111,7 @@ def learning_together(config: TrainingConfig, train: Callable[[], object]) -> It
         if place is None:
             listening = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
             store: Store = listening
-            place = Place(0, n, 0, "127.0.0.1", listening.port, listens=True)
+            place = Place(0, n, 0, "127.0.0.1", listening.port)
             stack.callback(followers.end)  # in case they never join
             followers.start(train, n, listening.port, share_gpus(config))
         else:
@@ -126,7 +123,7 @@ def learning_together(config: TrainingConfig, train: Callable[[], object]) -> It
         stack.callback(followers.end)  # runs first, because a group with a stopped learner cannot close
         with learning_in(group):
             yield group
-        followers.join()
+        followers.end(patience=_LEAVING_SECONDS)
 
 
 def share_gpus(config: TrainingConfig) -> GpuSharing | None:
@@ -152,8 +149,9 @@ def share_gpus(config: TrainingConfig) -> GpuSharing | None:
 def _store(place: Place) -> Store:
     """Open the store or connect to it, with new keys for each training of this process."""
     limit = timedelta(seconds=JOIN_SECONDS)
+    opens = place.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"  # torchrun may have opened it
     try:
-        return TCPStore(place.host, place.port, is_master=place.listens, wait_for_workers=False, timeout=limit)
+        return TCPStore(place.host, place.port, is_master=opens, wait_for_workers=False, timeout=limit)
     except dist.DistError as error:
         raise LearnerError(
             f"run_training: learner {place.rank} cannot reach learner 0 at {place.host}:{place.port} within "
@@ -243,17 +241,13 @@ class Followers:
                     ranks=(i + 1,),
                 )
 
-    def join(self) -> None:
-        """Wait for them to end after the training."""
-        end = time.monotonic() + _LEAVING_SECONDS
+    def end(self, patience: float = 0.0) -> None:
+        """Kill those that have not ended after ``patience`` seconds, even stopped ones, with their worker processes."""
+        end = time.monotonic() + patience
         for process in self.processes:
             process.join(max(0.0, end - time.monotonic()))
-
-    def end(self) -> None:
-        """Kill them, even stopped ones. Their worker processes die with them."""
         for process in self.processes:
             process.kill()
-        for process in self.processes:
             process.join(_LEAVING_SECONDS)
             with contextlib.suppress(ValueError):  # it is still running
                 process.close()

@@ -96,7 +96,7 @@ class GradientLearner(ABC):
         self._finite = torch.ones((), dtype=torch.bool, device=self.device)
         self._weights = [weight for weight in model.parameters() if weight.requires_grad]
         self._rates: dict[float, Tensor] = {}  # by initial value; tensors, because a graph would freeze numbers
-        self._first = self._n_steps = 0  # policy_version before the update, and its gradient steps
+        self._n_steps = 0  # gradient steps of an update
         fixed = not self.whole_episodes  # whole episodes give every batch a different shape
         self._owner, pure = self.depends_on()
         compiled = fixed and config.compile_update and (agent.pure or not pure)  # only the agent can promise purity
@@ -161,12 +161,12 @@ class GradientLearner(ABC):
 
     def run(self, batch: Any) -> dict[str, Tensor]:  # noqa: ANN401 - as of `terms`
         """Take the gradient steps on a batch; later calls may replay them as one captured graph."""
-        self._first = self.policy_version
-        self.version_now.fill_(self._first)
+        first = self.policy_version
+        self.version_now.fill_(first)
         for runner in self._runners:
             runner.weights_changed()
         terms = self._whole(batch)
-        self.policy_version = self._first + self._n_steps
+        self.policy_version = first + self._n_steps
         return terms
 
     def close(self) -> None:
@@ -197,9 +197,9 @@ class GradientLearner(ABC):
 
     def _step(self, batch: Any) -> dict[str, Tensor]:  # noqa: ANN401
         """Take the gradient steps of `run`. A replayed graph does not repeat the counting that Python does here."""
-        self.policy_version = self._first
+        first = self.policy_version
         terms = self.gradient_steps(batch)
-        self._n_steps = self.policy_version - self._first
+        self._n_steps = self.policy_version - first
         return terms
 
     def agent_info(self, fraction_done: float, n_envs: int) -> DictTensor:
@@ -235,9 +235,8 @@ class GradientLearner(ABC):
             first = float(group.get("initial_lr", self.config.learning_rate))
             rate = linear_schedule(fraction_done, first, first * self.config.final_learning_rate_fraction)
             if self.device.type != "cpu" and (group.get("capturable") or group.get("fused")):
-                if first not in self._rates:
-                    self._rates[first] = torch.zeros((), dtype=torch.float32, device=self.device)
-                group["lr"] = self._rates[first].fill_(rate)
+                tensor = torch.empty((), dtype=torch.float32, device=self.device)
+                group["lr"] = self._rates.setdefault(first, tensor).fill_(rate)
             else:
                 group["lr"] = rate
 

@@ -66,7 +66,7 @@ class Others:
         if self._thread is not None:
             self._thread.join()
 
-    def tell(self, error: Exception) -> None:
+    def report(self, error: Exception) -> None:
         """Report to the others why this learner fails, and mark the error as reported."""
         with contextlib.suppress(dist.DistError):  # the process that holds the store is gone
             text = "".join(traceback.format_exception(error))
@@ -79,7 +79,7 @@ class Others:
         with contextlib.suppress(dist.DistError):  # the process that holds the store has finished as well
             self._store.set(f"finished {self._rank}", "")
 
-    def look_after(self, waited: float) -> None:
+    def check(self, waited: float) -> None:
         """Raise LearnerError if another learner has failed, died or been stopped, or this one has waited too long."""
         for rank, one in enumerate(self._facts):
             if rank != self._rank and one["host"] == platform.node() and (how := _gone(one["pid"])):
@@ -97,7 +97,7 @@ class Others:
 
     def watch(self, waited: float) -> None:
         """Check learners on other machines as well: each call writes a sign of life and reads the others'."""
-        self.look_after(waited)
+        self.check(waited)
         try:
             self._store.set(f"beat {self._rank}", repr(time.monotonic()))
             for rank, one in enumerate(self._facts):

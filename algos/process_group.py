@@ -72,6 +72,15 @@ class Learners:
 
     def broadcast_weights(self, model: nn.Module) -> None:
         """Copy the weights of rank 0 to every learner."""
+        own = {name: tensor.detach().to("cpu") for name, tensor in model.state_dict().items()}
+        try:
+            model.load_state_dict(self.from_first(None if self.rank else own))
+        except RuntimeError as error:
+            raise LearnerError(
+                f"run_training: learner {self.rank} has another network than learner 0, whose weights it cannot load: "
+                f"{error}. Make create_model return the same network in every process.",
+                ranks=(self.rank,),
+            ) from error
 
     def refuse_lost(self) -> None:
         """Raise LearnerError if another learner is lost, so that sums on the device may lack its share."""
@@ -183,18 +192,6 @@ class Group(Learners):
         self._wait(dist.gather(padded, found, dst=0, async_op=True))
         return state if found is None else {**state, "others": [_unpacked(one) for one in found[1:]]}
 
-    def broadcast_weights(self, model: nn.Module) -> None:
-        """See `Learners.broadcast_weights`."""
-        own = {name: tensor.detach().to("cpu") for name, tensor in model.state_dict().items()}
-        try:
-            model.load_state_dict(self.from_first(None if self.rank else own))
-        except RuntimeError as error:
-            raise LearnerError(
-                f"run_training: learner {self.rank} has another network than learner 0, whose weights it cannot load: "
-                f"{error}. Make create_model return the same network in every process.",
-                ranks=(self.rank,),
-            ) from error
-
     def refuse_lost(self) -> None:
         """See `Learners.refuse_lost`."""
         self.others.refuse_lost()
@@ -217,7 +214,7 @@ class Group(Learners):
         begin = looked = time.monotonic()
         while work is not None and not work.is_completed():
             if (now := time.monotonic()) > looked + 1.0:
-                self.others.look_after(now - begin)
+                self.others.check(now - begin)
                 looked = now
             time.sleep(0.0 if now < begin + 0.01 else 1e-4)
         self._wait(work)
@@ -233,12 +230,12 @@ class Group(Learners):
                 if broken:  # the cause may take a moment to show
                     end = time.monotonic() + 3.0
                     while time.monotonic() < end:
-                        self.others.look_after(0.0)
+                        self.others.check(0.0)
                         time.sleep(0.05)
                     raise LearnerError(f"run_training: learner {self.rank} lost another one: {error}") from error
                 broken = work.is_completed()  # it may have completed just as the second ended: wait once more
                 if not broken:
-                    self.others.look_after(time.monotonic() - begin)
+                    self.others.check(time.monotonic() - begin)
 
 
 @contextlib.contextmanager
@@ -250,7 +247,7 @@ def learning_in(group: Group) -> Iterator[None]:
             yield
     except Exception as error:
         found = group.others.lost or error  # without the lost learner, anything that the device computed may be wrong
-        group.others.tell(found)
+        group.others.report(found)
         if found is error:
             raise
         raise found from error

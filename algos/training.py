@@ -12,13 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from rlstruct.algos.build import (
-    CreateEnv,
-    check_create_env,
-    create_batchers,
-    create_network,
-    threads_for,
-)
+from rlstruct.algos.build import CreateEnv, check_create_env, create_batchers, create_network, threads_for
 from rlstruct.algos.callbacks import Callback, Callbacks, for_others
 from rlstruct.algos.checkpoint import FORMAT, generators, restored, set_generators, stored
 from rlstruct.algos.config import TrainingConfig, check_resumed
@@ -26,7 +20,6 @@ from rlstruct.algos.evaluation import Evaluates, Evaluator, TrainingResult
 from rlstruct.algos.history import TrainingHistory
 from rlstruct.algos.launch import learning_together
 from rlstruct.algos.learner import CreateAgent, GradientLearner
-from rlstruct.algos.process_group import Learners
 from rlstruct.algos.run_folder import RunFolder
 from rlstruct.batchers import EpisodeStatistics, RL_Batcher
 from rlstruct.core import TensorSpec, Trajectories
@@ -97,37 +90,20 @@ def run_training(
             "algorithm. Import the configuration and train() from the same module of rlstruct.algos."
         )
     check_create_env(create_env, env_args or {})
-    factories = create_model, create_agent, create_env
-    settings: dict[str, Any] = {"env_args": env_args, "create_evaluator": create_evaluator}
-    again = partial(run_training, kind, config, *factories, **settings, callbacks=for_others(callbacks))
-    with learning_together(config, again) as learners:
-        config = replace(config, n_learners=learners.size)
-        run = None if learners.rank else run
-        return _train(learners, kind, config, factories, env_args or {}, run, create_evaluator, callbacks)
-
-
-def _train(
-    learners: Learners,
-    kind: type[GradientLearner],
-    config: TrainingConfig,
-    factories: tuple[CreateModel, CreateAgent, CreateEnv],
-    env_args: Mapping[str, object],
-    run: RunFolder | None,
-    create_evaluator: Callable[[nn.Module], Evaluates] | None,
-    callbacks: Sequence[Callback],
-) -> TrainingResult:
-    """Train as one of the learners, with its share of the batches; see `run_training`."""
-    create_model, create_agent, create_env = factories
-    if (whole := None if run is None else run.checkpoint) is not None:
-        check_resumed(whole, config)
-    checkpoint = learners.scatter(whole)
-    share = learners.local_config(config)
-    model = create_network(create_model, config.seed)
-    learners.broadcast_weights(model)
-    learner = kind.create(model.to(resolve_device(share.learner_device)), create_agent, share)
-    resumptions = 0 if checkpoint is None else checkpoint["training"]["resumptions"] + 1
-    collecting, evaluating = create_batchers(share, create_agent, create_env, env_args, model, resumptions)
+    parts = kind, config, create_model, create_agent, create_env
+    again = partial(run_training, *parts, env_args=env_args, create_evaluator=create_evaluator)
     with contextlib.ExitStack() as stack:
+        learners = stack.enter_context(learning_together(config, partial(again, callbacks=for_others(callbacks))))
+        config, run = replace(config, n_learners=learners.size), None if learners.rank else run
+        if (whole := None if run is None else run.checkpoint) is not None:
+            check_resumed(whole, config)
+        checkpoint = learners.scatter(whole)
+        share = learners.local_config(config)
+        model = create_network(create_model, config.seed)
+        learners.broadcast_weights(model)
+        learner = kind.create(model.to(resolve_device(share.learner_device)), create_agent, share)
+        resumptions = 0 if checkpoint is None else checkpoint["training"]["resumptions"] + 1
+        collecting, evaluating = create_batchers(share, create_agent, create_env, env_args or {}, model, resumptions)
         stack.callback(torch.set_num_threads, torch.get_num_threads())
         torch.set_num_threads(threads_for(model, config.threads))
         batcher = stack.enter_context(collecting())
@@ -254,9 +230,12 @@ class TrainingLoop:
             "generators": generators(),
             "callbacks": self.callbacks.state_dict(),
         }
-        numbers = {"format": FORMAT, "config": asdict(self.config), "env_steps": self.env_steps}
+        return {**self.learner.state_dict(), **self.policy_state(), "env_steps": self.env_steps, "training": training}
+
+    def policy_state(self) -> dict[str, object]:
+        """Return what `rlstruct.load` needs to load the policy, besides the weights."""
         policy = description(self.learner.agent, self.learner.model, self.shown, stochastic=self.draws)
-        return {**self.learner.state_dict(), **numbers, "policy": policy, "training": training}
+        return {"format": FORMAT, "config": asdict(self.config), "policy": policy}
 
     def load_state_dict(self, state: Mapping[str, Any], *, resumptions: int) -> None:
         """Continue from a `state_dict`."""

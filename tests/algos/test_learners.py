@@ -145,12 +145,12 @@ def test_followers_find_a_learner_that_torchrun_has_restarted(monkeypatch: pytes
 
 
 def facts(**changes: Any) -> dict[str, Any]:
-    place = Place(0, 2, 0, "127.0.0.1", 0, listens=True)
+    place = Place(0, 2, 0, "127.0.0.1", 0)
     return {**launch._facts(config_of("a2c"), place), **changes}
 
 
 def roll_call(store: dist.Store) -> list[dict[str, Any]]:
-    return launch._roll_call(Place(0, 2, 0, "127.0.0.1", 0, listens=True), store, facts(), Followers())
+    return launch._roll_call(Place(0, 2, 0, "127.0.0.1", 0), store, facts(), Followers())
 
 
 def test_learners_that_do_not_come_or_fit_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -210,9 +210,7 @@ def test_settings_are_read_back(tmp_path: Path) -> None:
             assert load_config(run.path, type(config_of(name))) == config_of(name)
     file = tmp_path / "config.json"
     file.write_text('{"n_envs": 2, "n_env_step": 5}')
-    with pytest.raises(
-        ValueError, match=r"has 'n_env_step', which A2CConfig does not know\. Did you mean 'n_env_steps'"
-    ):
+    with pytest.raises(ValueError, match=r"A2CConfig: there is no setting 'n_env_step'\. Did you mean 'n_env_steps'"):
         load_config(file, A2CConfig)
     file.write_text('{"n_envs"')
     with pytest.raises(ValueError, match=r"config\.json is damaged"):
