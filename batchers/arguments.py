@@ -19,13 +19,12 @@ from rlstruct.errors import (
     BadTypeError,
     BadValueError,
     BatcherStateError,
-    DeviceMismatchError,
     ShapeMismatchError,
     warn_user,
 )
 from rlstruct.options import Range
 from rlstruct.rl_agent import RL_Agent
-from rlstruct.vec_env import VecEnv
+from rlstruct.vec_env import VecEnv, expect_on_cpu
 
 State = Literal["new", "ready", "ended", "executing", "alone", "full", "failed", "closed"]
 
@@ -172,11 +171,7 @@ def spread(name: str, info: DictTensor, B: int) -> DictTensor:
     """Check an agent_info or env_info, and copy it; a single row is repeated for all B environments."""
     if check_info(name, info).empty():
         return info
-    if info.device != torch.device("cpu"):
-        key = next(iter(info.keys()))
-        raise DeviceMismatchError(
-            f"RL_Batcher: {name} {key!r} is on {info.device}, expected cpu. It stays on the CPU: create it there."
-        )
+    expect_on_cpu(f"RL_Batcher: {name}", info)
     if info.n_elems() not in (1, B):
         raise ShapeMismatchError(
             f"RL_Batcher: {name} has {info.n_elems()} rows, expected {B}, one per environment, or 1 for all of them."

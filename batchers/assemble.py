@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rlstruct.batchers.collector import Collected
-from rlstruct.batchers.slab import Steps, as_signed, without_gaps, zero_after
+from rlstruct.batchers.slab import Steps, join, join_one, without_gaps
 from rlstruct.core import DictTensor, TemporalDictTensor, Trajectories
 from rlstruct.engine.graph import lend
 from rlstruct.engine.streams import move
@@ -54,29 +54,31 @@ def assemble(
         joined = joined.to(device)
         return Trajectories(infos.index(joined.info["environment"]) + joined.info, joined.trajectories), n_running
     info = _info(parts, infos, device)
-    T = n_envs = 0
+    T, n_envs, filled = 0, 0, list[tuple[Steps, int]]()
     full = True  # every environment took part in every step
     for part in parts:
         n_steps, running = part.collected.n_steps, part.steps.running
+        filled.append((part.steps, n_steps))
         T, n_envs = max(T, n_steps), n_envs + running.shape[1]
         full = full and auto_reset and (not has_gaps or bool(running[:n_steps].all()))  # sync: once per batch
+    makes_copy = not (len(parts) == 1 and parts[0].owned)
     if auto_reset:
-        steps = _join(parts, T)
+        steps = join(filled, T, copy=makes_copy)
         if full:
             lengths = torch.full((n_envs,), T, dtype=torch.int64, device=device)
             batch = TemporalDictTensor.unchecked(steps, lengths)
             lend(steps.values() if lent else ())
         else:
-            batch = without_gaps(steps, _cat(parts, "running", T))
+            batch = without_gaps(steps, join_one(filled, "running", T))
         return Trajectories.unchecked(DictTensor.unchecked(info), batch), n_envs
-    lengths = _cat(parts, "running", T).sum(1)
+    lengths = join_one(filled, "running", T).sum(1)
     on_host, n_running = _count(lengths, parts)
     T = int(on_host.max())  # sync: of CPU memory. Off the CPU, collectors rarely check whether all episodes have ended
     rows = None
     if not bool((on_host > 0).all()):  # sync: of CPU memory
         rows = move(on_host.nonzero().squeeze(1), device)  # sync: of CPU memory
         info, lengths = dict(DictTensor(info).index(rows).items()), lengths.index_select(0, rows)
-    steps = _join(parts, T, rows, lengths)
+    steps = join(filled, T, rows=rows, lengths=lengths, copy=makes_copy)
     return Trajectories(DictTensor(info), TemporalDictTensor(steps, lengths)), n_running
 
 
@@ -110,60 +112,3 @@ def _info(parts: Sequence[Part], infos: DictTensor, device: torch.device) -> dic
     for key, values in columns.items():
         info[key] = torch.cat(values)
     return info
-
-
-def _join(
-    parts: Sequence[Part], T: int, rows: Tensor | None = None, lengths: Tensor | None = None
-) -> dict[str, Tensor]:
-    """Join the steps of all parts, [B, T, ...]; of episodes only ``rows`` (None: all), zero after ``lengths``."""
-    steps: dict[str, Tensor] = {}
-    whole = parts[0].steps.restarted is None  # otherwise only some rows of ``reached`` are written
-    groups = ("stream", "action", "reached") if whole else ("stream", "action")
-    for name in parts[0].steps.tensors:
-        group, _, key = name.partition("/")
-        if group not in groups:
-            continue
-        extra = int(group == "stream")  # slot `lengths` of the stream holds the final observation
-        joined = _cat(parts, name, T, extra)
-        if lengths is not None:
-            joined = zero_after(joined if rows is None else joined.index_select(0, rows), lengths + extra)
-        if group == "stream":
-            steps[f"observation/{key}"], steps[f"_observation/{key}"] = joined[:, :T], joined[:, 1:]
-        else:
-            steps[f"_observation/{key}" if group == "reached" else name] = joined
-    first, copied = 0, set[str]()
-    n_envs = steps["observation/done"].shape[0]
-    for part in parts:  # where environments restarted, write final observations to copies of their keys
-        B = part.steps.running.shape[1]
-        at = part.steps.finals(part.collected.n_steps)
-        if len(at):
-            to = at.div(B, rounding_mode="floor") * n_envs + at % B + first
-            for key, plane in part.steps.reached.items():
-                name = f"_observation/{key}"
-                time_first = steps[name].transpose(0, 1)
-                if name not in copied:
-                    copied.add(name)
-                    time_first = time_first.clone(memory_format=torch.contiguous_format)
-                    steps[name] = time_first.transpose(0, 1)
-                final = as_signed(plane).flatten(0, 1).index_select(0, at)
-                as_signed(time_first).flatten(0, 1).index_copy_(0, to, final)
-        first += B
-    return steps
-
-
-def _cat(parts: Sequence[Part], name: str, T: int, extra: int = 0) -> Tensor:
-    """Copy T time-first steps of all parts to [B, T + extra, ...], with zeros after the steps of a shorter part.
-
-    Memory stays time first: this copies whole rows, several times faster than a transposed copy, and gives every batch
-    the same strides. A single part that is owned is not copied.
-    """
-    cut = []
-    for part in parts:
-        tensor, n_steps = part.steps.tensors[name], part.collected.n_steps + extra
-        taken = tensor[: min(n_steps, T + extra)]  # later slots hold an older batch
-        if len(taken) < T + extra:
-            taken = torch.cat([taken, tensor.new_zeros((T + extra - len(taken), *tensor.shape[1:]))])
-        cut.append(taken)
-    if len(cut) == 1 and parts[0].owned:
-        return cut[0].transpose(0, 1)
-    return torch.cat(cut, dim=1).transpose(0, 1)

@@ -16,7 +16,7 @@ from torch import Tensor
 from rlstruct.batchers.checks import BatchChecks
 from rlstruct.batchers.progress import Phase, Progress, spell_input
 from rlstruct.batchers.saved_state import CollectorState, check_rows, load_environment, on_cpu
-from rlstruct.batchers.slab import Allocate, Slab, Steps, history_until, slab_layout
+from rlstruct.batchers.slab import Allocate, Slab, Steps, history_until, no_steps, slab_layout
 from rlstruct.core import DictTensor, Layout, TemporalDictTensor, expect
 from rlstruct.engine.executors import agent_runner, infers_the_same
 from rlstruct.engine.runner import Runner
@@ -199,7 +199,7 @@ class Collector:
         while t < self._T:
             if first is None:  # otherwise the agent has already acted
                 enter(_AGENT, t)
-            history = history_until(slab, slab.slots[0], t, self._gaps) if self._history else None
+            history = history_until(slab, t, self._gaps) if self._history else None
             if self._infers:
                 with infers:
                     action, state = act(state, shown[t], agent_info, history)
@@ -305,8 +305,8 @@ class Collector:
     def _first_answer(self, keys: Tensor) -> Any:  # noqa: ANN401 - returned by the user's agent
         """Call the agent once and derive the layout of the slab from its action."""
         self._progress.at(_AGENT, 0)
-        history = history_until(None, self._observation, 0, self._gaps) if self._history else None
         seen = DictTensor.unchecked({**self._observation._tensors, "rng": keys[0]})
+        history = history_until(no_steps(seen), 0, gaps=False) if self._history else None
         answer = self._act(self._state, seen, self.agent_info, history)
         action, _ = check_answer(f"{type(self.agent).__name__}.__call__", answer)
         self._progress.enter(Phase.COPY)

@@ -8,7 +8,7 @@ occupy real memory. On an accelerator the host would have to wait to learn which
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -38,10 +38,11 @@ class Steps:
         state: the agent's state before the first step.  [B, ...]
         reached: true next observations; empty unless the environment resets itself.  [T, B, ...]
         restarted: True for rows of ``reached`` that are valid; None on an accelerator, where all are.  [T, B] bool
+        packed: True if ``reached`` has only the valid rows.  [K, ...]
     """
 
-    def __init__(self, tensors: dict[str, Tensor]) -> None:
-        self.tensors = tensors
+    def __init__(self, tensors: dict[str, Tensor], packed: bool = False) -> None:
+        self.tensors, self.packed = tensors, packed
         self.stream = part_of(tensors, "stream/")
         self.action = part_of(tensors, "action/")
         self.state = part_of(tensors, "state/")
@@ -224,18 +225,92 @@ def slab_layout(observation: DictTensor, action: DictTensor, state: DictTensor, 
     return Layout({name: spec for part in parts for name, spec in part.items()})
 
 
-def history_until(slab: Slab | None, observation: DictTensor, t: int, gaps: bool) -> TemporalDictTensor:
+def no_steps(observation: DictTensor) -> Steps:
+    """Return the memory of zero steps, before the agent's first answer shows what it returns besides the action.
+
+    ``observation`` is [B] and includes ``rng``.
+    """
+    last = {k.removeprefix("last_"): v for k, v in observation.items() if k.startswith("last_action")}
+    layout = slab_layout(observation, DictTensor(last), DictTensor(), 0, restarts=False)
+    return Steps(layout.allocate(observation["rng"].device))
+
+
+def history_until(steps: Steps, t: int, gaps: bool) -> TemporalDictTensor:
     """Return the first t steps of a batch [B, t] with the keys of Trajectories, as views where possible.
 
     With ``gaps``, environments may spend steps on their restarts. These are left out, as in Trajectories.
     """
-    if slab is None:
-        return _no_history(observation)
-    steps = {f"observation/{k}": v[:t].transpose(0, 1) for k, v in slab.stream.items()}
-    steps |= {f"action/{k}": v[:t].transpose(0, 1) for k, v in slab.action.items()}
-    steps |= {f"_observation/{k}": v for k, v in next_observations(slab, t).items()}
-    running = slab.running[:t].transpose(0, 1)
-    return without_gaps(steps, running) if gaps else TemporalDictTensor(steps, running.sum(1))
+    joined, running = join([(steps, t)], t, copy=False), steps.running[:t].transpose(0, 1)
+    return without_gaps(joined, running) if gaps else TemporalDictTensor(joined, running.sum(1))
+
+
+def join(
+    parts: Sequence[tuple[Steps, int]],
+    T: int,
+    *,
+    rows: Tensor | None = None,
+    lengths: Tensor | None = None,
+    copy: bool = True,
+) -> dict[str, Tensor]:
+    """Join the steps of all parts, [B, T, ...] with the keys of Trajectories.
+
+    Args:
+        parts: steps, and how many of them were taken.
+        T: the number of steps; shorter parts end in zeros.
+        rows: the rows to keep; None keeps all.
+        lengths: the lengths of episodes, after which there are zeros; None if every step is real.
+        copy: False returns views of a single part, except for keys in which restarts have hidden an observation.
+    """
+    steps: dict[str, Tensor] = {}
+    whole = parts[0][0].restarted is None  # otherwise only some rows of ``reached`` are written
+    groups = ("stream", "action", "reached") if whole else ("stream", "action")
+    for name in parts[0][0].tensors:
+        group, _, key = name.partition("/")
+        if group not in groups:
+            continue
+        extra = int(group == "stream")  # slot `lengths` of the stream holds the final observation
+        joined = join_one(parts, name, T, extra, copy=copy)
+        if lengths is not None:
+            joined = zero_after(joined if rows is None else joined.index_select(0, rows), lengths + extra)
+        if group == "stream":
+            steps[f"observation/{key}"], steps[f"_observation/{key}"] = joined[:, :T], joined[:, 1:]
+        else:
+            steps[f"_observation/{key}" if group == "reached" else name] = joined
+    first, copied = 0, set[str]()
+    n_envs = steps["observation/done"].shape[0]
+    for part, n_steps in parts:  # where environments restarted, write final observations to copies of their keys
+        B = part.running.shape[1]
+        at = part.finals(n_steps)
+        if len(at):
+            to = at.div(B, rounding_mode="floor") * n_envs + at % B + first
+            for key, plane in part.reached.items():
+                final = as_signed(plane) if part.packed else as_signed(plane).flatten(0, 1).index_select(0, at)
+                name = f"_observation/{key}"
+                time_first = steps[name].transpose(0, 1)
+                if name not in copied:
+                    copied.add(name)
+                    time_first = time_first.clone(memory_format=torch.contiguous_format)
+                    steps[name] = time_first.transpose(0, 1)
+                as_signed(time_first).flatten(0, 1).index_copy_(0, to, final)
+        first += B
+    return steps
+
+
+def join_one(parts: Sequence[tuple[Steps, int]], name: str, T: int, extra: int = 0, *, copy: bool = True) -> Tensor:
+    """Join T + extra time-first steps of one tensor to [B, T + extra, ...], see `join`.
+
+    Memory stays time first: this copies whole rows, several times faster than a transposed copy, and gives every batch
+    the same strides.
+    """
+    cut = []
+    for part, n_steps in parts:
+        tensor = part.tensors[name]
+        taken = tensor[: min(n_steps, T) + extra]  # later slots hold an older batch
+        if len(taken) < T + extra:
+            taken = torch.cat([taken, tensor.new_zeros((T + extra - len(taken), *tensor.shape[1:]))])
+        cut.append(taken)
+    joined = torch.cat(cut, dim=1) if copy or len(cut) > 1 else cut[0]
+    return joined.transpose(0, 1)
 
 
 def without_gaps(steps: dict[str, Tensor], running: Tensor) -> TemporalDictTensor:
@@ -253,35 +328,6 @@ def zero_after(tensor: Tensor, lengths: Tensor) -> Tensor:
     padding = times.unsqueeze(0) >= lengths.unsqueeze(1)  # [B, T]
     as_signed(tensor).masked_fill_(padding.view(*padding.shape, *[1] * (tensor.dim() - 2)), 0)
     return tensor
-
-
-def _no_history(observation: DictTensor) -> TemporalDictTensor:
-    """Return a history of zero steps. It lacks the agent's other outputs, which are not known before its first call."""
-    empty = {k: v.new_empty((v.shape[0], 0, *v.shape[1:])) for k, v in observation.items()}
-    actions = {k.removeprefix("last_"): v for k, v in empty.items() if k.startswith("last_action")}
-    empty["rng"] = observation["done"].new_empty((observation.n_elems(), 0), dtype=torch.int64)
-    return TemporalDictTensor(
-        {f"observation/{k}": v for k, v in empty.items()}
-        | {f"_observation/{k}": v for k, v in empty.items()}
-        | {f"action/{k}": v for k, v in actions.items()}
-    )
-
-
-def next_observations(slab: Slab, t: int) -> dict[str, Tensor]:
-    """Return the true next observations of the first t steps, before any restart, [B, t, ...].
-
-    They are views of the stream unless an environment restarted.
-    """
-    following = {k: v[1 : t + 1].transpose(0, 1) for k, v in slab.stream.items()}
-    if slab.restarted is None:
-        following |= {k: v[:t].transpose(0, 1) for k, v in slab.reached.items()}
-    elif len(at := slab.finals(t)):
-        for key, plane in slab.reached.items():
-            # Time first, the order in which `at` counts rows.
-            whole = following[key].transpose(0, 1).clone(memory_format=torch.contiguous_format)
-            as_signed(whole).flatten(0, 1).index_copy_(0, at, as_signed(plane).flatten(0, 1).index_select(0, at))
-            following[key] = whole.transpose(0, 1)
-    return following
 
 
 def as_signed(tensor: Tensor) -> Tensor:

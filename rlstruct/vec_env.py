@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from rlstruct.core import DictTensor
+from rlstruct.core import DictTensor, expect
 from rlstruct.device import DeviceLike, resolve_device
 from rlstruct.errors import BadKeyError, BadTypeError, DeviceMismatchError, MissingMethodError, UsageError
 
@@ -180,6 +180,12 @@ def check_action(where: str, action: object, keys: Iterable[str] = ()) -> DictTe
     )
 
 
+def expect_on_cpu(where: str, info: DictTensor | None) -> None:
+    """Raise DeviceMismatchError unless an agent_info or env_info is on the CPU; ``where`` starts the message."""
+    if info is not None:
+        expect(where, info, device=torch.device("cpu"), fix="It stays on the CPU: create it there.")
+
+
 class IdleWatch:
     """Guard against loops that keep stepping after every episode has ended, for example because they count rows.
 
@@ -320,11 +326,7 @@ class DeviceEnv(EnvWrapper):
         Raises:
             DeviceMismatchError: ``env_info`` is not on the CPU.
         """
-        if env_info is not None and env_info.device not in (None, torch.device("cpu")):
-            raise DeviceMismatchError(
-                f"DeviceEnv.reset: tensor {next(iter(env_info.keys()))!r} of env_info is on {env_info.device}, "
-                "expected cpu. env_info stays on the CPU: create it there."
-            )
+        expect_on_cpu("DeviceEnv.reset: env_info", env_info)
         observation, running = self.env.reset(env_info)
         first, (running,) = self._out(observation, running)
         return first, running
@@ -336,12 +338,8 @@ class DeviceEnv(EnvWrapper):
             TypeError: the action is no DictTensor.
             DeviceMismatchError: the action is not on ``device``.
         """
-        if check_action("DeviceEnv", action).device not in (None, self._device):
-            key = next(iter(action.keys()), "action")
-            raise DeviceMismatchError(
-                f"DeviceEnv.step: tensor {key!r} of the action is on {action.device}, expected {self._device}. "
-                f"Create it with device={str(self._device)!r}, or move the agent's model there."
-            )
+        fix = f"Create it with device={str(self._device)!r}, or move the agent's model there."
+        expect("DeviceEnv.step: action", check_action("DeviceEnv", action), device=self._device, fix=fix)
         answer = self.env.step(action.to(self.env.device))
         (reached, current), restarted = answer, getattr(answer, "restarted", True)
         # Without a restart the two observations are equal: move one.

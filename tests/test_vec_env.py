@@ -133,7 +133,7 @@ def test_a_plain_pair_may_have_restarted() -> None:
 def test_an_action_elsewhere_is_refused() -> None:
     moved = DeviceEnv(CountingEnv(3), "meta")
     moved.reset()
-    message = r"DeviceEnv\.step: tensor 'action' of the action is on cpu, expected meta\. Create it with device='meta'"
+    message = r"DeviceEnv\.step: action 'action' is on cpu, expected meta\. Create it with device='meta'"
     with pytest.raises(DeviceMismatchError, match=message):
         moved.step(DictTensor({"action": torch.zeros(3, dtype=torch.int64)}))
 
@@ -155,7 +155,7 @@ def test_env_info_stays_on_the_cpu() -> None:
     env_info = DictTensor({"length": torch.ones(2, dtype=torch.int64)})
     moved.reset(env_info)
     assert env.env_info is env_info
-    with pytest.raises(DeviceMismatchError, match=r"DeviceEnv\.reset: tensor 'length' of env_info is on meta.*cpu"):
+    with pytest.raises(DeviceMismatchError, match=r"DeviceEnv\.reset: env_info 'length' is on meta.*cpu"):
         moved.reset(env_info.to("meta"))
     for empty in (None, DictTensor()):
         moved.reset(empty)

@@ -109,16 +109,7 @@ class RayLink:
 
     def steps(self, batch: Batch, slab: int) -> Steps:
         """Map the steps in the object store."""
-        tensors = unpack(batch.tensors)
-        steps = Steps(tensors)
-        at = steps.finals(batch.collected.n_steps)
-        for name, packed in tensors.items():
-            if name.startswith("reached/") and steps.restarted is not None:
-                # The system allocates only the pages that are written.
-                plane = packed.new_empty((steps.running.numel(), *packed.shape[1:]))
-                plane[at] = packed
-                tensors[name] = plane.view(*steps.running.shape, *packed.shape[1:])
-        return Steps(tensors)
+        return Steps(unpack(batch.tensors), packed=True)
 
     def where(self) -> str:
         """Return order and node, or the resources that the actor waits for."""

@@ -12,8 +12,8 @@ import torch
 from gymnasium.spaces import Box, Discrete
 from torch import Tensor
 
-from rlstruct.core import DictTensor
-from rlstruct.errors import DeviceMismatchError, ShapeMismatchError
+from rlstruct.core import DictTensor, Layout, expect
+from rlstruct.errors import ShapeMismatchError
 from rlstruct.spaces import Element, Leaf, Space, leaves, nest
 
 _ARRAY = np.ndarray  # found faster than an attribute of numpy, once per environment and step
@@ -131,20 +131,15 @@ class SpaceCodec:
         return nest(self.space, copies, self._prefix)
 
     def _check_action(self, tensor: Tensor, leaf: Leaf, n: int) -> None:
-        if not tensor.is_cpu:
-            raise DeviceMismatchError(
-                f"{self.where}: tensor {leaf.key!r} of the action is on {tensor.device}, expected cpu. "
-                f"Wrap the environment in DeviceEnv(env, {str(tensor.device)!r})."
-            )
-        if tensor.shape != (n, *leaf.shape):
-            raise ShapeMismatchError(
-                f"{self.where}: tensor {leaf.key!r} of the action is {tuple(tensor.shape)}, expected "
-                f"{(n, *leaf.shape)}: one row per environment, each an element of {self.space}."
-            )
+        where, named = f"{self.where}: action", {leaf.key: tensor}
+        home = f"Wrap the environment in DeviceEnv(env, {str(tensor.device)!r})."
+        expect(where, named, device=torch.device("cpu"), fix=home)
+        layout = Layout({leaf.key: ((n, *leaf.shape), tensor.dtype)})
+        expect(where, named, layout, fix=f"Give one row per environment, each an element of {self.space}.")
         floats = tensor.is_floating_point() and leaf.torch_dtype.is_floating_point
         if not floats and not (_exact(tensor.dtype, leaf.torch_dtype)):
             raise ShapeMismatchError(
-                f"{self.where}: tensor {leaf.key!r} of the action is {tensor.dtype}, expected {leaf.torch_dtype}. "
+                f"{where} {leaf.key!r} is {tensor.dtype}, expected {leaf.torch_dtype}. "
                 f"Convert it with .to({leaf.torch_dtype}) where the agent makes it."
             )
 

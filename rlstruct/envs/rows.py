@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from rlstruct.core import DictTensor
+from rlstruct.core import DictTensor, expect
 from rlstruct.envs.codec import Arrays, SpaceCodec
-from rlstruct.errors import BadTypeError, DeviceMismatchError, ShapeMismatchError, UsageError, tag_environment
+from rlstruct.errors import BadTypeError, ShapeMismatchError, UsageError, tag_environment
 from rlstruct.in_place import FLAGS, Ended, ObservationBuffer
 from rlstruct.spaces import Space
-from rlstruct.vec_env import IdleWatch, StepResult, VecEnv, check_action
+from rlstruct.vec_env import IdleWatch, StepResult, VecEnv, check_action, expect_on_cpu
 
 Array = np.ndarray[Any, Any]
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
@@ -154,15 +154,8 @@ def options_of(env_info: DictTensor | None, n: int, where: str) -> Options | Non
     """
     if env_info is None or env_info.empty():
         return None
-    if env_info.device is not None and env_info.device.type != "cpu":
-        raise DeviceMismatchError(
-            f"{where}: tensor {next(iter(env_info.keys()))!r} of env_info is on {env_info.device}, expected cpu. "
-            "env_info stays on the CPU: create it there."
-        )
-    if env_info.n_elems() != n:
-        raise ShapeMismatchError(
-            f"{where}: env_info has {env_info.n_elems()} rows, expected {n}: one row per environment."
-        )
+    expect_on_cpu(f"{where}: env_info", env_info)
+    expect(f"{where}: env_info", env_info, rows=n, fix="Give one row per environment.")
     options: Options = [{} for _ in range(n)]
     for key, tensor in env_info.items():
         values = tensor.tolist() if tensor.dim() == 1 else list(tensor.numpy().copy())  # sync: on the CPU, per reset

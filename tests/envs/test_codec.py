@@ -125,7 +125,7 @@ def test_wrong_actions_say_key_found_expected_and_mend() -> None:
     discrete, box = spaces.Discrete(3), spaces.Box(-1, 1, (2,), np.float32)
     with pytest.raises(ShapeMismatchError, match=r"no key 'action', only \['choice'\].*torch.int64 \(3,\)"):
         step_with(discrete, choice=torch.zeros(B, dtype=torch.int64))
-    with pytest.raises(ShapeMismatchError, match=r"'action' of the action is \(3, 1\), expected \(3,\)"):
+    with pytest.raises(ShapeMismatchError, match=r"action 'action' is \[3, 1\] .*expected \[3\] torch.int64"):
         step_with(discrete, action=torch.zeros(B, 1, dtype=torch.int64))
     with pytest.raises(ShapeMismatchError, match=r"is torch.float32, expected torch.int64.*\.to\(torch.int64\)"):
         step_with(discrete, action=torch.zeros(B))

@@ -125,9 +125,9 @@ def test_env_info_reaches_every_reset_of_its_row() -> None:
 
 def test_wrong_env_info_is_refused() -> None:
     env = GymEnv([Counting(), Counting()])
-    with pytest.raises(ShapeMismatchError, match="env_info has 3 rows, expected 2"):
+    with pytest.raises(ShapeMismatchError, match=r"env_info 'level' is \[3\] torch.float32, expected \[2, ...\]"):
         env.reset(DictTensor({"level": torch.zeros(3)}))
-    with pytest.raises(DeviceMismatchError, match="tensor 'level' of env_info is on meta, expected cpu"):
+    with pytest.raises(DeviceMismatchError, match="env_info 'level' is on meta, expected cpu"):
         env.reset(DictTensor({"level": torch.zeros(2, device="meta")}))
 
 
