@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rlstruct.profiling.breakdown import REGIONS, Process
+from rlstruct.profiling.breakdown import N_REGIONS, REGIONS, Process
 from rlstruct.profiling.overlap import Floats
 from rlstruct.profiling.prices import WAIT
 from rlstruct.profiling.sentence import WORDS, main_process
@@ -25,38 +25,33 @@ def draw(processes: Sequence[Process], path: Path, title: str) -> None:
     The longest operation that is not waiting sets the scale: longer bars of waiting are cut off and labelled.
     """
     from matplotlib.figure import Figure  # imported here: the extra ``train`` may be missing
+    from matplotlib.patches import Patch
 
     bars = bars_of(processes)
+    names = [name for name, _ in bars]
+    seconds = np.reshape([values for _, values in bars], (-1, N_REGIONS))
+    is_idle = np.asarray([name.endswith(_IDLE) for name in names], dtype=bool)
+    totals, left = seconds.sum(axis=1), np.zeros(len(bars))
+    limit = 1.05 * (totals[~is_idle].max(initial=0.0) or totals.max(initial=1.0))
     figure = Figure(figsize=(9.5, 1.9 + 0.3 * len(bars)), layout="constrained")
-    axes = figure.add_subplot()
-    places = np.arange(len(bars))[::-1]
-    left = np.zeros(len(bars))
-    values = np.stack([seconds for _, seconds in bars]) if bars else np.zeros((0, 2 * len(REGIONS)))
-    for index in range(2 * len(REGIONS)):
+    axes = figure.add_subplot(xlim=(0.0, limit), xlabel="seconds, without the cost of measuring")
+    legend = [Patch(facecolor=_WAITING, label="waiting, starting")] if bars else []
+    for index in np.flatnonzero(seconds.any(axis=0)):
         region, busy = index % len(REGIONS), index >= len(REGIONS)
-        width = values[:, index]
-        if not width.any():
-            continue
-        label = WORDS[region] + (", GPU busy" if busy else "")
         hatch = "////" if busy else None
-        colors = [_WAITING if name.endswith(_IDLE) else _COLORS[region] for name, _ in bars]
-        axes.barh(places, width, left=left, color=colors, hatch=hatch, edgecolor="white")
-        axes.barh([0], [0], color=_COLORS[region], hatch=hatch, label=label)
-        left = left + width
-    working = [float(seconds.sum()) for name, seconds in bars if not name.endswith(_IDLE)]
-    limit = 1.05 * max(working, default=float(left.max(initial=1.0)))
-    axes.set_xlim(0.0, limit)
-    for place, total in zip(places, left, strict=True):
-        if total > limit:
-            axes.annotate(f"{total:.1f} s →", (limit, place), (-4, 0), textcoords="offset points", ha="right",
-                          va="center", fontsize=8, bbox={"color": "white", "pad": 1})  # fmt: skip
-    axes.set_yticks(places, [name for name, _ in bars], fontsize=9)
-    axes.set_xlabel("seconds, without the cost of measuring")
+        colors = [_WAITING if idle else _COLORS[region] for idle in is_idle]
+        axes.barh(names, seconds[:, index], left=left, color=colors, hatch=hatch, edgecolor="white")
+        left += seconds[:, index]
+        label = WORDS[region] + (", GPU busy" if busy else "")
+        legend.insert(-1, Patch(facecolor=_COLORS[region], hatch=hatch, edgecolor="white", label=label))
+    for place in np.flatnonzero(totals > limit):
+        axes.annotate(f"{totals[place]:.1f} s →", (limit, place), (-4, 0), textcoords="offset points", ha="right",
+                      va="center", fontsize=8, bbox={"color": "white", "pad": 1})  # fmt: skip
+    axes.invert_yaxis()
+    axes.tick_params(axis="y", labelsize=9)
     axes.spines[["top", "right"]].set_visible(False)
     figure.suptitle("\n".join(textwrap.wrap(title, 110)), fontsize=10, x=0.02, ha="left")
-    if bars:
-        axes.barh([0], [0], color=_WAITING, label="waiting, starting")
-        figure.legend(fontsize=8, loc="outside lower right", ncols=5, frameon=False)
+    figure.legend(handles=legend, fontsize=8, loc="outside lower right", ncols=5, frameon=False)
     figure.savefig(path, dpi=130)
 
 
@@ -70,8 +65,8 @@ def bars_of(processes: Sequence[Process]) -> list[tuple[str, Floats]]:
             if row.path and (process is main or kind != "main"):
                 inside = "" if row.phase != "evaluation" else ", evaluation"
                 name = f"{kind}{inside}: {' / '.join(row.path)}"
-                sums[name] = sums.get(name, np.zeros(2 * len(REGIONS))) + row.corrected
-    total = sum(float(seconds.sum()) for seconds in sums.values())
-    large = [(name, seconds) for name, seconds in sums.items() if seconds.sum() > _LEAST * total]
-    kept = sorted(large, key=lambda pair: -pair[1].sum())[:_MOST]
-    return sorted(kept, key=lambda pair: (pair[0].split(":")[0], -pair[1].sum()))
+                sums[name] = sums.get(name, np.zeros(N_REGIONS)) + row.corrected
+    least = _LEAST * sum(float(seconds.sum()) for seconds in sums.values())
+    longest = sorted(sums.items(), key=lambda pair: -pair[1].sum())[:_MOST]
+    kept = [(name, seconds) for name, seconds in longest if seconds.sum() > least]
+    return sorted(kept, key=lambda pair: pair[0].split(":")[0])  # the longest of each process first

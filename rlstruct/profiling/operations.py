@@ -122,8 +122,8 @@ class Clock:
 @contextlib.contextmanager
 def phase(name: str) -> Iterator[None]:
     """Name a part of the run, such as ``"evaluation"``; processes started within it begin in this phase."""
-    recorder = _recorder
-    if recorder is None or recorder.thread != threading.get_ident():
+    recorder = _of_this_thread()
+    if recorder is None:
         yield
         return
     before = recorder.phase
@@ -155,24 +155,20 @@ def profile(path: str | os.PathLike[str], *, window: float = 1.0, operators: flo
         raise UsageError(
             f"profile: this process is being profiled already. End that profile first, or unset {VARIABLE}."
         )
-    before = os.environ.get(VARIABLE)
     os.environ[VARIABLE] = settings(path, window=window, operators=operators)
     join()
     try:
         yield
     finally:
-        if before is None:
-            del os.environ[VARIABLE]
-        else:
-            os.environ[VARIABLE] = before
+        os.environ.pop(VARIABLE, None)
         leave()
 
 
 @contextlib.contextmanager
 def recorded() -> Iterator[None]:
     """Record a block even between windows: the capture of a graph, say, which tells what its replays consist of."""
-    is_mine = _recorder is not None and _recorder.thread == threading.get_ident()
-    with _recorder.extra_window() if _recorder is not None and is_mine else contextlib.nullcontext():
+    recorder = _of_this_thread()
+    with contextlib.nullcontext() if recorder is None else recorder.extra_window():
         yield
 
 
@@ -188,6 +184,10 @@ def settings(path: str | os.PathLike[str], *, window: float = 1.0, operators: fl
     folder.mkdir(parents=True, exist_ok=True)
     chosen = {"folder": str(folder), "origin": _now(), "window": int(1e9 * window), "operators": operators}
     return json.dumps({**chosen, "phase": "start"})
+
+
+def _of_this_thread() -> Recorder | Ranges | None:
+    return _recorder if _recorder is not None and _recorder.thread == threading.get_ident() else None
 
 
 def is_on() -> bool:

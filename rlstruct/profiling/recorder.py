@@ -80,8 +80,8 @@ class Recorder:
         self._awaited = _TRAINING
         is_first = multiprocessing.parent_process() is None and torch.cuda.is_available()
         self._end_samples = nvml.sample(self._folder) if is_first else None
-        self._skip_windows(_now())
-        if self._starts <= (now := _now()):
+        self._skip_windows(now := _now())
+        if self._starts <= now:
             self._turn(now)
         else:
             self._turns_at = now
@@ -139,19 +139,19 @@ class Recorder:
         if self._is_on:
             yield
             return
-        self._n_extra += 1
         self._begin_window(sys.maxsize // 2)
         self._turns_at = self._closes_at  # watch all of it
         try:
             yield
         finally:
-            self._end_window(-self._n_extra)
+            self._n_extra += 1
+            self._write_window(-self._n_extra)
             self._skip_windows(_now())
 
     def close(self) -> None:
         """Write the open window."""
         if self._is_on:
-            self._end_window(self._n_windows)
+            self._end_window()
         self.forget()
         if self._end_samples is not None:
             self._end_samples()
@@ -173,8 +173,7 @@ class Recorder:
         elif now < self._closes_at:
             self._next_slice(now)
         else:
-            self._end_window(self._n_windows)
-            self._n_windows += 1
+            self._end_window()
             self._skip_windows(_now())
 
     def _train(self, name: str, now: int) -> None:
@@ -206,8 +205,7 @@ class Recorder:
     def _next_slice(self, now: int) -> None:
         """Turn recording of torch's operators on or off for the next slice; an operation has just begun or ended."""
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            self._end_window(self._n_windows)
-            self._n_windows += 1
+            self._end_window()
             self._begin_window(self._closes_at - now)  # record the rest of the window with the GPU's work
             return
         self._slice += 1
@@ -217,7 +215,11 @@ class Recorder:
             self._slices += [(now, SWITCHING), (_now(), kind)]
         self._turns_at = min(_now() + _SLICE, self._closes_at)
 
-    def _end_window(self, number: int) -> None:
+    def _end_window(self) -> None:
+        self._write_window(self._n_windows)
+        self._n_windows += 1
+
+    def _write_window(self, number: int) -> None:
         ended, self._is_on = _now(), False
         process = multiprocessing.current_process().name
         found = {

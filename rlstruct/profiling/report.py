@@ -78,18 +78,9 @@ class Report:
             "sentence": self.sentence,
             "regions": [*REGIONS, *(f"{name} with a busy GPU" for name in REGIONS)],
             "processes": [
-                {
-                    "name": one.name,
-                    "pid": one.pid,
-                    "seconds": one.seconds,
-                    "corrected": one.corrected,
-                    "windows": one.n_windows,
-                    "lifetime": one.lifetime,
-                    "watched": one.watched,
-                    "operation_cost": one.prices.operation,
-                    "operator_cost": one.prices.event,
-                    "rows": [_plain(row) for row in one.rows],
-                }
+                {name: getattr(one, name) for name in ("name", "pid", "seconds", "corrected", "lifetime", "watched")}
+                | {"windows": one.n_windows, "rows": [_plain(row) for row in one.rows]}
+                | {"operation_cost": one.prices.operation, "operator_cost": one.prices.event}
                 for one in self.processes
             ],
             "gpus": [asdict(use) for use in self.gpus],
@@ -144,18 +135,16 @@ def differences(before: Report, after: Report) -> list[str]:
         others, spread = _middle([value for other, (value, _) in changes.items() if other != key], (0.0, _FLOOR))
         noise = math.hypot(error, spread)
         if min(abs(change), math.copysign(1.0, change) * (change - others)) > max(_SURE * noise, _FLOOR):
-            (was, _), (now, _) = _mean(old[key]), _mean(new[key])
-            how = f"{100 * abs(math.expm1(change)):.0f} % {'slower' if change > 0.0 else 'faster'}"
-            how = f"{math.exp(change):.1f} times as long" if now > 2.0 * was else how
+            was, now = statistics.median(old[key]), statistics.median(new[key])
+            how = f"{now / was:.1f} times as long" if now > 2.0 * was else _slower(change)
             text = f"{_spelt(key)}: {_short(was)} -> {_short(now)} an entry, {how} (noise {100 * noise:.1f} %)"
-            found.append((abs(change), text))
+            found.append((-abs(change), text))
     for one, other, word in ((old, new, "gone"), (new, old, "new")):
         found += [(0.0, f"{_spelt(key)}: {word}") for key in one.keys() - other.keys() if len(one[key]) >= N_BLOCKS]
-    lines = [text for _, text in sorted(found, key=lambda pair: (-pair[0], pair[1]))]
-    lines = lines or ["No operation became slower or faster beyond noise."]
+    lines = [text for _, text in sorted(found)] or ["No operation became slower or faster beyond noise."]
     low, _, high = statistics.quantiles([0.0, *(change for change, _ in changes.values())], n=4)
     if max(low, -high) > _FLOOR:
-        how = f"{100 * math.expm1(low):.0f} % slower" if low > 0.0 else f"{-100 * math.expm1(high):.0f} % faster"
+        how = _slower(low if low > 0.0 else high)
         lines.append(f"Three quarters of all operations are {how} or more: rather the machine than the program.")
     return lines
 
@@ -171,15 +160,13 @@ def _entries(processes: Sequence[Process]) -> Mapping[Key, list[float]]:
 
 
 def _change(before: Sequence[float], after: Sequence[float]) -> tuple[float, float]:
-    """Return the logarithm of the ratio of the times of an entry, and its standard error."""
-    (was, was_error), (now, now_error) = _mean(before), _mean(after)
-    return math.log(now / was), math.hypot(was_error / was, now_error / now)
-
-
-def _mean(values: Sequence[float]) -> tuple[float, float]:
-    """Return the median and its standard error."""
-    middle, spread = _middle(values, (statistics.median(values), math.inf))
-    return middle, 1.2533 * spread / math.sqrt(len(values))  # of the median of a normal distribution
+    """Return the logarithm of the ratio of the median times of an entry, and its standard error."""
+    medians, errors = [], []
+    for values in (before, after):
+        middle, spread = _middle(values, (statistics.median(values), math.inf))
+        medians.append(middle)
+        errors.append(1.2533 * spread / math.sqrt(len(values)) / middle)  # of the median of a normal distribution
+    return math.log(medians[1] / medians[0]), math.hypot(*errors)
 
 
 def _middle(values: Sequence[float], if_few: tuple[float, float]) -> tuple[float, float]:
@@ -190,27 +177,31 @@ def _middle(values: Sequence[float], if_few: tuple[float, float]) -> tuple[float
     return middle, 1.4826 * statistics.median(abs(value - middle) for value in values)  # of a normal distribution
 
 
+def _slower(change: float) -> str:
+    """Put a change, the logarithm of a ratio, into words."""
+    return f"{100 * abs(math.expm1(change)):.0f} % {'slower' if change > 0.0 else 'faster'}"
+
+
 def _spelt(key: Key) -> str:
     process, phase, path = key
     return f"{process}, {phase}, {'/'.join(path)}"
 
 
 def _short(seconds: float) -> str:
-    unit, name = next((u, n) for u, n in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (0.0, "us")) if seconds >= u)
-    return f"{seconds / (unit or 1e-6):.3g} {name}"
+    for unit, name in ((1.0, "s"), (1e-3, "ms")):
+        if seconds >= unit:
+            return f"{seconds / unit:.3g} {name}"
+    return f"{seconds / 1e-6:.3g} us"
 
 
 def _plain(row: Row) -> dict[str, Any]:
-    names = [(start, end) for start in REGIONS for end in REGIONS]
-    moves = {f"{start} to {end}": int(n) for (start, end), n in zip(names, row.transitions.flat, strict=True) if n}
+    names = [f"{start} to {end}" for start in REGIONS for end in REGIONS]
     return {
         "phase": row.phase,
         "operation": "/".join(row.path),
         "count": row.count,
-        "seconds": [*map(float, row.seconds)],
-        "overhead": [*map(float, row.overhead)],
-        "corrected": [*map(float, row.corrected)],
-        "transitions": moves,
+        **{name: [*map(float, getattr(row, name))] for name in ("seconds", "overhead", "corrected")},
+        "transitions": {name: int(n) for name, n in zip(names, row.transitions.flat, strict=True) if n},
         "per_entry": row.per_entry,
     }
 
@@ -230,18 +221,22 @@ def _table(process: Process) -> str:
     iterations = max(1, sum(row.count for row in process.rows if row.path[-1:] == ("iteration",)))
     total = max(process.corrected, 1e-12)
     rows = [row for row in process.rows if row.count or row.corrected.sum() >= 1e-3 * total]
-    cells = {id(row): _cells(row, total, iterations) for row in rows}
-    shown = [i for i in range(len(_HEADS)) if i < 3 or any(one[i].strip("0.%") for one in cells.values())]
-    widths = [1 + max(len(one[i]) for one in (_HEADS, *cells.values())) for i in shown]
+    table: list[tuple[str, Sequence[str]]] = []
+    for phase in dict.fromkeys(row.phase for row in rows):
+        table.append((phase, _HEADS))
+        for row in sorted((row for row in rows if row.phase == phase), key=lambda row: row.path):
+            name = " " * max(1, len(row.path)) + (row.path[-1] if row.path else "(no operation)")
+            table.append((name, _cells(row, total, iterations)))
     of = f"each of {iterations} iterations" if iterations > 1 else "all of it"
     lines = [f"{process.name} (pid {process.pid}), {process.corrected:.2f} s; transitions to torch and CUDA in {of}"]
-    for phase in dict.fromkeys(row.phase for row in rows):
-        mine = sorted((row for row in rows if row.phase == phase), key=lambda row: row.path)
-        names = [" " * max(1, len(row.path)) + (row.path[-1] if row.path else "(no operation)") for row in mine]
-        for name, line in zip([phase, *names], [_HEADS, *(cells[id(row)] for row in mine)], strict=True):
-            numbers = "".join(line[i].rjust(width) for i, width in zip(shown, widths, strict=True))
-            room = _WIDTH - len(numbers)
-            lines.append((name if len(name) <= room else f"{name[: room - 1]}…").ljust(room) + numbers)
+    widths = {}
+    for i, column in enumerate(zip(*(cells for _, cells in table), strict=True)):
+        if i < 3 or any(cell.strip("0.%") for cell in column if cell != _HEADS[i]):
+            widths[i] = 1 + max(map(len, column))
+    for name, cells in table:
+        numbers = "".join(cells[i].rjust(width) for i, width in widths.items())
+        room = _WIDTH - len(numbers)
+        lines.append((name if len(name) <= room else f"{name[: room - 1]}…").ljust(room) + numbers)
     return "\n".join(lines)
 
 

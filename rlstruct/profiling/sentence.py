@@ -53,18 +53,22 @@ def sentence_of(processes: Sequence[Process], gpus: Sequence[GpuUse]) -> str:
     rows = [row for row in main.rows if row.phase == phase]
     looped = [row for row in rows if "iteration" in row.path]
     name, share, words = _most(looped or [row for row in rows if row.path] or rows)
-    whole = "an iteration" if looped else f"the time in {phase!r}"
-    end = _gpu_sentence(gpus, main.pid)
-    if name != WAIT:
-        return f"{share} of {whole} is {words}: try {ADVICE.get(name, _OWN)}.{end}"
-    others = [one for one in processes if one is not main and any(row.phase == phase for row in one.rows)]
-    working = [row for one in others for row in one.rows if row.phase == phase and row.path]
-    working = [row for row in working if row.path[-1] not in (WAIT, "start")]
-    waiting = f"{share} of {whole} is waiting for workers"
-    if not working:
-        return f"{waiting}: try {ADVICE[WAIT]}.{end}"
-    name, share, words = _most(working)
-    return f"{waiting}, and {share} of their work is {words}: try {ADVICE.get(name, _OWN)}.{end}"
+    text = f"{share} of {'an iteration' if looped else f'the time in {phase!r}'} is "
+    text += "waiting for workers" if name == WAIT else words
+    if name == WAIT:
+        others = [row for one in processes if one is not main for row in one.rows if row.phase == phase]
+        if working := [row for row in others if row.path and row.path[-1] not in (WAIT, "start")]:
+            name, share, words = _most(working)
+            text += f", and {share} of their work is {words}"
+    text += f": try {ADVICE.get(name, _OWN)}."
+    for use in gpus:
+        if use.pid == main.pid:
+            reason = max(use.idle, key=lambda one: use.idle[one])
+            return (
+                f"{text} cuda:{use.device} is busy {100 * use.busy:.0f} % of the time, {100 * use.weighted:.1f} % if "
+                f"weighted by multiprocessors, and waits for {_called(reason)} most of the rest."
+            )
+    return text
 
 
 def _phase_of(process: Process) -> str:
@@ -92,14 +96,3 @@ def _most(rows: Iterable[Row]) -> tuple[str, str, str]:
 
 def _called(name: str) -> str:
     return f"the {name}" if name in _THINGS else name
-
-
-def _gpu_sentence(gpus: Sequence[GpuUse], pid: int) -> str:
-    for use in gpus:
-        if use.pid == pid:
-            reason = max(use.idle, key=lambda one: use.idle[one])
-            return (
-                f" cuda:{use.device} is busy {100 * use.busy:.0f} % of the time, {100 * use.weighted:.1f} % if "
-                f"weighted by multiprocessors, and waits for {_called(reason)} most of the rest."
-            )
-    return ""
