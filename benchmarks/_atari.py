@@ -143,17 +143,15 @@ def gpu_use(rung: Rung, device: torch.device) -> Row:
 
 def measure_atari(run: Ladder, sizes: Sizes) -> None:
     """Measure all modes and engines side by side, for each game and number of games."""
-    for game, n in itertools.product(sizes["game"], sizes["N"]):
-        if run.measured("atari", N=n, game=game):
-            continue
-        if not run.left(20, "atari"):
-            return
+    every = itertools.product(sizes["game"], sizes["N"])
+    for where in run.todo("atari", 20, ({"N": n, "game": game} for game, n in every)):
+        n, game = where.values()
         rungs: list[MakeRung] = [partial(console_rung, f"{OURS}: emulation", game, n, run.device)]
         for engine in engines() if n in sizes["CPU engines"] else [OURS]:
             rungs.append(partial(step_rung, f"{engine}: pictures", engine, game, n, run.device))
             for mode, learns in (("inference", False), ("training", True)):
                 rungs.append(partial(batch_rung, f"{engine}: {mode}", engine, game, n, run.device, learns))
-        run.rate("atari", n, rungs, look=partial(gpu_use, device=run.device), game=game)
+        run.rate("atari", rungs, look=partial(gpu_use, device=run.device), **where)
 
 
 def atari_table(rows: Sequence[Row]) -> list[str]:
@@ -224,16 +222,15 @@ def starts_rung(name: str, n: int, device: torch.device, **how: Any) -> Rung:  #
 
 def measure_starts(run: Ladder, sizes: Sizes) -> None:
     """Measure lockstep and divergence; restarts from the cache; a beginning played frame by frame."""
-    for n in sizes["N"]:
-        if run.measured("atari_starts", N=n) or not run.left(30, "atari_starts"):
-            continue
+    for where in run.todo("atari_starts", 30, ({"N": n} for n in sizes["N"])):
+        n = where["N"]
         rungs = [
             partial(starts_rung, "in lockstep", n, run.device),
             partial(starts_rung, "later", n, run.device, later=sizes["later"][0]),
             partial(starts_rung, "restart in every step", n, run.device, limit=1),
             partial(console_rung, "emulation", "Pong", n, run.device),
         ]
-        run.rate("atari_starts", n, rungs)
+        run.rate("atari_starts", rungs, **where)
 
 
 def _starts(rows: Sequence[Row]) -> list[tuple[int, float, float, float]]:
@@ -293,16 +290,15 @@ def layout_rung(name: str, n: int, device: torch.device, threads: int, apart: in
 
 def measure_layout(run: Ladder, sizes: Sizes) -> None:
     """Measure every layout side by side; on a CPU, where none of it matters, one."""
-    for n in sizes["N"]:
-        if run.measured("atari_layout", N=n) or not run.left(40, "atari_layout"):
-            continue
+    for where in run.todo("atari_layout", 40, ({"N": n, "game": "Pong"} for n in sizes["N"])):
+        n = where["N"]
         shapes = itertools.product(sizes["threads"], sizes["apart"], (False, True))
         rungs = [
             partial(layout_rung, f"{threads} threads, {32 // apart} consoles a warp, {'bytes' if mixed else 'pieces'}",
                     n, run.device, threads, apart, mixed)
             for threads, apart, mixed in shapes
         ]  # fmt: skip
-        run.rate("atari_layout", n, rungs, game="Pong")
+        run.rate("atari_layout", rungs, **where)
 
 
 def draw_layout(rows: Sequence[Row], figure: Any) -> None:  # noqa: ANN401

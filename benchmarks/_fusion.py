@@ -87,18 +87,15 @@ def measure_fusion(run: Ladder, sizes: Sizes) -> None:
 
     A run that is cut has all floats for the first numbers of environments: whether gains multiply needs the extremes.
     """
-    for n_envs, n_extra, record in itertools.product(sizes["N"], sizes["W"], (False, True)):
-        where = {"W": n_extra, "recorded": record}
-        if run.measured("fusion", N=n_envs, **where):
-            continue
-        if not run.left(10, "fusion"):
-            return
+    every = itertools.product(sizes["N"], sizes["W"], (False, True))
+    for where in run.todo("fusion", 10, ({"N": n, "W": w, "recorded": record} for n, w, record in every)):
+        n_envs, n_extra, record = where.values()
         makers = [
             partial(fused_rung, a_launch(k), n_envs, k, n_extra, record, run.device)
             for k in sizes["K"]
             if not record or k * n_envs <= MOST_RECORDED
         ]
-        run.rate("fusion", n_envs, makers, **where)
+        run.rate("fusion", makers, **where)
 
 
 def measure_compilers(run: Ladder, sizes: Sizes) -> None:
@@ -106,11 +103,8 @@ def measure_compilers(run: Ladder, sizes: Sizes) -> None:
     has_jax = importlib.util.find_spec("jax") is not None
     if not has_jax and not run.measured("compilers", rung="JAX"):
         run.add(part="compilers", rung="JAX", left_out="not installed")
-    for n_envs in sizes["N"]:
-        if run.measured("compilers", N=n_envs):
-            continue
-        if not run.left(45, "compilers"):
-            return
+    for where in run.todo("compilers", 45, ({"N": n} for n in sizes["N"])):
+        n_envs = where["N"]
         rungs: list[MakeRung] = _gpu_rungs.simulation_rungs(n_envs, run.device)
         if not run.quick:
             rungs.append(partial(_gpu_rungs.step_rung, "torch.compile", n_envs, run.device, "compile"))
@@ -118,7 +112,7 @@ def measure_compilers(run: Ladder, sizes: Sizes) -> None:
             rungs.append(partial(fused_rung, f"Warp, {a_launch(k)}", n_envs, k, 0, True, run.device))
             if has_jax:
                 rungs.append(partial(jax_rung, f"JAX, {k} a call", n_envs, k))
-        run.rate("compilers", n_envs, rungs)
+        run.rate("compilers", rungs, **where)
 
 
 def rates(rows: Sequence[Row]) -> dict[tuple[int, int, int, bool], float]:

@@ -11,7 +11,7 @@ import statistics
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -97,6 +97,14 @@ class Run:
         self.add(part=what, left_out=NO_TIME)
         return False
 
+    def todo(self, part: str, seconds: float, places: Iterable[_report.Row]) -> Iterator[_report.Row]:
+        """Yield the places of a part that have not been measured, while there is time for each."""
+        for where in places:
+            if not self.measured(part, **where):
+                if not self.left(seconds, part):
+                    return
+                yield where
+
     def resume(self) -> None:
         """Keep the rows of the same device and commit that were measured before."""
         path = _report.result_path(self.name)
@@ -137,38 +145,42 @@ class Ladder(Run):
     """A run that times rungs side by side."""
 
     def rate(
-        self, part: str, n_envs: int, makers: Sequence[MakeRung], look: Callable[[Rung], _report.Row] | None = None,
-        **where: object,
+        self, part: str, makers: Sequence[MakeRung], look: Callable[[Rung], _report.Row] | None = None,
+        **where: Any,  # noqa: ANN401 - plain values
     ) -> None:  # fmt: skip
         """Measure rungs side by side, one row each; one that raises gets a row too, and the others go on.
 
-        ``look`` returns what else a row says of its rung.
+        Args:
+            part: of the benchmark.
+            makers: of the rungs.
+            look: returns what else a row says of its rung.
+            where: what all rows say, with the number of environments as N.
         """
-        rungs = self.made(part, n_envs, makers, **where)
+        rungs, n_envs = self.made(part, makers, **where), where["N"]
         rounds: dict[str, list[float]] = {}
         while rungs and not rounds:
             calls = {rung.name: partial(_guarded, rung) for rung in rungs}
             try:
-                with self.limited(part=part, N=n_envs, **where):
+                with self.limited(part=part, **where):
                     rounds = _report.interleaved_rounds(calls, 5, 0.002 if self.quick else 0.08)
             except _RungError as failure:
                 rungs.remove(failure.rung)
-                self.failed(failure.error, part=part, rung=failure.rung.name, N=n_envs, **where)
+                self.failed(failure.error, part=part, rung=failure.rung.name, **where)
         for rung in rungs:
             seconds = statistics.median(rounds[rung.name])
             carry = {} if rung.env is None else rung.env.state_tensors()
             also: _report.Row = {}
             if look is not None:
-                with self.caught(part=part, rung=rung.name, N=n_envs, look=True, **where):
+                with self.caught(part=part, rung=rung.name, look=True, **where):
                     also = look(rung)
             self.add(
-                part=part, rung=rung.name, N=n_envs, **where, steps=rung.steps,
+                part=part, rung=rung.name, **where, steps=rung.steps,
                 steps_per_second=n_envs * rung.steps / seconds,
                 bytes_per_environment=sum(value.nbytes for value in carry.values()) / n_envs or None,
                 rounds=rounds[rung.name], **also,
             )  # fmt: skip
 
-    def made(self, part: str, n_envs: int, makers: Sequence[MakeRung], **where: object) -> list[Rung]:
+    def made(self, part: str, makers: Sequence[MakeRung], **where: object) -> list[Rung]:
         """Make rungs and warm them up; one that raises gets a row too."""
         if self.device.type == "cuda":
             gc.collect()  # the rungs before hold each other, and many gigabytes
@@ -176,7 +188,7 @@ class Ladder(Run):
         rungs = []
         broke = {row.get("rung") for row in self.rows if row.get("broke")}
         for maker in makers:
-            row = {"part": part, "rung": _name(maker), "N": n_envs, **where}
+            row = {"part": part, "rung": _name(maker), **where}
             if row["rung"] not in broke:
                 with self.caught(**row), self.limited(**row):
                     rung = maker()

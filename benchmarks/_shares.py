@@ -153,26 +153,20 @@ def _line(process: subprocess.Popen[str]) -> str:
 def measure(kind: str, run: Ladder, sizes: Mapping[str, Sequence[int]]) -> None:
     """Find one process's best number of environments; then time m of them in turns with that process."""
     seconds = 0.05 if run.quick else 1.0
-    for n in sizes["N"]:
-        if not run.measured(kind, m=1, N=n):
-            if not run.left(30, kind):
-                return
-            _compare(kind, run, {"m": 1, "sharing": "none", "N": n}, seconds, None)
+    for where in run.todo(kind, 30, ({"m": 1, "sharing": "none", "N": n} for n in sizes["N"])):
+        _compare(kind, run, where, seconds, None)
     single = [row for row in run.rows if row["part"] == kind and row.get("m") == 1 and "steps_per_second" in row]
     if not single:
         return
     best = int(max(single, key=lambda row: row["steps_per_second"])["N"])
     with opened(kind, 1, "none", best, run.device, {}) as reference:
-        for m in sizes["m"]:
-            # As many environments together as the one process has; for the first m also as many in each.
-            numbers = [best] if run.quick else [max(1, best // m), *([best] if m == sizes["m"][0] else [])]
-            for n, sharing in product(numbers, MODES):
-                where = {"m": m, "sharing": sharing, "N": n}
-                if run.measured(kind, **where):
-                    continue
-                if not run.left(45, kind):
-                    return
-                _compare(kind, run, where, seconds, reference)
+        # As many environments together as the one process has; for the first m also as many in each.
+        numbers = [(m, best if run.quick else max(1, best // m)) for m in sizes["m"]]
+        if not run.quick:
+            numbers.insert(1, (sizes["m"][0], best))
+        every = ({"m": m, "sharing": sharing, "N": n} for (m, n), sharing in product(numbers, MODES))
+        for where in run.todo(kind, 45, every):
+            _compare(kind, run, where, seconds, reference)
 
 
 def _compare(kind: str, run: Ladder, where: Row, seconds: float, reference: Rate | None) -> None:

@@ -216,11 +216,11 @@ def measure_survey(run: Ladder, sizes: Mapping[str, Sequence[int]]) -> None:
     seconds = sizes["ms"][0] / 1e3
     if not run.measured("survey", work="supervised"):
         run.add(part="survey", work="supervised", **supervised(seconds, run.device))
-    for work in works(cuda=run.device.type == "cuda", workers=sizes["workers"], quick=run.quick):
-        if run.measured("survey", work=work.name):
-            continue
-        if not run.left(10 + 4 * seconds, "survey"):
-            return
+    every = {
+        work.name: work for work in works(cuda=run.device.type == "cuda", workers=sizes["workers"], quick=run.quick)
+    }
+    for where in run.todo("survey", 10 + 4 * seconds, ({"work": name} for name in every)):
+        work = every[where["work"]]
         if work.needs and importlib.util.find_spec(work.needs) is None:
             run.add(part="survey", work=work.name, left_out=f"{work.needs} is not installed")
             continue

@@ -117,7 +117,7 @@ def measure(loop: Loop, before: Path, now: Path, rounds: int, seconds: float) ->
     entries = [loop.entry("before", before), loop.entry("now", now)]
     if loop.collects:
         task = {**loop.task(), "n_processes": max(1, loop.n_processes)}
-        entries.append(Entry("bare loop", "bare_loop.py", task))
+        entries.append(Entry("bare loop", "collectors.py", task, ("bare",)))
     return compete(entries, rounds, seconds)
 
 

@@ -33,32 +33,32 @@ from _contenders import HERE, PEERS_PYTHON, Entry, Result, compete
 T = 128
 # A batch takes a quarter of a second here. A turn begins and ends with a wait for all, which a training does not have.
 SLOW_SECONDS = 4.0
-OURS = "rlstruct RL_Batcher"
-COMPILED = "rlstruct RL_Batcher, compile_agent=True"
-QUEUED = f"{OURS}, queued"
-COMPILED_QUEUED = f"{COMPILED}, queued"
-# Keys of the ratios that each row has, and whose they are.
-VARIANTS = {"ratio": OURS, "compiled_ratio": COMPILED, "queued_ratio": QUEUED, "compiled_queued_ratio": COMPILED_QUEUED}
-BARE = "bare loop, 1 process, half of them"
+EAGER, COMPILED = "rlstruct RL_Batcher", "rlstruct RL_Batcher, compile_agent=True"
+OURS = {  # and the words for rlstruct_batcher.py
+    EAGER: (), COMPILED: ("compiled",), f"{EAGER}, queued": ("queued",),
+    f"{COMPILED}, queued": ("compiled", "queued"),
+}  # fmt: skip
+# The ratios that each row of another library has, and of which of ours.
+RATIOS = dict(zip(("ratio", "compiled_ratio", "queued_ratio", "compiled_queued_ratio"), OURS, strict=True))
 
 
 def entries(n_envs: int, n_processes: int, peers: str, rlstructures: str) -> list[Entry]:
     """Return everybody who takes part, with as many environments in as many processes."""
     task = {"n_envs": n_envs, "n_processes": n_processes, "n_timesteps": T}
     half = {**task, "n_envs": n_envs // n_processes, "n_processes": 1}
-    old, sb3 = {"RLSTRUCTURES": rlstructures}, {"python": peers, "requires": "stable_baselines3"}
-    return [
-        Entry(OURS, "rlstruct_batcher.py", task), Entry(COMPILED, "rlstruct_batcher.py", task, ("compiled",)),
-        Entry(QUEUED, "rlstruct_batcher.py", task, ("queued",)),
-        Entry(COMPILED_QUEUED, "rlstruct_batcher.py", task, ("compiled", "queued")), Entry(BARE, "bare_loop.py", half),
-        Entry(f"bare loop, {n_processes} processes", "bare_loop.py", task),
-        Entry("rlstructures v0.2", "rlstructures_v02.py", task, python=peers, variables=old),
-        Entry("TorchRL MultiSyncCollector", "torchrl_collectors.py", task, python=peers, requires="torchrl"),
-        Entry("SB3 collect_rollouts, SubprocVecEnv", "sb3_rollouts.py", task, ("subproc",), **sb3),
-        Entry("SB3 collect_rollouts, DummyVecEnv", "sb3_rollouts.py", task, **sb3),
-        Entry("gymnasium SyncVectorEnv", "gymnasium_vector.py", task, python=peers, requires="gymnasium"),
-        Entry("EnvPool (C++ environments)", "envpool_sync.py", task, python=peers, requires="envpool"),
+    theirs = [
+        ("TorchRL MultiSyncCollector", "torchrl", "torchrl"),
+        ("SB3 collect_rollouts, SubprocVecEnv", "sb3_subproc", "stable_baselines3"),
+        ("SB3 collect_rollouts, DummyVecEnv", "sb3_dummy", "stable_baselines3"),
+        ("gymnasium SyncVectorEnv", "sync", "gymnasium"), ("EnvPool (C++ environments)", "envpool", "envpool"),
     ]  # fmt: skip
+    return [
+        *(Entry(name, "rlstruct_batcher.py", task, words) for name, words in OURS.items()),
+        Entry("bare loop, 1 process, half of them", "collectors.py", half, ("bare",)),
+        Entry(f"bare loop, {n_processes} processes", "collectors.py", task, ("bare",)),
+        Entry("rlstructures v0.2", "rlstructures_v02.py", task, (), peers, {"RLSTRUCTURES": rlstructures}),
+        *(Entry(name, "collectors.py", task, (word,), peers, {}, requires) for name, word, requires in theirs),
+    ]
 
 
 def throughput(options: argparse.Namespace) -> list[dict[str, Any]]:
@@ -73,26 +73,22 @@ def throughput(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 def row(result: Result, rates: dict[str, float | None], n_envs: int) -> dict[str, Any]:
     """Return a contender's measurements, and how many times as fast ours are."""
-
-    def over(name: str) -> float | None:
-        ours = rates[name]
-        return ours / result.rate if ours and result.rate and result.name not in VARIANTS.values() else None
-
+    ours = {key: None if result.name in OURS else rates[name] for key, name in RATIOS.items()}
     return {
         "name": result.name, "n_envs": n_envs, "rate": result.rate, "rates": result.rates,
         "cpu_us": None if result.cpu is None else result.cpu * 1e6,
-        **{key: over(name) for key, name in VARIANTS.items()}, "why": result.why, "versions": result.versions,
-        "reports": result.reports,
+        **{key: _report.ratio(rate, result.rate) for key, rate in ours.items()},
+        "why": result.why, "versions": result.versions, "reports": result.reports,
     }  # fmt: skip
 
 
 def scaling(options: argparse.Namespace) -> list[dict[str, Any]]:
     """Compare one process with two; the bare loop shows what the machine gives at best."""
     entries = []
-    for name, script in (("rlstruct", "rlstruct_batcher.py"), ("bare loop", "bare_loop.py")):
+    for name, *script in (("rlstruct", "rlstruct_batcher.py", ()), ("bare loop", "collectors.py", ("bare",))):
         for n in (1, 2):
             task = {"n_envs": 32 * n, "n_processes": n, "n_timesteps": T}
-            entries.append(Entry(f"{name}, {n} x 32", script, task))
+            entries.append(Entry(f"{name}, {n} x 32", script[0], task, script[1]))
     rates = {result.name: result.rate for result in compete(entries, options.rounds, options.seconds)}
     rows = []
     for name in ("rlstruct", "bare loop"):
@@ -124,8 +120,8 @@ def slow(options: argparse.Namespace) -> list[dict[str, Any]]:
             for entry in eager
         ]
         if each == 1:
-            vector = ("gymnasium AsyncVectorEnv, 8 environments", "gymnasium_vector.py", task, ("async",))
-            eager.append(Entry(*vector, python=options.peers, requires="gymnasium"))
+            vector = "gymnasium AsyncVectorEnv, 8 environments"
+            eager.append(Entry(vector, "collectors.py", task, ("async",), options.peers, requires="gymnasium"))
         # One group after the other: 60 processes at once are too many for 16 GB.
         seconds = max(options.seconds, SLOW_SECONDS)
         for result in [result for group in (eager, compiled) for result in compete(group, options.rounds, seconds)]:
@@ -192,7 +188,7 @@ def main() -> None:
     parser.add_argument("--envs", type=int, nargs="+", default=[64, 8], help="environments of the part throughput")
     parser.add_argument("--peers", default=PEERS_PYTHON, help="the peers' interpreter")
     parser.add_argument("--rlstructures", default="", help="path of a checkout of rlstructures v0.2")
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=7, help="fewer than 5 write nothing")
     parser.add_argument("--seconds", type=float, default=1.5, help="about how long a turn takes")
     options = parser.parse_args()
     print(f"Machine: {_report.machine()}", file=sys.stderr)
@@ -200,7 +196,8 @@ def main() -> None:
         rows = PARTS[name](options)
         print(tables.text(name, rows))
         print(*(f"not run: {one['name']}: {one['why']}" for one in rows if one.get("why")), sep="\n")
-        print(f"Written: {_report.write(f'cpu_collect_{name}', rows)}")
+        few = options.rounds < 5  # a look whether it runs: a median of so few says nothing
+        print("Not written: --rounds 5 at least." if few else f"Written: {_report.write(f'cpu_collect_{name}', rows)}")
 
 
 if __name__ == "__main__":

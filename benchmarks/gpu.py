@@ -47,7 +47,7 @@ def first_launch(run: Run) -> None:
     if run.measured("first_launch"):
         return
     start = time.perf_counter()
-    for rung in run.made("first_launch", 64, _gpu_rungs.policy_rungs(64, run.device)[-1:]):
+    for rung in run.made("first_launch", _gpu_rungs.policy_rungs(64, run.device)[-1:], N=64):
         seconds = time.perf_counter() - start
         rung.run()
         run.add(part="first_launch", rung=rung.name, N=64, seconds=seconds)
@@ -63,12 +63,9 @@ def targets(run: Run) -> None:
 
 
 def simulation(run: Run, sizes: Sequence[int] = ()) -> None:
-    for n_envs in sizes or ([1, 64] if run.quick else [1 << n for n in range(0, 21, 2)]):
-        if run.measured("simulation", N=n_envs):
-            continue
-        if not run.left(8, "simulation"):
-            return
-        run.rate("simulation", n_envs, _gpu_rungs.simulation_rungs(n_envs, run.device))
+    every = sizes or ([1, 64] if run.quick else [1 << n for n in range(0, 21, 2)])
+    for where in run.todo("simulation", 8, ({"N": n} for n in every)):
+        run.rate("simulation", _gpu_rungs.simulation_rungs(where["N"], run.device), **where)
     if run.device.type == "cpu" and not sizes and not run.measured("simulation", rung="CUDA graph", N=None):
         run.add(part="simulation", rung="CUDA graph", left_out="there is no CUDA device")
 
@@ -76,7 +73,7 @@ def simulation(run: Run, sizes: Sequence[int] = ()) -> None:
 def launches(run: Run) -> None:
     if run.measured("launches"):
         return
-    for rung in run.made("launches", 4096, _gpu_rungs.our_rungs(4096, run.device)):
+    for rung in run.made("launches", _gpu_rungs.our_rungs(4096, run.device), N=4096):
         with run.caught(part="launches", rung=rung.name, N=4096):
             counted = _gpu_counts.launches(rung, run.device)
             run.add(part="launches", rung=rung.name, N=4096, steps=rung.steps, **counted)
@@ -84,13 +81,9 @@ def launches(run: Run) -> None:
 
 def policy(run: Run, sizes: Sequence[int] = ()) -> None:
     every = [64] if run.quick else [64, 1024, 4096]
-    on_cpu = run.device.type == "cpu"
-    for n_envs in sizes or every + ([] if run.quick or on_cpu else [1 << 14, 1 << 16, 1 << 18, 1 << 20]):
-        if run.measured("policy", N=n_envs):
-            continue
-        if not run.left(15, "policy"):
-            return
-        run.rate("policy", n_envs, _gpu_rungs.policy_rungs(n_envs, run.device))
+    every += [] if run.quick or run.device.type == "cpu" else [1 << 14, 1 << 16, 1 << 18, 1 << 20]
+    for where in run.todo("policy", 15, ({"N": n} for n in sizes or every)):
+        run.rate("policy", _gpu_rungs.policy_rungs(where["N"], run.device), **where)
 
 
 def sync(run: Run) -> None:
@@ -116,19 +109,15 @@ def training(run: Run) -> None:
         evaluation_interval=100_000, evaluation_episodes=100, evaluation_processes=0, evaluation_timesteps=500,
         target_return=475.0, learner_device=device, batcher_device=device, evaluation_device=device,
     )  # fmt: skip
-    for seed in range(3):
-        if run.measured("training", seed=seed):
-            continue
-        if not run.left(60, "training"):
-            return
-        with run.caught(part="training", seed=seed):
-            seeded = replace(config, seed=seed)
+    for where in run.todo("training", 60, ({"seed": seed} for seed in range(3))):
+        with run.caught(part="training", **where):
+            seeded = replace(config, **where)
             create_env = partial(_gpu_rungs.create_simulator, device=run.device, backend="torch")
             result = a2c.train(seeded, partial(ActorCritic, 4, 2), ActorCriticAgent, create_env)
             reached = result.evaluations[-2].mean_return >= 475.0 if len(result.evaluations) > 1 else False
             seconds = learning_seconds(result)
             steps = result.env_steps
-            run.add(part="training", seed=seed, N=4096, reached=reached, seconds=seconds, env_steps=steps)
+            run.add(part="training", **where, N=4096, reached=reached, seconds=seconds, env_steps=steps)
 
 
 PARTS: dict[str, Callable[[Run], None]] = {

@@ -102,7 +102,7 @@ class Stopwatch:
 
 
 def train_ours(task: str, kind: str, seed: int, compiled: bool) -> dict[str, Any]:
-    """Train with one of our tasks in this process; returns what ``peers/sb3_training.py`` writes."""
+    """Train with one of our tasks in this process; returns what ``peers/training.py`` writes."""
     torch.set_num_threads(1)
     algorithm = {"ppo": ppo, "a2c": a2c, "dqn": dqn}[task.split("_")[0]]
     learning, compiling = Stopwatch(algorithm.Learner, "update"), Stopwatch(Compiled, "prepare")
@@ -142,10 +142,9 @@ def measure(
 
 
 def _command(contender: Contender, seed: int, python: Path, cleanrl: Path | None) -> tuple[str, ...]:
-    if contender.name == CLEANRL:
-        return str(python), str(HERE / "peers" / "cleanrl_training.py"), str(cleanrl), str(seed)
     if contender.task is None:
-        return str(python), str(HERE / "peers" / "sb3_training.py"), contender.algorithm, str(seed)
+        who = ("cleanrl", str(seed), str(cleanrl)) if contender.name == CLEANRL else (contender.algorithm, str(seed))
+        return str(python), str(HERE / "peers" / "training.py"), *who
     how = "compiled" if contender.compiled else "eager"
     return sys.executable, __file__, "--one", contender.task, contender.kind, str(seed), how
 

@@ -27,7 +27,7 @@ import numpy as np
 import tables
 import torch
 from gymnasium import spaces
-from peers._slow_env import SlowEnv
+from peers._serve import SlowEnv
 
 from rlstruct import RL_Agent, VecEnv, sims
 from rlstruct.agents import ActorCritic, ActorCriticAgent, RandomAgent

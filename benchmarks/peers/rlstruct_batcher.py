@@ -1,7 +1,7 @@
 """Ours: RL_Batcher with worker processes, an agent that draws from the batcher's random keys and keeps its logits.
 
 With the argument ``queued`` each batch is ordered while the one before is collected, with ``compiled`` the agent is
-compiled; with ``random`` it is a RandomAgent; with ``cluster`` Ray starts the workers.
+compiled, with ``cluster`` Ray starts the workers.
 """
 
 from __future__ import annotations
@@ -11,11 +11,9 @@ import sys
 from typing import Any
 
 from _serve import Task, make_env, make_policy, serve
-from gymnasium.spaces import Discrete
 from torch import nn
 
 from rlstruct import DictTensor, RL_Agent, TemporalDictTensor, VecEnv
-from rlstruct.agents import RandomAgent
 from rlstruct.batchers import RL_Batcher
 from rlstruct.envs import GymEnvInf
 from rlstruct.functional.random import categorical
@@ -28,12 +26,9 @@ class Agent(RL_Agent):
         self.policy = policy
 
     def __call__(
-        self,
-        state: DictTensor,
-        observation: DictTensor,
-        agent_info: DictTensor,
+        self, state: DictTensor, observation: DictTensor, agent_info: DictTensor,
         history: TemporalDictTensor | None = None,
-    ) -> tuple[DictTensor, DictTensor]:
+    ) -> tuple[DictTensor, DictTensor]:  # fmt: skip
         logits = self.policy(observation["frame"])
         return DictTensor({"action": categorical(logits, observation["rng"]), "logits": logits}), state
 
@@ -45,23 +40,14 @@ def create_env(n_envs: int, environment: str, seed: int) -> VecEnv:
     return GymEnvInf([make_env(environment) for _ in range(n_envs)], seed=seed)
 
 
-def create_agent(policy: nn.Module | None) -> RL_Agent:
-    return RandomAgent(Discrete(2)) if policy is None else Agent(policy)
-
-
 class Ours:
     def __init__(self, task: Task) -> None:
         self.batcher = RL_Batcher(
-            task.n_timesteps,
-            create_agent,
-            create_env,
-            agent_args={"policy": make_policy()},
-            env_args={"n_envs": task.n_envs // max(1, task.n_processes), "environment": task.environment},
-            n_processes=task.n_processes,
-            seed=0,
+            task.n_timesteps, Agent, create_env, agent_args={"policy": make_policy()},
+            env_args={"n_envs": task.share, "environment": task.environment}, n_processes=task.n_processes, seed=0,
             compile_agent="compiled" in sys.argv,
             cluster={"address": "local", "num_cpus": 0.5} if "cluster" in sys.argv else None,
-        )
+        )  # fmt: skip
         self.batcher.reset()
         self.depth = 2 if "queued" in sys.argv else 1
         self.to_order = self.n_ordered = 0
@@ -94,4 +80,4 @@ class Ours:
 
 
 if __name__ == "__main__":
-    serve(Ours, ["gymnasium", "torch"])
+    serve(Ours)

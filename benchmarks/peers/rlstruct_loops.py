@@ -9,10 +9,10 @@ import importlib
 import subprocess
 import sys
 from collections.abc import Callable
-from typing import Any
+from functools import partial
 
 import torch
-from _serve import Contender, Task, serve
+from _serve import Task, serve
 
 from rlstruct import DictTensor, Trajectories, replay_agent
 from rlstruct.agents import ActorCritic, ActorCriticAgent, QAgent, QNetwork
@@ -116,15 +116,8 @@ def imports(task: Task) -> Work:
 
 
 LOOPS: dict[str, Callable[[Task], Work]] = {
-    "simulator": simulator,
-    "steps": steps,
-    "replay": replay,
-    "dict_tensors": dict_tensors,
-    "trajectories": trajectories,
-    "imports": imports,
-    "a2c": lambda task: update("a2c", task),
-    "ppo": lambda task: update("ppo", task),
-    "dqn": lambda task: update("dqn", task),
+    **{loop.__name__: loop for loop in (simulator, steps, replay, dict_tensors, trajectories, imports)},
+    **{algorithm: partial(update, algorithm) for algorithm in ("a2c", "ppo", "dqn")},
 }
 
 
@@ -142,13 +135,8 @@ class Ours:
         return 1
 
     def close(self) -> None:
-        return
-
-
-def create(task: Task) -> Contender:
-    made: Any = Ours(task)
-    return made
+        """There are no other processes."""
 
 
 if __name__ == "__main__":
-    serve(create, ["gymnasium", "torch"])
+    serve(Ours)

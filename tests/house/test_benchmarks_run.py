@@ -221,8 +221,8 @@ def test_a_cut_run_of_fusion_has_all_floats_for_the_first_number_of_environments
     run = gpu.Run(torch.device("cpu"), quick=True, deadline=math.inf, silent=True)
     cells: list[tuple[int, object]] = []
 
-    def rate(part: str, n_envs: int, makers: object, **where: object) -> None:
-        cells.append((n_envs, where["W"]))
+    def rate(part: str, makers: object, **where: Any) -> None:
+        cells.append((where["N"], where["W"]))
         run.deadline = math.inf if len(cells) < 4 else 0.0
 
     monkeypatch.setattr(run, "rate", rate)
@@ -290,7 +290,8 @@ def test_a_rung_that_raises_costs_itself_and_no_other(gpu: ModuleType) -> None:
         return lambda: Rung(name, run, 1)
 
     run = gpu.Run(torch.device("cpu"), quick=True, deadline=math.inf, silent=True)
-    run.rate("simulation", 64, [rung("late", fails_late), cannot_be_made, rung("good", lambda: time.sleep(1e-4))])
+    rungs = [rung("late", fails_late), cannot_be_made, rung("good", lambda: time.sleep(1e-4))]
+    run.rate("simulation", rungs, N=64)
     assert [row["left_out"] for row in run.rows if "left_out" in row] == [
         "RuntimeError: early",
         "ZeroDivisionError: late",
@@ -320,10 +321,10 @@ def test_a_rung_that_hangs_ends_the_program_and_is_left_out_when_it_is_resumed(
     monkeypatch.setattr(os, "_exit", leave)
     run = gpu.Run(torch.device("cpu"), quick=True, deadline=math.inf, silent=True)
     run.watch()
-    run.made("policy", 64, [partial(hanging, "slow")])
+    run.made("policy", [partial(hanging, "slow")], N=64)
     assert [(row["rung"], row["N"], row["left_out"]) for row in run.rows] == [("slow", 64, "it took more than 0 s")]
     assert not run.measured("policy", N=64)
-    run.rate("policy", 64, [partial(hanging, "slow"), lambda: Rung("good", lambda: time.sleep(1e-4), 1)])
+    run.rate("policy", [partial(hanging, "slow"), lambda: Rung("good", lambda: time.sleep(1e-4), 1)], N=64)
     assert [row["rung"] for row in run.rows if "steps_per_second" in row] == ["good"]
     assert run.measured("policy", N=64)
 
