@@ -23,7 +23,10 @@ STEP, GRAVITY = 0.2, 9.8  # s, m/s^2
 LENGTH, CENTRE, MASS, INERTIA = 1.0, 0.5, 1.0, 1.0  # of both links: m, m, kg, kg m^2
 MAX_SPEED_1, MAX_SPEED_2 = 4 * math.pi, 9 * math.pi  # rad/s
 
-_Angles = tuple[Tensor, Tensor, Tensor, Tensor]
+# Constant parts of the equations of motion
+D1, D2 = MASS * (CENTRE**2 + LENGTH**2 + CENTRE**2) + 2 * INERTIA, MASS * CENTRE**2 + INERTIA
+COUPLING = MASS * LENGTH * CENTRE
+WEIGHT_1, WEIGHT_2 = (MASS * CENTRE + MASS * LENGTH) * GRAVITY, MASS * CENTRE * GRAVITY
 
 
 @dataclass(frozen=True)
@@ -74,20 +77,16 @@ class Acrobot(TensorEnv[AcrobotState]):
         return columns(*angles, state.theta1_dot, state.theta2_dot)
 
 
-def _derivative(y: Sequence[Tensor], torque: Tensor) -> _Angles:
+def _derivative(y: Sequence[Tensor], torque: Tensor) -> tuple[Tensor, ...]:
+    """Return the time derivative of angles and velocities."""
     theta1, theta2, theta1_dot, theta2_dot = y
     cos2, sin2 = torch.cos(theta2), torch.sin(theta2)
-    d1 = MASS * (CENTRE**2 + LENGTH**2 + CENTRE**2) + 2 * INERTIA + (2 * MASS * LENGTH * CENTRE) * cos2
-    d2 = MASS * CENTRE**2 + INERTIA + (MASS * LENGTH * CENTRE) * cos2
-    # cos(a - pi / 2) of the book is sin(a)
-    phi2 = (MASS * CENTRE * GRAVITY) * torch.sin(theta1 + theta2)
-    phi1 = (
-        (-MASS * LENGTH * CENTRE) * theta2_dot * (theta2_dot + 2 * theta1_dot) * sin2
-        + ((MASS * CENTRE + MASS * LENGTH) * GRAVITY) * torch.sin(theta1)
-        + phi2
-    )
-    pull = torque + d2 / d1 * phi1 - (MASS * LENGTH * CENTRE) * theta1_dot.square() * sin2 - phi2
-    theta2_acc = pull / (MASS * CENTRE**2 + INERTIA - d2.square() / d1)
+    d1 = D1 + 2 * COUPLING * cos2
+    d2 = D2 + COUPLING * cos2
+    phi2 = WEIGHT_2 * torch.sin(theta1 + theta2)  # in the book, cos(angle - pi / 2)
+    phi1 = -COUPLING * theta2_dot * (theta2_dot + 2 * theta1_dot) * sin2 + WEIGHT_1 * torch.sin(theta1) + phi2
+    pull = torque + d2 / d1 * phi1 - COUPLING * theta1_dot.square() * sin2 - phi2
+    theta2_acc = pull / (D2 - d2.square() / d1)
     theta1_acc = -(d2 * theta2_acc + phi1) / d1
     return theta1_dot, theta2_dot, theta1_acc, theta2_acc
 

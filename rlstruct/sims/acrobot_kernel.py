@@ -4,7 +4,7 @@
 
 import math
 
-from rlstruct.sims.acrobot import CENTRE, GRAVITY, INERTIA, LENGTH, MASS, MAX_SPEED_1, MAX_SPEED_2, STEP
+from rlstruct.sims.acrobot import COUPLING, D1, D2, MAX_SPEED_1, MAX_SPEED_2, STEP, WEIGHT_1, WEIGHT_2
 from rlstruct.sims.kernels import GameKernel, wp
 from rlstruct.sims.kernels.random import uniform
 
@@ -12,9 +12,6 @@ State = wp.types.vector(length=4, dtype=wp.float32)  # theta1, theta2, theta1_do
 Frame = wp.types.vector(length=6, dtype=wp.float32)
 
 PI, TURN = math.pi, 2 * math.pi
-D1, D2 = MASS * (CENTRE**2 + LENGTH**2 + CENTRE**2) + 2 * INERTIA, MASS * CENTRE**2 + INERTIA
-COUPLING = MASS * LENGTH * CENTRE
-WEIGHT_1, WEIGHT_2 = (MASS * CENTRE + MASS * LENGTH) * GRAVITY, MASS * CENTRE * GRAVITY
 
 
 @wp.func

@@ -6,7 +6,7 @@ Most writes to the TIA repeat the current value, so the beam need not catch up f
 import warp as wp
 
 from rlstruct.sims.atari.objects import NO_PIXELS, around, ball, missile, player, playfield
-from rlstruct.sims.atari.state import MOST_INSTRUCTIONS, Outer, Registers, Shared, pixels, set_pixels
+from rlstruct.sims.atari.state import MOST_INSTRUCTIONS, Outer, Registers, Shared, Two, pixels, set_pixels
 from rlstruct.sims.atari.tia import BLANK, LINE, is_late, write_delay
 
 WORDS = 40  # of four pixels in a line
@@ -44,20 +44,7 @@ def move_star(m: Registers):
         shift = 0
     elif m.stars_line == 3:
         shift = 17
-    m.x_missile0 = around(m.x_missile0 - shift)
-
-
-@wp.func
-def missile0(m: Registers, word: int) -> wp.uint32:
-    """Return the pixels of missile 0, which may be a star."""
-    enabled = wp.where(m.hide0 != 0, 0, m.missile0)
-    size = m.size0
-    if m.stars != 0:
-        # Two pixels in the first line of four, none in the second, one in the others.
-        size = wp.where(m.stars_line == 1, 0x10, 0)
-        if m.stars_line == 2:
-            enabled = 0
-    return missile(enabled, m.x_missile0, size, word)
+    m.position[2] = around(m.position[2] - shift)
 
 
 @wp.func
@@ -86,12 +73,10 @@ def sweep_word(board: Shared, i: int, m: Registers, outer: Outer, word: int, beg
     pf = NO_PIXELS
     black = inside
     if (m.vblank & 2) == 0:
-        shape0 = wp.where(m.delay0 != 0, m.old_shape0, m.shape0)
-        shape1 = wp.where(m.delay1 != 0, m.old_shape1, m.shape1)
-        p0 = inside & player(shape0, m.mirror0, m.x0, m.size0, m.skip0, word)
-        p1 = inside & player(shape1, m.mirror1, m.x1, m.size1, m.skip1, word)
-        m0 = inside & missile0(m, word)
-        m1 = inside & missile(wp.where(m.hide1 != 0, 0, m.missile1), m.x_missile1, m.size1, word)
+        p0 = inside & player(m, 0, word)
+        p1 = inside & player(m, 1, word)
+        m0 = inside & missile(m, 0, word)
+        m1 = inside & missile(m, 1, word)
         bl = inside & ball(m, word)
         pf = inside & playfield(m, word)
         if meet(p0, p1, m0, m1, bl, pf) != NO_PIXELS:
@@ -115,7 +100,7 @@ def draw_word(
     begin = ((m.swept - m.frame_start) // LINE - outer.first_line) * WORDS + word * 8
     which = i * 2 + (outer.n_frames & 1)
     something = first | second | pf | bl | black
-    background = EACH_BYTE * wp.uint32(m.color_background)
+    background = EACH_BYTE * wp.uint32(m.color[3])
     k = int(0)
     if something == NO_PIXELS and inside == FULL:
         while k < 8:
@@ -129,14 +114,14 @@ def draw_word(
         if kept != wp.uint32(0):
             four = background
             if ((something >> shift) & wp.uint32(15)) != wp.uint32(0):
-                field = m.color_playfield
+                field = m.color[2]
                 if (m.control & 6) == 2:
-                    field = wp.where(word * 8 + k >= 20, m.color1, m.color0)
+                    field = wp.where(word * 8 + k >= 20, m.color[1], m.color[0])
                 if in_front:
-                    four = mix(mix(four, m.color1, second >> shift), m.color0, first >> shift)
-                four = mix(mix(four, field, pf >> shift), m.color_playfield, bl >> shift)
+                    four = mix(mix(four, m.color[1], second >> shift), m.color[0], first >> shift)
+                four = mix(mix(four, field, pf >> shift), m.color[2], bl >> shift)
                 if not in_front:
-                    four = mix(mix(four, m.color1, second >> shift), m.color0, first >> shift)
+                    four = mix(mix(four, m.color[1], second >> shift), m.color[0], first >> shift)
                 four = mix(four, 0, black >> shift)
             if kept != wp.uint32(15):
                 where = four_bytes(kept)
@@ -176,13 +161,12 @@ def sweep(board: Shared, i: int, m: Registers, outer: Outer, until: int):
             sweep_word(board, i, m, outer, x >> 5, x, next_x)
             x = next_x
         # Nonzero if this line may differ from the next.
-        special = m.skip0 | m.skip1 | m.stars | m.hmove_blank | (m.mirror_playfield ^ (m.control & 1))
+        special = m.skip[0] | m.skip[1] | m.stars | m.hmove_blank | (m.mirror_playfield ^ (m.control & 1))
         if begin < 8 and end >= 8:
             m.hmove_blank = 0
         m.swept += n
         if clock + n == LINE:
-            m.skip0 = 0
-            m.skip1 = 0
+            m.skip = Two()
             m.mirror_playfield = m.control & 1
             if m.stars != 0:
                 move_star(m)
@@ -200,28 +184,25 @@ def looks_the_same(m: Registers, outer: Outer, register: int, value: int, draw: 
         return False
     if register == 0x01:
         return (value & 2) == (m.vblank & 2)
-    if register >= 0x06 and register <= 0x09:
-        color = wp.where(register == 0x06, m.color0, m.color1)
-        color = wp.where(register == 0x08, m.color_playfield, color)
-        color = wp.where(register == 0x09, m.color_background, color)
-        return draw == 0 or (value >> 1) == (color >> 1)
+    for k in range(4):
+        if register == 0x06 + k:
+            return draw == 0 or (value >> 1) == (m.color[k] >> 1)
     if register == 0x0D:
         return (value >> 4) == (m.playfield & 0x0F)
     if register == 0x0E:
         return value == ((m.playfield >> 4) & 0xFF)
     if register == 0x0F:
         return value == (m.playfield >> 12)
-    if register == 0x1B:
-        return (m.delay0 != 0 or value == m.shape0) and (m.delay1 == 0 or m.old_shape1 == m.shape1)
-    if register == 0x1C:
-        stays = (m.delay1 != 0 or value == m.shape1) and (m.delay0 == 0 or m.old_shape0 == m.shape0)
-        return stays and (m.delay_ball == 0 or m.old_ball == m.ball)
-    if register == 0x1D:
-        return m.hide0 != 0 or ((value >> 1) & 1) == m.missile0
-    if register == 0x1E:
-        return m.hide1 != 0 or ((value >> 1) & 1) == m.missile1
+    for k in range(2):
+        if register == 0x1B + k:
+            other = 1 - k
+            its_own = m.delay[k] != 0 or value == m.shape[k]
+            its_twin = m.delay[other] == 0 or m.old_shape[other] == m.shape[other]
+            return its_own and its_twin and (k == 0 or m.delay[2] == 0 or m.old_ball == m.enabled[2])
+        if register == 0x1D + k:
+            return m.hide[k] != 0 or ((value >> 1) & 1) == m.enabled[k]
     if register == 0x1F:
-        return m.delay_ball != 0 or ((value >> 1) & 1) == m.ball
+        return m.delay[2] != 0 or ((value >> 1) & 1) == m.enabled[2]
     if register == 0x22:
         return m.cycles * 3 != outer.hmove_clock + 63  # else stars begin
     sound = register >= 0x15 and register <= 0x1A

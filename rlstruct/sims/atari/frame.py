@@ -3,8 +3,8 @@
 import warp as wp
 
 from rlstruct.sims.atari.cpu import run
-from rlstruct.sims.atari.games import JOYSTICK, PADDLE, RIGHT_JOYSTICK
-from rlstruct.sims.atari.state import Board, Console, Outer, Registers
+from rlstruct.sims.atari.games import JOYSTICK, PADDLE
+from rlstruct.sims.atari.state import Board, Console, Outer, Registers, Two
 from rlstruct.sims.atari.tia import LINE, gray
 
 PADDLE_STEP = 23000  # change of a paddle's resistance per frame, ohms
@@ -28,25 +28,17 @@ def turn(outer: Outer, ohms: int, pressed: int) -> int:
 @wp.func
 def press(outer: Outer, action: int):
     """Apply an action to the player's controller, and release the others."""
-    controller = outer.controller
     fire = wp.where(action == 1 or action >= 10, 1, 0)
     direction = wp.where(action >= 10, action - 8, action)
     pressed = int((DIRECTIONS >> wp.uint64(4 * direction)) & wp.uint64(15))
-    outer.sticks = 0xFF
-    outer.trigger0 = 0x80
-    outer.trigger1 = 0x80
-    if controller == JOYSTICK:
-        outer.sticks = 0xFF ^ (pressed << 4)
-        outer.trigger0 = wp.where(fire != 0, 0, 0x80)
-    elif controller == RIGHT_JOYSTICK:
-        outer.sticks = 0xFF ^ pressed
-        outer.trigger1 = wp.where(fire != 0, 0, 0x80)
-    elif controller == PADDLE:
-        outer.paddle0 = turn(outer, outer.paddle0, pressed)
-        outer.sticks = wp.where(fire != 0, 0x7F, 0xFF)
-    else:
-        outer.paddle1 = turn(outer, outer.paddle1, pressed)
-        outer.sticks = wp.where(fire != 0, 0xBF, 0xFF)
+    outer.trigger = Two(0x80, 0x80)
+    for k in range(2):
+        if outer.controller == JOYSTICK + k:
+            outer.sticks = 0xFF ^ (pressed << (4 - 4 * k))
+            outer.trigger[k] = 0x80 * (1 - fire)
+        elif outer.controller == PADDLE + k:
+            outer.sticks = 0xFF ^ ((0x80 * fire) >> k)
+            outer.paddle[k] = turn(outer, outer.paddle[k], pressed)
 
 
 @wp.func
@@ -64,10 +56,8 @@ def begin_frame(m: Registers, outer: Outer):
     m.swept = LINE * outer.first_line - phase
     outer.unfollowed = m.swept
     outer.n_frames += 1
-    m.color0 = (m.color0 & 0xFE) | gray(outer)
-    m.color1 = (m.color1 & 0xFE) | gray(outer)
-    m.color_playfield = (m.color_playfield & 0xFE) | gray(outer)
-    m.color_background = (m.color_background & 0xFE) | gray(outer)
+    for k in range(4):
+        m.color[k] = (m.color[k] & 0xFE) | gray(outer)
 
 
 @wp.func

@@ -1,4 +1,4 @@
-"""Reward, lives and the end of the game after a frame: a kernel that looks up bytes of the RAM in `rules.Tables`."""
+"""Kernel that finds reward, lives and the end of the game after a frame, by looking up bytes of RAM in tables."""
 
 from __future__ import annotations
 
@@ -15,8 +15,6 @@ from rlstruct.sims.atari.rules import DROPS, HELD, Rules, tables
 SCORE, LIVES, OVER, BEFORE, SETS = range(5)
 """Columns of a tally: score and lives, whether the game is over, a byte before the last frame, sets."""
 
-_NO_LIMIT = 1 << 30
-
 
 @wp.struct
 class Rulebook:
@@ -24,11 +22,11 @@ class Rulebook:
 
     addresses: wp.array(dtype=int)  # [T]; 128 stands for the byte before the frame
     values: wp.array3d(dtype=int)  # of score, sets, lives and ends.  [4, T, 256]
-    ways: int
+    # of `Rules`
     wraps: int
     most: int
     still_at_end: int
-    before: int  # address of the byte to remember, -1 for none
+    before: int
     counts_down: int
 
 
@@ -47,7 +45,7 @@ def judge(
     score = int(0)
     sets = int(0)
     lives = int(0)
-    over = int(book.ways)
+    over = int(-1)  # all bits
     for t in range(book.addresses.shape[0]):
         address = book.addresses[t]
         byte = int(0)
@@ -89,14 +87,12 @@ class Counter:
 
     def __init__(self, rules: Rules, device: torch.device) -> None:
         self._device = device
-        made, book = tables(rules), Rulebook()
-        # By torch: Warp would copy on a separate stream, for which nothing waits.
-        book.addresses = wp.from_torch(torch.from_numpy(made.addresses).to(device))
-        book.values = wp.from_torch(torch.from_numpy(made.values).to(device))
-        book.ways, book.wraps = made.ways, rules.wraps
-        book.most, book.before = rules.most or _NO_LIMIT, rules.before
-        book.still_at_end, book.counts_down = int(rules.still_at_end), int(rules.counts_down)
-        self._book = book
+        self._book = Rulebook()
+        # Copied by torch: Warp would use another stream, which nothing waits for.
+        addresses, values = (wp.from_torch(torch.from_numpy(table).to(device)) for table in tables(rules))
+        self._book.addresses, self._book.values = addresses, values
+        for name in ("wraps", "most", "still_at_end", "before", "counts_down"):
+            setattr(self._book, name, int(getattr(rules, name)))
 
     def begin(self, ram: Tensor, lives: Sequence[int]) -> Tensor:
         """Return a fresh tally [K, 5] int32 for K games with this memory, [K, 256] uint8, and these lives."""

@@ -17,10 +17,10 @@ from rlstruct.sims.atari.ale_state import AleState
 from rlstruct.sims.atari.frame import run_frame
 from rlstruct.sims.atari.games import JOYSTICK, PADDLE, SECOND_PADDLE
 from rlstruct.sims.atari.opcodes import WORDS, make_program
-from rlstruct.sims.atari.state import Board, Console, Periphery
+from rlstruct.sims.atari.state import NAMES, Board, Console, Periphery
 
 _structs: tuple[Any, Any] = (Console, Periphery)  # Warp's decorator replaces the classes, so mypy needs Any
-FIELDS: tuple[str, ...] = tuple(name for struct in _structs for name in struct.vars)
+FIELDS: tuple[str, ...] = tuple(name for struct in _structs for var in struct.vars for name in NAMES.get(var, (var,)))
 """Names of a console's registers, in memory order."""
 MAPPERS = {
     "2K": cartridge.FIXED, "4K": cartridge.FIXED, "F8": cartridge.F8, "F6": cartridge.F6, "F8SC": cartridge.F8SC,
@@ -172,7 +172,7 @@ def place_consoles(board: Any, memory: tuple[Tensor, Tensor, Tensor]) -> Any:
     registers, ram, screens = memory
     begin, strides, device = registers.data_ptr(), (4 * registers.stride(0),), str(ram.device)
     place: dict[str, Any] = {"shape": (len(ram),), "strides": strides, "device": device, "copy": False}
-    board.outer = wp.array(ptr=begin + 4 * len(_structs[0].vars), dtype=Periphery, **place)
+    board.outer = wp.array(ptr=begin + wp.types.type_size_in_bytes(Console), dtype=Periphery, **place)
     board.ram = wp.from_torch(ram)
     board.screen = wp.from_torch(screens.view(torch.int32).view(-1), dtype=wp.uint32)
     board.picture = screens.shape[2] // 4

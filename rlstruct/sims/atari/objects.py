@@ -33,6 +33,13 @@ def around(x: int) -> int:
 
 
 @wp.func
+def player_width(size: int) -> int:
+    """Return the width that NUSIZ gives a player."""
+    mode = size & 7
+    return wp.where(mode == 5, 16, wp.where(mode == 7, 32, 8))
+
+
+@wp.func
 def has_copy(size: int, k: int) -> bool:
     """Return True if NUSIZ asks for copy k of a player or missile: 0, 16, 32 or 64 pixels to the right."""
     return ((COPIES >> wp.uint32(4 * (size & 7) + k)) & wp.uint32(1)) != wp.uint32(0)
@@ -73,31 +80,41 @@ def spread_double(byte: wp.uint32) -> wp.uint32:
 
 
 @wp.func
-def player(shape: int, mirror: int, x: int, size: int, skip: int, word: int) -> wp.uint32:
-    """Return the pixels of a player: 8 wide, or 16 or 32 wide and one pixel further right."""
+def player(m: Registers, k: int, word: int) -> wp.uint32:
+    """Return the pixels of player k: 8 wide, or 16 or 32 wide and one pixel further right."""
+    shape = wp.where(m.delay[k] != 0, m.old_shape[k], m.shape[k])
     if shape == 0:
         return NO_PIXELS
-    row = shape
-    if mirror == 0:
-        row = reverse(shape)
-    bits = wp.uint32(row)
-    mode = size & 7
-    late = int(0)
-    if mode == 5:
+    if m.mirror[k] == 0:
+        shape = reverse(shape)
+    bits = wp.uint32(shape)
+    width = player_width(m.size[k])
+    if width == 16:
         bits = spread_double(bits) * wp.uint32(3)
-        late = 1
-    elif mode == 7:
+    elif width == 32:
         bits = spread(bits) * wp.uint32(15)
-        late = 1
-    return copies(bits, around(x + late), size, skip, word)
+    late = wp.where(width > 8, 1, 0)
+    return copies(bits, around(m.position[k] + late), m.size[k], m.skip[k], word)
 
 
 @wp.func
-def missile(enabled: int, x: int, size: int, word: int) -> wp.uint32:
-    """Return the pixels of a missile, 1, 2, 4 or 8 wide."""
-    if enabled == 0:
+def block(size: int) -> wp.uint32:
+    """Return a row of 1, 2, 4 or 8 pixels: the width that NUSIZ gives a missile, and CTRLPF the ball."""
+    return (wp.uint32(1) << wp.uint32(1 << ((size >> 4) & 3))) - wp.uint32(1)
+
+
+@wp.func
+def missile(m: Registers, k: int, word: int) -> wp.uint32:
+    """Return the pixels of missile k, 1, 2, 4 or 8 wide; missile 0 may be a star."""
+    shown = m.enabled[k] != 0 and m.hide[k] == 0
+    size = m.size[k]
+    if k == 0 and m.stars != 0:
+        # Two pixels in the first line of four, none in the second, one in the others.
+        size = wp.where(m.stars_line == 1, 0x10, 0)
+        shown = shown and m.stars_line != 2
+    if not shown:
         return NO_PIXELS
-    return copies((wp.uint32(1) << wp.uint32(1 << ((size >> 4) & 3))) - wp.uint32(1), x, size, 0, word)
+    return copies(block(size), m.position[2 + k], size, 0, word)
 
 
 @wp.func
@@ -125,10 +142,6 @@ def playfield(m: Registers, word: int) -> wp.uint32:
 @wp.func
 def ball(m: Registers, word: int) -> wp.uint32:
     """Return the pixels of the ball, 1, 2, 4 or 8 wide."""
-    shown = m.ball
-    if m.delay_ball != 0:
-        shown = m.old_ball
-    if shown == 0:
+    if wp.where(m.delay[2] != 0, m.old_ball, m.enabled[2]) == 0:
         return NO_PIXELS
-    bits = (wp.uint32(1) << wp.uint32(1 << ((m.control >> 4) & 3))) - wp.uint32(1)
-    return place(bits, m.x_ball, word)
+    return place(block(m.control), m.position[4], word)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -51,7 +50,7 @@ class Rules:
         special: bytes with another score than their shape says: address, byte, number.
         special_lives: likewise for lives.
         wraps: score after which the display begins again from 0; 0 for never.
-        most: greatest reward of a frame; None for no limit.
+        most: greatest reward of a frame.
         still_at_end: the frame that ends the game gives no reward.
         before: the address of a byte whose value before the frame conditions can read, at address 128.
         counts_down: lives go down by one whenever that byte does, whatever its first value.
@@ -66,26 +65,21 @@ class Rules:
     special: tuple[tuple[int, int, int], ...] = ()
     special_lives: tuple[tuple[int, int, int], ...] = ()
     wraps: int = 0
-    most: int | None = None
+    most: int = 1 << 30
     still_at_end: bool = False
     before: int = -1
     counts_down: bool = False
 
 
-class Tables(NamedTuple):
-    """Rules as tables over the T bytes that they read."""
+def tables(rules: Rules) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+    """Convert the rules of a game to tables over the T bytes that they read; rules that read no byte read byte 0.
 
-    addresses: npt.NDArray[np.int32]  # of the bytes in RAM.  [T] int32
-    # For each value of each byte: what it adds to score, sets and lives, and a bit for each way to end that it does not
-    # exclude; `DROPS` and `HELD` likewise.  [4, T, 256] int32
-    values: npt.NDArray[np.int32]
-    ways: int  # the bits that are set at first: `DROPS` always, `HELD` if the rules have it
+    Returns:
+        The addresses of the bytes, [T] int32; and four numbers for each value of each byte: what it adds to score, sets
+        and lives, and a bit for each way to end that it allows, with `DROPS` and `HELD` likewise, [4, T, 256] int32.
 
-
-def tables(rules: Rules) -> Tables:
-    """Convert the rules of a game to tables; rules that read no byte read byte 0.
-
-    >>> (tables(Rules(score="b13", over="13==21")).values[3, 0, [20, 21]] & 1).tolist()
+    >>> addresses, values = tables(Rules(score="b13", over="13==21"))
+    >>> (values[3, 0, [20, 21]] & 1).tolist()
     [0, 1]
     """
     score, sets, lives = sums = _sum(rules.score), _sum(rules.sets), _sum(rules.lives)
@@ -105,7 +99,7 @@ def tables(rules: Rules) -> Tables:
     over = {a: sum((bit * way.get(a, yes) for bit, way in ways.items()), none) for a in addresses}
     values = np.array([[part.get(a, none) for a in addresses] for part in (*sums, over)], np.int32)
     values[:3, 0] += np.array([part.get(-1, none) for part in sums], np.int32)  # numbers without a byte
-    return Tables(np.array(addresses, np.int32), values, sum(ways))
+    return np.array(addresses, np.int32), values
 
 
 def _sum(words: str) -> dict[int, npt.NDArray[np.int64]]:

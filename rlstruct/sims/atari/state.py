@@ -4,6 +4,26 @@ import warp as wp
 
 MOST_INSTRUCTIONS = 25000  # of a frame; ALE's limit
 
+Two, Three, Four = wp.vec2i, wp.vec3i, wp.vec4i
+Five = wp.types.vector(length=5, dtype=wp.int32)
+
+NAMES = {
+    "size": ("size0", "size1"),
+    "color": ("color0", "color1", "color_playfield", "color_background"),
+    "mirror": ("mirror0", "mirror1"),
+    "shape": ("shape0", "shape1"),
+    "old_shape": ("old_shape0", "old_shape1"),
+    "enabled": ("missile0", "missile1", "ball"),
+    "delay": ("delay0", "delay1", "delay_ball"),
+    "hide": ("hide0", "hide1"),
+    "position": ("x0", "x1", "x_missile0", "x_missile1", "x_ball"),
+    "skip": ("skip0", "skip1"),
+    "trigger": ("trigger0", "trigger1"),
+    "paddle": ("paddle0", "paddle1"),
+    "move": ("move0", "move1", "move_missile0", "move_missile1", "move_ball"),
+}
+"""Names of the registers in each vector below. Index them with constants: a GPU keeps only those in registers."""
+
 
 @wp.struct
 class Console:
@@ -34,41 +54,24 @@ class Console:
     swept: int  # clock up to which the beam was followed
     vsync: int
     vblank: int
-    size0: int  # NUSIZ0
-    size1: int
-    color0: int  # COLUP0
-    color1: int
-    color_playfield: int
-    color_background: int
+    size: Two  # NUSIZ0, NUSIZ1
+    color: Four  # COLUP0, COLUP1, COLUPF, COLUBK
     control: int  # CTRLPF
     mirror_playfield: int  # of CTRLPF, as it was when the beam was in the middle of the line
-    mirror0: int  # REFP0
-    mirror1: int
+    mirror: Two  # REFP0, REFP1
     playfield: int  # 20 bits: 4 of PF0, 8 of PF1, 8 of PF2
-    shape0: int  # GRP0
-    shape1: int
-    old_shape0: int  # what VDELP0 shows
-    old_shape1: int
-    missile0: int  # ENAM0
-    missile1: int
-    ball: int  # ENABL
-    old_ball: int
-    delay0: int  # VDELP0
-    delay1: int
-    delay_ball: int
-    hide0: int  # RESMP0
-    hide1: int
+    shape: Two  # GRP0, GRP1
+    old_shape: Two  # shown instead while the player's `delay` is set
+    enabled: Three  # ENAM0, ENAM1, ENABL
+    old_ball: int  # shown instead of `enabled[2]` while the ball's `delay` is set
+    delay: Three  # VDELP0, VDELP1, VDELBL
+    hide: Two  # RESMP0, RESMP1
     collisions: int  # two bits for each of the registers CXM0P to CXPPMM, but one for CXBLPF
-    x0: int  # of player 0, 0 to 159
-    x1: int
-    x_missile0: int
-    x_missile1: int
-    x_ball: int
+    position: Five  # of the players, the missiles and the ball, 0 to 159
     hmove_blank: int
     stars: int  # missile 0 moves in each line: the stars of Cosmic Ark
     stars_line: int  # 0 to 3
-    skip0: int  # whether the first copy of player 0 is not drawn before the line ends
-    skip1: int
+    skip: Two  # 1 if the first copy of a player is not drawn until the line ends
     # cartridge: which kilobytes of the ROM lie in its four windows, a byte each
     pages: wp.uint32
     # the frame
@@ -94,19 +97,13 @@ class Periphery:
     blanks: int  # whether HMOVE blanks the left 8 pixels
     sticks: int  # what SWCHA reads
     switches: int  # what SWCHB reads
-    trigger0: int  # 0x80 unless pressed
-    trigger1: int
-    paddle0: int  # ohms at INPT0; -1 for none
-    paddle1: int
+    trigger: Two  # 0x80 unless pressed
+    paddle: Two  # ohms at INPT0 and INPT1; -1 for none
     paddle_least: int
     paddle_most: int
     input2: int  # what INPT2 and INPT3 read
     # TIA
-    move0: int  # HMP0, 0 to 15
-    move1: int
-    move_missile0: int
-    move_missile1: int
-    move_ball: int
+    move: Five  # HMP0, HMP1, HMM0, HMM1, HMBL, 0 to 15
     vsync_end: int  # clock from which the end of VSYNC ends the frame
     dump: int
     dump_end: int  # cycle

@@ -6,8 +6,8 @@ delay until a write becomes visible, and HMOVE in the middle of a line.
 
 import warp as wp
 
-from rlstruct.sims.atari.objects import around, has_copy
-from rlstruct.sims.atari.state import Outer, Registers
+from rlstruct.sims.atari.objects import around, has_copy, player_width
+from rlstruct.sims.atari.state import Five, Outer, Registers, Two
 
 NEVER = 0x7FFFFFFF
 MOST_LINES, MOST_LINES_PAL = 290, 342  # after so many lines without VSYNC, any write ends the frame
@@ -40,16 +40,10 @@ def in_copy(x: int, new_x: int, offset: int, width: int) -> int:
 @wp.func
 def reset_meets(x: int, size: int, new_x: int) -> int:
     """Classify RESP: a copy of the player is being drawn (1), is about to be drawn (-1), or neither (0)."""
-    mode = size & 7
-    width = int(8)
-    if mode == 5:
-        width = 16
-    elif mode == 7:
-        width = 32
     meets = int(0)
     for k in range(4):
         if meets == 0 and has_copy(size, k):
-            meets = in_copy(x, new_x, (8 << k) & ~8, width)
+            meets = in_copy(x, new_x, (8 << k) & ~8, player_width(size))
     return meets
 
 
@@ -89,10 +83,9 @@ def write_delay(m: Registers, register: int) -> int:
         # The change shows from the first playfield block that begins at least two clocks later.
         clock = line_clock(m)
         return ((clock + 5) & ~3) - clock
-    if register == 0x10 and reset_meets(m.x0, m.size0, reset_x(line_clock(m), 5)) == 1:
-        return 11
-    if register == 0x11 and reset_meets(m.x1, m.size1, reset_x(line_clock(m), 5)) == 1:
-        return 11
+    for k in range(2):
+        if register == 0x10 + k and reset_meets(m.position[k], m.size[k], reset_x(line_clock(m), 5)) == 1:
+            return 11
     return 0
 
 
@@ -125,25 +118,10 @@ def hmove(m: Registers, outer: Outer):
     outer.hmove_clock = m.cycles * 3
     if clock < 63 or clock >= 225:
         m.hmove_blank = outer.blanks
-    m.x0 = around(m.x0 + hmove_shift(clock, outer.move0))
-    m.x1 = around(m.x1 + hmove_shift(clock, outer.move1))
-    m.x_missile0 = around(m.x_missile0 + hmove_shift(clock, outer.move_missile0))
-    m.x_missile1 = around(m.x_missile1 + hmove_shift(clock, outer.move_missile1))
-    m.x_ball = around(m.x_ball + hmove_shift(clock, outer.move_ball))
-    m.skip0 = 0
-    m.skip1 = 0
+    for k in range(5):
+        m.position[k] = around(m.position[k] + hmove_shift(clock, outer.move[k]))
+    m.skip = Two()
     m.stars = 0
-
-
-@wp.func
-def middle(size: int) -> int:
-    """Return the offset from a player at which RESMP releases its missile."""
-    mode = size & 7
-    if mode == 5:
-        return 8
-    if mode == 7:
-        return 16
-    return 4
 
 
 @wp.func
@@ -172,29 +150,19 @@ def write_frame(m: Registers, outer: Outer, register: int, value: int):
 @wp.func
 def write_look(m: Registers, outer: Outer, register: int, value: int):
     """Write sizes, colours, playfield or mirrors: 0x04 to 0x0F."""
-    shade = (value & 0xFE) | gray(outer)
-    if register == 0x04:
-        m.size0 = value
-        m.skip0 = 0
-    elif register == 0x05:
-        m.size1 = value
-        m.skip1 = 0
-    elif register == 0x06:
-        m.color0 = shade
-    elif register == 0x07:
-        m.color1 = shade
-    elif register == 0x08:
-        m.color_playfield = shade
-    elif register == 0x09:
-        m.color_background = shade
-    elif register == 0x0A:
+    for k in range(2):
+        if register == 0x04 + k:
+            m.size[k] = value
+            m.skip[k] = 0
+        elif register == 0x0B + k:
+            m.mirror[k] = (value >> 3) & 1
+    for k in range(4):
+        if register == 0x06 + k:
+            m.color[k] = (value & 0xFE) | gray(outer)
+    if register == 0x0A:
         m.control = value
         if line_clock(m) < BLANK + 79:
             m.mirror_playfield = value & 1
-    elif register == 0x0B:
-        m.mirror0 = (value >> 3) & 1
-    elif register == 0x0C:
-        m.mirror1 = (value >> 3) & 1
     elif register == 0x0D:
         m.playfield = (m.playfield & 0xFFFF0) | (value >> 4)
     elif register == 0x0E:
@@ -207,75 +175,45 @@ def write_look(m: Registers, outer: Outer, register: int, value: int):
 def write_place(m: Registers, outer: Outer, register: int, value: int):
     """Write RESP0 to RESBL, GRP0, GRP1, or enable missiles and ball: 0x10 to 0x1F."""
     clock = line_clock(m)
-    if register == 0x10:
-        new_x = reset_x(clock, 5)
-        m.skip0 = wp.where(reset_meets(m.x0, m.size0, new_x) == -1, 0, 1)
-        m.x0 = new_x
-    elif register == 0x11:
-        new_x = reset_x(clock, 5)
-        m.skip1 = wp.where(reset_meets(m.x1, m.size1, new_x) == -1, 0, 1)
-        m.x1 = new_x
-    elif register < 0x15:
-        new_x = reset_x_after(register, clock, m.cycles * 3 - outer.hmove_clock)
-        if register == 0x12:
-            m.x_missile0 = new_x
-        elif register == 0x13:
-            m.x_missile1 = new_x
-        else:
-            m.x_ball = new_x
-    elif register == 0x1B:
-        m.shape0 = value
-        m.old_shape1 = m.shape1
-    elif register == 0x1C:
-        m.shape1 = value
-        m.old_shape0 = m.shape0
-        m.old_ball = m.ball
-    elif register == 0x1D:
-        m.missile0 = (value >> 1) & 1
-    elif register == 0x1E:
-        m.missile1 = (value >> 1) & 1
-    elif register == 0x1F:
-        m.ball = (value >> 1) & 1
+    for k in range(2):
+        if register == 0x10 + k:
+            new_x = reset_x(clock, 5)
+            m.skip[k] = wp.where(reset_meets(m.position[k], m.size[k], new_x) == -1, 0, 1)
+            m.position[k] = new_x
+        elif register == 0x1B + k:
+            m.shape[k] = value
+            m.old_shape[1 - k] = m.shape[1 - k]
+    for k in range(2, 5):
+        if register == 0x10 + k:
+            m.position[k] = reset_x_after(register, clock, m.cycles * 3 - outer.hmove_clock)
+    for k in range(3):
+        if register == 0x1D + k:
+            m.enabled[k] = (value >> 1) & 1
+    if register == 0x1C:
+        m.old_ball = m.enabled[2]
 
 
 @wp.func
 def write_move(m: Registers, outer: Outer, register: int, value: int):
     """Write motion, vertical delay, hidden missiles, HMOVE, HMCLR or CXCLR: 0x20 to 0x2C."""
-    if register == 0x20:
-        outer.move0 = value >> 4
-    elif register == 0x21:
-        outer.move1 = value >> 4
-    elif register == 0x22:
-        if m.cycles * 3 == outer.hmove_clock + 63 and outer.move_missile0 == 7 and (value >> 4) == 6:
-            m.stars = 1
-            m.stars_line = 0
-        outer.move_missile0 = value >> 4
-    elif register == 0x23:
-        outer.move_missile1 = value >> 4
-    elif register == 0x24:
-        outer.move_ball = value >> 4
-    elif register == 0x25:
-        m.delay0 = value & 1
-    elif register == 0x26:
-        m.delay1 = value & 1
-    elif register == 0x27:
-        m.delay_ball = value & 1
-    elif register == 0x28:
-        if m.hide0 != 0 and (value & 2) == 0:
-            m.x_missile0 = around(m.x0 + middle(m.size0))
-        m.hide0 = (value >> 1) & 1
-    elif register == 0x29:
-        if m.hide1 != 0 and (value & 2) == 0:
-            m.x_missile1 = around(m.x1 + middle(m.size1))
-        m.hide1 = (value >> 1) & 1
-    elif register == 0x2A:
+    if register == 0x22 and m.cycles * 3 == outer.hmove_clock + 63 and outer.move[2] == 7 and (value >> 4) == 6:
+        m.stars = 1
+        m.stars_line = 0
+    for k in range(5):
+        if register == 0x20 + k:
+            outer.move[k] = value >> 4
+    for k in range(3):
+        if register == 0x25 + k:
+            m.delay[k] = value & 1
+    for k in range(2):
+        if register == 0x28 + k:
+            if m.hide[k] != 0 and (value & 2) == 0:
+                m.position[2 + k] = around(m.position[k] + player_width(m.size[k]) // 2)  # the middle of the player
+            m.hide[k] = (value >> 1) & 1
+    if register == 0x2A:
         hmove(m, outer)
     elif register == 0x2B:
-        outer.move0 = 0
-        outer.move1 = 0
-        outer.move_missile0 = 0
-        outer.move_missile1 = 0
-        outer.move_ball = 0
+        outer.move = Five()
     elif register == 0x2C:
         m.collisions = 0
 
@@ -314,14 +252,11 @@ def read_tia(m: Registers, outer: Outer, address: int):
     if register < 8:
         pair = (m.collisions >> (2 * register - register // 7)) & wp.where(register == 6, 1, 3)
         driven = ((pair & 1) << 7) | ((pair & 2) << 5)
-    elif register == 8:
-        driven = paddle_charged(m, outer, outer.paddle0)
-    elif register == 9:
-        driven = paddle_charged(m, outer, outer.paddle1)
     elif register == 0xA or register == 0xB:
         driven = outer.input2
-    elif register == 0xC:
-        driven = outer.trigger0
-    elif register == 0xD:
-        driven = outer.trigger1
+    for k in range(2):
+        if register == 0x8 + k:
+            driven = paddle_charged(m, outer, outer.paddle[k])
+        elif register == 0xC + k:
+            driven = outer.trigger[k]
     m.bus = (m.bus & 0x3F) | driven
