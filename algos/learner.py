@@ -26,7 +26,7 @@ from rlstruct.functional import categorical, gaussian
 from rlstruct.functional.schedules import linear_schedule
 from rlstruct.profiling import operation
 from rlstruct.replay import replay_with_next_values as replay_with_next_values  # where it was
-from rlstruct.rl_agent import RL_Agent
+from rlstruct.rl_agent import RL_Agent, frame_of
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -224,7 +224,8 @@ class GradientLearner(ABC):
     def see_frames(self, trajectories: Trajectories) -> None:
         """Update the network's statistics of frames, if it keeps any, after learning from a batch."""
         if self.statistics is not None:
-            self.statistics.see_frames(trajectories.trajectories["observation/frame"], trajectories.mask())
+            frame = frame_of(trajectories.trajectories.truncate_key("observation/"), n_axes=2)
+            self.statistics.see_frames(frame, trajectories.mask())
 
     def anneal(self, fraction_done: float) -> None:
         """Set the learning rates when this fraction of the training is done, in [0, 1].

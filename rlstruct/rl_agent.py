@@ -347,15 +347,18 @@ def _fix(role: str, expected: torch.device, agent_info_on_device: bool) -> str:
     return f"Move it with {to}, or move the agent's model to where it is."
 
 
-def frame_of(observation: DictTensor) -> Tensor:
+def frame_of(observation: DictTensor | TemporalDictTensor, *, n_axes: int = 1) -> Tensor:
     """Return the frame; the parts of a Dict observation are flattened and concatenated in the order of their names.
+
+    The first ``n_axes`` axes stay: 1 for [B, ...], 2 for [B, T, ...].
 
     >>> frame_of(DictTensor({"frame/b": torch.ones(1, 1), "frame/a": torch.zeros(1, 2, dtype=torch.int64)}))
     tensor([[0., 0., 1.]])
     """
     if "frame" in observation:
         return observation["frame"]
-    parts = [observation[key].flatten(1) for key in sorted(observation.keys()) if key.startswith("frame/")]
+    parts = [observation[key] for key in sorted(observation.keys()) if key.startswith("frame/")]
     if not parts:
         return observation["frame"]  # raises a KeyError that lists the keys
-    return torch.cat([part.to(torch.float32) for part in parts], dim=1)
+    rows = [part.flatten(n_axes) if part.dim() > n_axes else part.unsqueeze(n_axes) for part in parts]
+    return torch.cat([row.to(torch.float32) for row in rows], dim=n_axes)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from gymnasium import spaces
 from torch import nn
@@ -20,6 +21,7 @@ from rlstruct.cli.complaint import UserError, nearest
 from rlstruct.cli.environments import Factory, Task, find, is_image, spaces_of
 from rlstruct.rl_agent import RL_Agent
 from rlstruct.search import SearchAgent
+from rlstruct.spaces import leaves
 
 _ATARI_PIXELS, _ATARI_FEATURES, _SMALL_FEATURES = 36, 512, 128
 
@@ -56,7 +58,7 @@ def choose(
     """Choose agent and network by the spaces; the agent sees the last ``stack`` frames."""
     if ALGORITHMS[algorithm].agents == "search":
         return _searching(task, observation, action)
-    observation = _fitting(algorithm, task, observation, action)
+    observation = _fitting(algorithm, task, _one_frame(observation), action)
     discrete, continuous = _n_actions(action), isinstance(action, spaces.Box)
     image, settings = is_image(observation), task.network_settings()
     # Use convolutions for images, unless the user sets the widths of a perceptron.
@@ -86,6 +88,21 @@ def choose(
     if normalise:
         create_model, kind = partial(_normalised, create_model, observation.shape), f"{kind}, normalised"
     return AgentChoice(create_model, create_agent, kind)
+
+
+def _one_frame(observation: spaces.Space[Any]) -> spaces.Space[Any]:
+    """Return the space of the frame that agents make of a Dict or Tuple observation; see `rlstruct.rl_agent.frame_of`.
+
+    >>> _one_frame(spaces.Dict(side=spaces.Discrete(3), speed=spaces.Box(-1, 1, (2,)))).shape
+    (3,)
+    """
+    if not isinstance(observation, spaces.Dict | spaces.Tuple):
+        return observation
+    try:
+        sizes = [math.prod(leaf.shape) for leaf in leaves(observation, "frame").values()]
+    except (TypeError, ValueError) as error:
+        raise UserError(f"the bundled agents cannot see this environment: {str(error).partition(': ')[2]}") from None
+    return spaces.Box(-np.inf, np.inf, (sum(sizes),), np.float32)
 
 
 def _fitting(algorithm: str, task: Task, observation: spaces.Space[Any], action: spaces.Space[Any]) -> spaces.Box:

@@ -84,8 +84,10 @@ def imported(name: str) -> Callable[..., Any]:
     module, _, attribute = name.partition(":")
     found = _module(module)
     create: Callable[..., Any] | None = getattr(found, attribute, None)
-    if not callable(create):
+    if create is None:
         raise UserError(f"{module} has no function {attribute!r}.{nearest(attribute, vars(found))}")
+    if not callable(create):
+        raise UserError(f"{name} is a {type(create).__name__}, expected a function or a class.")
     return create
 
 
@@ -144,7 +146,15 @@ class Factory:
             takes_all = any(one.kind is one.VAR_KEYWORD for one in taken.values())
             offered = {"device": device, "auto_reset": auto_reset}
             arguments = {name: value for name, value in offered.items() if takes_all or name in taken}
-            env = create(n_envs=n_envs, seed=seed, **arguments, **self.settings)
+            arguments |= {"n_envs": n_envs, "seed": seed, **self.settings}
+            try:
+                inspect.signature(create).bind(**arguments)
+            except TypeError as error:
+                raise UserError(
+                    f"{self.name} cannot be called with {', '.join(arguments)}: {error}. Name a class of TensorEnv or "
+                    "gymnasium.Env, or a function of n_envs and seed that returns a VecEnv."
+                ) from None
+            env = create(**arguments)
             if not isinstance(env, VecEnv):
                 kind = type(env).__name__
                 raise UserError(f"{self.name} made a {kind}, expected a VecEnv or a gymnasium environment.")

@@ -16,6 +16,8 @@ from rlstruct.agents import ActorCritic
 from rlstruct.envs import GymEnvInf
 from rlstruct.sims import TensorEnv
 
+SIZE = 3
+
 
 @dataclass(frozen=True)
 class Place:
@@ -41,6 +43,15 @@ class Walk(TensorEnv[Place]):
 
     def render(self, row: int) -> np.ndarray[Any, Any]:
         return np.full((24, 32, 3), 200, np.uint8)
+
+
+class WalkInParts(Walk):
+    """Show the place and the side, as a Dict with a whole number."""
+
+    observation_space = spaces.Dict(at=spaces.Box(0, 3, (1,), np.float32), side=spaces.Discrete(2))
+
+    def observe(self, state: Place) -> Any:
+        return {"at": state.at.unsqueeze(1), "side": (state.at > 1).long()}
 
 
 class Parts(gymnasium.Env[dict[str, Any], int]):
