@@ -66,12 +66,9 @@ def read(file: Path) -> dict[str, Any]:
     if not file.exists():
         return {}
     try:
-        stored = json.loads(file.read_text())
-    except json.JSONDecodeError as error:
+        return dict(json.loads(file.read_text()))
+    except (ValueError, TypeError) as error:
         raise BadValueError(f"tune: the cache {file} is damaged: {error}. Delete it.") from None
-    if not isinstance(stored, dict):
-        raise BadValueError(f"tune: the cache {file} holds a {type(stored).__name__}, expected answers. Delete it.")
-    return stored
 
 
 def write(file: Path, name: str, answer: Mapping[str, Any]) -> None:

@@ -7,22 +7,18 @@ import ctypes
 import gc
 import math
 import os
-import socket
 import statistics
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-import cloudpickle
 import torch
 from torch import Tensor
 
 from rlstruct.batchers.batcher import RL_Batcher
 from rlstruct.batchers.reports import kilobytes
 from rlstruct.batchers.tuning.search import MIN_ALPHA, Candidate, Measured, NotStarted, TimeIsUp
-from rlstruct.batchers.workers.fork_server import start_process
-from rlstruct.batchers.workers.processes import WORKER_NAME, quiet_start
 from rlstruct.core import Trajectories
 
 Learn = Callable[[Trajectories], Mapping[str, Tensor] | None]
@@ -86,13 +82,11 @@ class Prober:
     Args:
         create: creates the batcher of a candidate.
         create_learner, device, seconds: see `rlstruct.batchers.tune`.
-        factories: create_agent and create_env, if there may be workers.
         limit: bytes that may be in use.
         show: called with each candidate before its probe.
 
     Attributes:
         start: bytes in use before the first probe.
-        worker: bytes of a worker without agent and environments.
     """
 
     def __init__(
@@ -101,7 +95,6 @@ class Prober:
         create_learner: Callable[[], Learn] | None,
         device: torch.device,
         *,
-        factories: object = None,
         limit: float = float("inf"),
         seconds: float = float("inf"),
         show: Callable[[Candidate], None] = lambda candidate: None,
@@ -113,7 +106,6 @@ class Prober:
         self._opening = 0.0  # seconds from creating the last batcher to its first batch
         self._open: dict[Candidate, Session] = {}
         self._rates: dict[Candidate, float] = {}
-        self.worker = 0 if factories is None else _idle_worker(device, factories)
         self.start = memory_in_use(device)
 
     def __call__(self, candidate: Candidate, best: Candidate | None, projected: float) -> Measured:
@@ -169,14 +161,12 @@ def batch_size(create: CreateBatcher, smallest: Candidate) -> Callable[[Candidat
 
     Two small batchers show how they grow.
     """
-    reports = []
+    sizes = []
     for n_timesteps in (1, 2):
-        with create(Candidate(0, smallest.n_envs, n_timesteps)) as batcher:
-            batcher.reset()
-            batcher.execute()
-            batcher.get()
-            reports.append(batcher.memory_report().total / smallest.n_envs)
-    one, two = reports  # bytes per environment, with one step and with two
+        batcher = create(Candidate(0, smallest.n_envs, n_timesteps))
+        with contextlib.closing(Session(batcher, None)):
+            sizes.append(batcher.memory_report().total / smallest.n_envs)
+    one, two = sizes  # bytes per environment, with one step and with two
 
     def size(candidate: Candidate) -> float:
         B = candidate.n_envs * max(1, candidate.n_processes)
@@ -185,24 +175,11 @@ def batch_size(create: CreateBatcher, smallest: Candidate) -> Callable[[Candidat
     return size
 
 
-def _idle_worker(device: torch.device, factories: object) -> int:
-    """Start the server of worker processes, and measure the bytes of a worker without agent and environments."""
-    ours, theirs = socket.socketpair()
-    with ours:
-        with theirs, quiet_start():
-            process = start_process(_idle, (theirs, cloudpickle.dumps(factories)), f"{WORKER_NAME}-idle")
-        ours.recv(1)  # it has imported the main script and the modules of the factories
+def worker_size(create: CreateBatcher, smallest: Candidate, device: torch.device) -> int:
+    """Start the server of worker processes, and measure the bytes of a worker with the fewest environments."""
+    with contextlib.closing(Session(create(smallest._replace(n_processes=1)), None)):
         with_worker = memory_in_use(device)
-        process.kill()
-        process.join()
-        process.close()
     return max(0, with_worker - memory_in_use(device))
-
-
-def _idle(end: socket.socket, factories: bytes) -> None:
-    cloudpickle.loads(factories)
-    end.send(b" ")
-    end.recv(1)
 
 
 def memory_in_use(device: torch.device) -> int:

@@ -108,7 +108,7 @@ class Climb:
         measure: measures a candidate, or raises `NotStarted` or `TimeIsUp`.
         size: returns the bytes of a candidate's batches, which can be computed.
         start: bytes in use before the search.
-        worker: bytes that a worker is assumed to use without agent and environments, until one has been measured.
+        worker: bytes that a worker is assumed to use without its environments, until one has been measured.
         limit: bytes that may be in use.
         alpha: see `rlstruct.batchers.tune`.
     """
@@ -187,16 +187,12 @@ class Climb:
         own = lines.get((candidate.n_processes, candidate.sharing), {})
         if len(own) > 1:
             process = project_line(own, candidate.n_envs)
-        else:
-            environment = 0.0
-            for line in lines.values():
-                low, high = min(line), max(line)
-                environment = max(environment, (line[high] - line[low]) / max(1, high - low))
-            here, workers = [0.0], list[float]()  # bytes without environments: of this process, and of workers
-            for (k, _), line in lines.items():
-                (workers if k else here).extend(bytes_ - environment * n_envs for n_envs, bytes_ in line.items())
-            empty = max(workers, default=self._worker + max(here)) if candidate.n_processes else max(here)
-            process = empty + environment * candidate.n_envs
+        else:  # assume that an environment, and a process without environments, take what they took elsewhere
+            slopes = [project_line(line, 1) - project_line(line, 0) for line in lines.values() if len(line) > 1]
+            environment = max(slopes, default=0.0)
+            alike = [line for (k, _), line in lines.items() if bool(k) == bool(candidate.n_processes)]
+            empty = [bytes_ - environment * n_envs for line in alike for n_envs, bytes_ in line.items()]
+            process = max(empty or [self._worker]) + environment * candidate.n_envs
         return self._size(candidate) + self._start + max(1, candidate.n_processes) * process
 
     def _saturated(self, before: Probe, after: Probe) -> bool:

@@ -18,13 +18,14 @@ from rlstruct.batchers.arguments import named, whole
 from rlstruct.batchers.batcher import RL_Batcher
 from rlstruct.batchers.recipe import CreateAgent, CreateEnv
 from rlstruct.batchers.tuning import cache as answers
-from rlstruct.batchers.tuning.measuring import Learn, Prober, batch_size, memory_there_is
+from rlstruct.batchers.tuning.measuring import Learn, Prober, batch_size, memory_there_is, worker_size
 from rlstruct.batchers.tuning.search import Candidate, Climb, Measured, Probe, Space
 from rlstruct.device import DeviceLike, resolve_device, usable_cores
 from rlstruct.errors import BadTypeError, BadValueError
 from rlstruct.options import Range
 from rlstruct.sharing import Mode, mig_instances
 from rlstruct.sharing.daemon import missing
+from rlstruct.sharing.gpu_sharing import running_daemon
 
 _SHARE = 0.8  # default memory_limit, as a share of the memory that may be in use
 
@@ -93,13 +94,12 @@ class Tuning(Mapping[str, Any]):
         ]
         for probe in self.probes:
             candidate, measured = probe.candidate, probe.measured
-            rate = noise = memory = ""
+            found = ["", "", ""]
             if measured is not None:
-                rate, noise = f"{measured.rate:,.0f}", f"{100 * measured.noise:.1f}%"
-                memory = f"{measured.memory / 2**20:.0f}"
+                found = [f"{measured.rate:,.0f}", f"{100 * measured.noise:.1f}%", f"{measured.memory / 2**20:.0f}"]
             numbers = (
-                f"{candidate.n_processes:>7} {candidate.n_envs:>6} {candidate.n_timesteps:>5} {rate:>10} {noise:>6} "
-                f"{probe.projected / 2**20:>8.0f} {memory:>6}  "
+                f"{candidate.n_processes:>7} {candidate.n_envs:>6} {candidate.n_timesteps:>5} {found[0]:>10} "
+                f"{found[1]:>6} {probe.projected / 2**20:>8.0f} {found[2]:>6}  "
             )
             shared = f" ({candidate.sharing})" if candidate.sharing != "none" else ""
             why = f"{'FASTEST ' if candidate == self.best else ''}{probe.why}{shared}"
@@ -191,11 +191,11 @@ def tune(
 
     smallest = Candidate(space.n_processes[0], space.n_envs[0], space.n_timesteps[0])
     size = batch_size(create, smallest)
-    factories = (create_agent, create_env) if any(space.n_processes) else None  # of workers
+    worker = worker_size(create, smallest, device) if any(space.n_processes) else 0
     with _bar(seconds, progress) as show:
-        prober = Prober(create, create_learner, device, factories=factories, limit=limit, seconds=seconds, show=show)
+        prober = Prober(create, create_learner, device, limit=limit, seconds=seconds, show=show)
         with contextlib.closing(prober):
-            search = Climb(space, prober, size, prober.start, prober.worker, limit=limit, alpha=alpha)
+            search = Climb(space, prober, size, prober.start, worker, limit=limit, alpha=alpha)
             found = search.run()
     if found is None:
         raise BadValueError(
@@ -210,8 +210,11 @@ def tune(
 
 
 def default_sharing(device: torch.device) -> Mode:
-    """Return the best available mode for processes that share a device: MIG, else MPS, else taking turns."""
-    if device.type != "cuda":
+    """Return the best available mode for processes that share a device: MIG, else MPS, else taking turns.
+
+    Under an MPS daemon that already runs, processes share the GPU without another one.
+    """
+    if device.type != "cuda" or running_daemon():
         return "none"
     return "mig" if mig_instances() else "none" if missing() else "mps"
 
@@ -228,8 +231,9 @@ def _space(
     if sharing is None:
         sharing = [default_sharing(device)]
     if n_processes is None:
-        most = 0 if on_gpu and sharing == ["none"] else 4 * usable_cores()
-        n_processes = [0, *(2**i for i in range(max(most, 1).bit_length()) if 2**i <= most)]
+        take_turns = on_gpu and list(sharing) == ["none"] and not running_daemon()
+        most = 0 if take_turns else 4 * usable_cores()
+        n_processes = [0, *(2**i for i in range(most.bit_length()))]
     if n_envs is None:
         n_envs = [2**i for i in (range(6, 17) if on_gpu else range(13))]
     values: object
@@ -259,12 +263,11 @@ def _bar(seconds: float, wanted: bool) -> Iterator[Callable[[Candidate], None]]:
     if not wanted or importlib.util.find_spec("tqdm") is None:
         yield lambda candidate: None
         return
-    begin, bar_format = time.perf_counter(), "{desc}|{bar}| {n:.0f} of at most {total:.0f} s"
-    on_terminal = {"disable": None, "leave": False, "dynamic_ncols": True}  # keeps it out of logs
-    with importlib.import_module("tqdm").tqdm(total=seconds, bar_format=bar_format, **on_terminal) as bar:
+    look: dict[str, Any] = {"bar_format": "{desc}|{bar}| {n:.0f} of at most {total:.0f} s", "dynamic_ncols": True}
+    with importlib.import_module("tqdm").tqdm(total=seconds, disable=None, leave=False, **look) as bar:  # not in logs
 
         def show(candidate: Candidate) -> None:
-            bar.n = min(time.perf_counter() - begin, bar.total)
+            bar.n = min(bar.format_dict["elapsed"], seconds)
             bar.set_description(str(candidate))
 
         yield show

@@ -21,6 +21,7 @@ from gymnasium import spaces
 from rlstruct import Trajectories, VecEnv
 from rlstruct.batchers import RL_Batcher, tune
 from rlstruct.batchers.tuning import cache, measuring
+from rlstruct.batchers.tuning import tune as tuning
 from rlstruct.batchers.tuning.measuring import memory_in_use
 from rlstruct.batchers.tuning.search import Candidate, Probe
 from rlstruct.envs import GymEnvInf
@@ -180,6 +181,17 @@ def test_a_key_knows_factories_by_name_and_text_and_networks_by_structure() -> N
     assert cache.described(made_with(1)) == cache.described(made_with(1))
     assert cache.described(made_with(1)) != cache.described(made_with(2))
     assert cache.key(torch.device("cpu"), counting) == cache.key(torch.device("cpu"), counting)
+
+
+def test_workers_share_a_gpu_under_a_daemon_that_runs_already(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = torch.device("cuda:0")
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
+    monkeypatch.setenv("PATH", "")  # neither MPS nor MIG can be asked for
+    assert tuning._space(gpu, None, None, (8,), None).n_processes == (0,)
+    (tmp_path / "control").touch()
+    space = tuning._space(gpu, None, None, (8,), None)
+    assert space.n_processes[:3] == (0, 1, 2)
+    assert space.sharing == ("none",)  # no second daemon
 
 
 @pytest.mark.parametrize(
