@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from rlstruct.algos.build import cpu_copy
 from rlstruct.algos.checkpoint import write_checkpoint
@@ -130,7 +134,9 @@ class Callback:
         """Called when a training has ended without an exception, after its last evaluation."""
 
     def state_dict(self) -> Mapping[str, Any]:
-        """Return the state for a checkpoint."""
+        """Return the state for a checkpoint: tensors and plain values."""
+        if isinstance(self.kept, str):
+            raise BadTypeError(f"{type(self).__name__}: kept is {self.kept!r}, expected a tuple, ({self.kept!r},).")
         return {name: getattr(self, name) for name in self.kept}
 
     def load_state_dict(self, state: Any) -> None:  # noqa: ANN401 - what state_dict returned
@@ -182,7 +188,11 @@ class Callbacks:
 
     def state_dict(self) -> list[dict[str, Any]]:
         """Return the states of all callbacks."""
-        return [{"class": type(one).__qualname__, "state": one.state_dict()} for one in self._own]
+        states = []
+        for one in self._own:
+            with _named(one, "state_dict"):
+                states.append({"class": type(one).__qualname__, "state": _plain(one)})
+        return states
 
     def load_state_dict(self, saved: Sequence[Mapping[str, Any]]) -> None:
         """Restore the states, matched by class and order; a new callback keeps its initial state."""
@@ -192,24 +202,50 @@ class Callbacks:
             if found is not None:
                 left.remove(found)
                 if found["state"] is not None:  # 0.3 wrote None for callbacks without a state
-                    one.load_state_dict(found["state"])
+                    with _named(one, "load_state_dict"):
+                        one.load_state_dict(found["state"])
 
     def call(self, hook: str) -> None:
         """Call a hook, such as ``on_evaluation``. An exception gets a note that names the callback."""
         for one in self._own:
-            try:
+            with _named(one, hook):
                 getattr(one, hook)(self.context)
-            except Exception as error:  # raised again unchanged: the caller may catch its type
-                said = f"run_training: raised by the callback {type(one).__qualname__}.{hook}"
-                if hasattr(error, "add_note"):  # Python 3.11 or newer
-                    error.add_note(said)
-                else:
-                    _logger.error("%s", said)
-                raise
+
+
+@contextlib.contextmanager
+def _named(one: Callback, method: str) -> Iterator[None]:
+    """Note on an exception which method of which callback raised it; its type stays, as the caller may catch it."""
+    try:
+        yield
+    except Exception as error:
+        said = f"run_training: raised by the callback {type(one).__qualname__}.{method}"
+        if hasattr(error, "add_note"):  # Python 3.11 or newer
+            error.add_note(said)
+        else:
+            _logger.error("%s", said)
+        raise
+
+
+def _plain(one: Callback) -> object:
+    """Return a callback's state with numpy's numbers as Python's. Raise if a checkpoint with it could not be read."""
+    state = tree_map_only(np.generic, lambda number: number.item(), one.state_dict())  # sync: none, numpy's
+    file = io.BytesIO()
+    try:
+        torch.save(state, file)
+        file.seek(0)
+        torch.load(file, weights_only=True)
+    except Exception:  # pickle and torch fail in many ways
+        raise BadTypeError(
+            f"{type(one).__name__}.state_dict: a checkpoint cannot hold {state!r}, expected tensors and plain values: "
+            "numbers, strings, lists and dicts. Convert arrays with torch.from_numpy or tolist()."
+        ) from None
+    return state
 
 
 def for_others(callbacks: Sequence[Callback]) -> list[Callback]:
     """Return the callbacks for the other learners; a placeholder stands for each that only rank 0 calls."""
+    if isinstance(callbacks, Callback):
+        raise BadTypeError(f"run_training: callbacks is one {type(callbacks).__name__}, expected a list. Pass [it].")
     for one in callbacks:
         if not isinstance(one, Callback):
             raise BadTypeError(

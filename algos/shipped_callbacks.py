@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium
+import numpy as np
 
 from rlstruct.algos.callbacks import Callback, TrainingContext
-from rlstruct.errors import BadValueError, import_extra
+from rlstruct.errors import BadTypeError, BadValueError, import_extra
 
 
 class EarlyStopping(Callback):
@@ -102,6 +103,8 @@ class PeriodicVideo(Callback):
         folder: folder of the videos; None for the run folder.
     """
 
+    kept = ("n_evaluations",)
+
     def __init__(
         self,
         create_env: Callable[[], gymnasium.Env[Any, Any]],
@@ -111,8 +114,10 @@ class PeriodicVideo(Callback):
         folder: str | Path | None = None,
     ) -> None:
         self._image = import_extra("PIL.Image", "train", "PeriodicVideo")
+        if every < 1:
+            raise BadValueError(f"PeriodicVideo: every is {every}, expected at least 1.")
         self.create_env, self.every, self.longest, self.folder = create_env, every, longest, folder
-        self._n = 0
+        self.n_evaluations = 0
 
     def on_start(self, context: TrainingContext) -> None:
         """Raise if there is no place for the videos."""
@@ -120,14 +125,14 @@ class PeriodicVideo(Callback):
 
     def on_evaluation(self, context: TrainingContext) -> None:
         """Play and render an episode with the evaluated policy; the training waits."""
-        self._n += 1
-        if not context.evaluations[-1].env_steps or self._n % self.every:
+        self.n_evaluations += 1
+        if not context.evaluations[-1].env_steps or self.n_evaluations % self.every:
             return
         folder = _place("PeriodicVideo", self.folder, context, "videos")
         folder.mkdir(parents=True, exist_ok=True)
         policy, env = context.policy(), self.create_env()
         try:
-            observation, _ = env.reset(seed=self._n)
+            observation, _ = env.reset(seed=self.n_evaluations)
             frames, over = [env.render()], False
             while not over and len(frames) < self.longest:
                 observation, _, terminated, truncated, _ = env.step(policy.act(observation))
@@ -135,6 +140,11 @@ class PeriodicVideo(Callback):
                 over = terminated or truncated
         finally:
             env.close()
+        if not isinstance(frames[0], np.ndarray):
+            raise BadTypeError(
+                f"PeriodicVideo: render returned {type(frames[0]).__name__}, expected an array of bytes [height, "
+                'width, 3]. Make the environment with render_mode="rgb_array".'
+            )
         first, *others = [self._image.fromarray(frame) for frame in frames]
         file = folder / f"{context.evaluations[-1].env_steps:010d}.gif"
         first.save(file, save_all=True, append_images=others, duration=33, loop=0)

@@ -117,6 +117,8 @@ def test_what_is_no_callback_is_refused() -> None:
     for wrong in (Journal, print):
         with pytest.raises(TypeError, match=r"callbacks has .*, expected an instance of a subclass of rlstruct"):
             train([wrong])  # type: ignore[list-item]
+    with pytest.raises(TypeError, match="callbacks is one Journal, expected a list"):
+        train(Journal())  # type: ignore[arg-type]
 
 
 class Counts(Callback):
@@ -150,6 +152,43 @@ def test_a_resumed_training_restores_the_states(tmp_path: Path) -> None:
     assert (new.begun_with, other.begun_with) == (6, 106)
     assert (new.n, other.n) == (16, 116)
     assert journal.lines[:2] == ["start", "update 1 at 896"]
+
+
+class Keeps(Callback):
+    """Has one value to keep, and begins with a tensor."""
+
+    kept: tuple[str, ...] = ("value",)
+
+    def __init__(self, value: object) -> None:
+        self.value = value
+
+
+def test_numbers_of_numpy_are_kept_as_plain_ones(tmp_path: Path) -> None:
+    with new_folder(tmp_path) as run:
+        train([Keeps([np.float64(0.5), np.int64(3)]), Stops(2)], run)
+    again = Keeps(None)
+    with RunFolder.resume(run.path, progress=False, loggers=()) as run:
+        train([again, Stops(1)], run)
+    assert again.value == [0.5, 3]
+    assert [type(number) for number in again.value] == [float, int]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("value", [np.zeros(3), lambda: 0, Path(".")])
+def test_a_state_that_no_checkpoint_can_hold_is_refused_before_it_is_written(value: object, tmp_path: Path) -> None:
+    with (
+        new_folder(tmp_path) as run,
+        pytest.raises(TypeError, match=r"Keeps\.state_dict: a checkpoint cannot hold \{'value': .* expected tensors"),
+    ):
+        train([Keeps(value)], run)
+    assert not (run.path / "checkpoint.pt").exists()
+
+
+def test_a_name_without_its_comma_is_reported() -> None:
+    class Forgets(Keeps):
+        kept = "value"  # type: ignore[assignment]
+
+    with pytest.raises(TypeError, match=r"Forgets: kept is 'value', expected a tuple, \('value',\)"):
+        Forgets(0).state_dict()
 
 
 def test_states_of_callbacks_that_are_gone_or_new_are_left_alone() -> None:
@@ -291,6 +330,25 @@ def test_periodic_video(tmp_path: Path) -> None:
             assert opened.n_frames == 6
     with pytest.raises(ValueError, match="PeriodicVideo: there is no run folder"):
         train([PeriodicVideo(film)])
+    with pytest.raises(ValueError, match="PeriodicVideo: every is 0, expected at least 1"):
+        PeriodicVideo(film, every=0)
+    blind = Mock(wraps=film(), render=lambda: None)
+    with pytest.raises(TypeError, match="render returned NoneType, expected an array of bytes"):
+        train([PeriodicVideo(lambda: blind, folder=tmp_path)])
+
+
+def test_a_resumed_training_goes_on_counting_for_its_videos(tmp_path: Path) -> None:
+    pytest.importorskip("PIL.Image")
+
+    def film() -> gymnasium.Env[Any, Any]:
+        return Drawn(gymnasium.make("CartPole-v1"))
+
+    with new_folder(tmp_path) as run:
+        train([PeriodicVideo(film, every=4, longest=2), Stops(6)], run)  # evaluations at 0, 512 and 768
+    with RunFolder.resume(run.path, progress=False, loggers=()) as run:
+        train([PeriodicVideo(film, every=4, longest=2)], run)
+    films = sorted(one.name for one in (run.path / "videos").iterdir())
+    assert films == ["0000001280.gif"]
 
 
 def test_a_policy_needs_an_evaluation_and_a_batch() -> None:
