@@ -23,7 +23,7 @@ class Part:
     collected: Collected
     seed: int  # of its first environment
     first_environment: int  # its global index
-    running: int | Tensor  # number of unfinished environments, or a mask [B] bool if counting would wait
+    n_running: int  # number of environments with a running episode
     owned: bool = False  # whether the batch takes over the memory of the steps without a copy
 
 
@@ -72,23 +72,14 @@ def assemble(
             batch = without_gaps(steps, join_one(filled, "running", T))
         return Trajectories.unchecked(DictTensor.unchecked(info), batch), n_envs
     lengths = join_one(filled, "running", T).sum(1)
-    on_host, n_running = _count(lengths, parts)
+    on_host = lengths.cpu()  # sync: once per batch of episodes
     T = int(on_host.max())  # sync: of CPU memory. Off the CPU, collectors rarely check whether all episodes have ended
     rows = None
     if not bool((on_host > 0).all()):  # sync: of CPU memory
         rows = move(on_host.nonzero().squeeze(1), device)  # sync: of CPU memory
         info, lengths = dict(DictTensor(info).index(rows).items()), lengths.index_select(0, rows)
     steps = join(filled, T, rows=rows, lengths=lengths, copy=makes_copy)
-    return Trajectories(DictTensor(info), TemporalDictTensor(steps, lengths)), n_running
-
-
-def _count(lengths: Tensor, parts: Sequence[Part]) -> tuple[Tensor, int]:
-    """Copy the lengths of the episodes to the CPU, [B] int64; return them and the number of unfinished environments."""
-    masks = [part.running for part in parts if isinstance(part.running, Tensor)]
-    counted = sum(part.running for part in parts if isinstance(part.running, int))
-    numbers = torch.cat([lengths, *(mask.sum().view(1) for mask in masks)]).cpu()  # sync: once per batch of episodes
-    n = lengths.shape[0]
-    return numbers[:n], counted + int(numbers[n:].sum())  # sync: of CPU memory
+    return Trajectories(DictTensor(info), TemporalDictTensor(steps, lengths)), sum(part.n_running for part in parts)
 
 
 def _info(parts: Sequence[Part], infos: DictTensor, device: torch.device) -> dict[str, Tensor]:

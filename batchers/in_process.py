@@ -73,12 +73,10 @@ class InProcess:
             raise self._failure
         if not blocking and not self._stream.ready():
             return None
-        collector = self._collector
-        running, steps = None if self.auto_reset else collector.running, collector.steps
+        collector, steps = self._collector, self._collector.steps
         del collector.steps  # the memory may now belong to the caller
-        self._stream.give([*steps.tensors.values(), *([] if running is None else [running])])
-        going_on = self._n_envs[0] if running is None else running
-        return [Part(steps, self._collected, self._seed, 0, going_on, collector.owned)]
+        self._stream.give([*steps.tensors.values(), collector.running])
+        return [Part(steps, self._collected, self._seed, 0, collector.count_running(), collector.owned)]
 
     def update(self, weights: Mapping[str, Tensor], version: int) -> None:
         """Give the agent the current values of the caller's tensors."""

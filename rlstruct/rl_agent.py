@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -187,7 +187,7 @@ class RL_Agent_CheckDevice(RL_Agent):  # noqa: N801 - the name that users of rls
     ) -> None:
         self.agent = agent
         self.device = resolve_device(device)
-        self._guard = host_syncs
+        self._guard = nullcontext if host_syncs is None else host_syncs
         self._name = type(agent).__name__
 
     @property
@@ -198,7 +198,7 @@ class RL_Agent_CheckDevice(RL_Agent):  # noqa: N801 - the name that users of rls
     @property
     def pure(self) -> bool:  # type: ignore[override]
         """The wrapped agent's promise; False with ``host_syncs``, which a graph would skip."""
-        return self._guard is None and self.agent.pure
+        return self._guard is nullcontext and self.agent.pure
 
     def __call__(
         self,
@@ -209,7 +209,7 @@ class RL_Agent_CheckDevice(RL_Agent):  # noqa: N801 - the name that users of rls
     ) -> tuple[DictTensor, DictTensor]:
         """Check the arguments, act, check the results; see `RL_Agent.__call__`."""
         self._check("__call__", agent_info=agent_info, state=state, observation=observation, history=history)
-        with self._guarded():
+        with self._guard():
             answer = self.agent(state, observation, agent_info, history)
         return self._checked("__call__", answer)
 
@@ -228,14 +228,14 @@ class RL_Agent_CheckDevice(RL_Agent):  # noqa: N801 - the name that users of rls
         if type(self.agent).call_replay is RL_Agent.call_replay:
             return super().call_replay(trajectories, t, state)  # calls __call__, which checks the rest
         self._check("call_replay", state=state)
-        with self._guarded():
+        with self._guard():
             answer = self.agent.call_replay(trajectories, t, state)
         return self._checked("call_replay", answer)
 
     def states_at(self, trajectories: Trajectories, steps: Tensor | None = None) -> DictTensor | None:
         """Check trajectories and states; see `RL_Agent.states_at`."""
         self.check_trajectories(trajectories)
-        with self._guarded():
+        with self._guard():
             states = self.agent.states_at(trajectories, steps)
         self._check("states_at", "result", states=states)
         return states
@@ -282,10 +282,6 @@ class RL_Agent_CheckDevice(RL_Agent):  # noqa: N801 - the name that users of rls
         else:
             setattr(self.agent, name, value)
 
-    def _guarded(self) -> AbstractContextManager[Any]:
-        guard: AbstractContextManager[Any] = nullcontext() if self._guard is None else self._guard()
-        return guard
-
     def _checked(self, method: str, answer: object) -> tuple[DictTensor, DictTensor]:
         action, new_state = check_answer(f"{self._name}.{method}", answer)
         self._check(method, "result", action=action, new_state=new_state)
@@ -329,7 +325,7 @@ def check_answer(where: str, answer: object) -> tuple[DictTensor, DictTensor]:
         got = f"a {type(answer).__name__}"
     raise BadTypeError(
         f"{where}: returned {got}, expected the pair (DictTensor, DictTensor). "
-        "Return DictTensor({'action': ...}), state: an agent that keeps no state hands back the one it was given."
+        "Return DictTensor({'action': ...}), state: an agent without a state returns the one that it got."
     )
 
 

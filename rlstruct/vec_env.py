@@ -148,8 +148,8 @@ class VecEnv(ABC):
             NotImplementedError: these environments cannot be saved.
         """
         raise MissingMethodError(
-            f"{type(self).__name__}.load_state_dict: these environments cannot be saved, so there is nothing to go on "
-            "from. Begin new episodes with reset(), or write state_dict and load_state_dict."
+            f"{type(self).__name__}.load_state_dict: these environments cannot be saved, so there is no state to "
+            "continue from. Start new episodes with reset(), or define state_dict and load_state_dict."
         )
 
 

@@ -136,7 +136,7 @@ class WorkerHandle:
     def take_batch(self) -> Part:
         """Return the oldest finished batch, which is then no longer owed."""
         part, self.n_owed = self.batches.popleft(), self.n_owed - 1
-        self.n_running = int(part.running)  # sync: none, workers send a number
+        self.n_running = part.n_running
         return part
 
     def death(self) -> WorkerError:

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import gymnasium
 import numpy as np
 import psutil
+import pytest
 import torch
 from fake_envs import LENGTHS, CountingEnv, SlowEnv
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 from torch import Tensor
 
-from rlstruct import DictTensor, RL_Agent, TemporalDictTensor, VecEnv
+from rlstruct import BatcherStateError, DictTensor, RL_Agent, TemporalDictTensor, Trajectories, VecEnv, WorkerError
 from rlstruct.agents import ActorCritic, ActorCriticAgent, RecurrentActorCritic, RecurrentAgent
+from rlstruct.batchers import RL_Batcher
 from rlstruct.envs import GymEnv, GymEnvInf, GymVectorEnv
 
 # Seconds; takes a tenth to a third of one. A worker that is waited for in vain takes a minute or for ever.
@@ -123,6 +126,42 @@ class SumOfHistoryAgent(RL_Agent):
             "acted": history["action/action"].sum(1),
         }
         return DictTensor({"action": action, **shown}), DictTensor()
+
+
+def next_batch(batcher: RL_Batcher, agent_info: DictTensor | None = None) -> Trajectories:
+    batcher.execute(agent_info)
+    return batcher.get()[0]
+
+
+def first_batch(batcher: RL_Batcher) -> Trajectories:
+    batcher.reset()
+    return next_batch(batcher)
+
+
+def assert_equal(mine: Trajectories, theirs: Trajectories) -> None:
+    for ours, expected in ((mine.info, theirs.info), (mine.trajectories, theirs.trajectories)):
+        assert set(ours.keys()) == set(expected.keys())
+        for key in expected.keys():
+            assert torch.equal(ours[key], expected[key]), key
+
+
+def refused(match: str, create_agent: Any, create_env: Any, **settings: Any) -> WorkerError:
+    """Return the error with which the first batch of 8 steps must fail."""
+    with RL_Batcher(8, create_agent, create_env, **{"seed": 0, **settings}) as batcher:
+        batcher.reset()
+        batcher.execute()
+        with pytest.raises(WorkerError, match=match) as error:
+            batcher.get()
+    return error.value
+
+
+def close_leaves_nothing(batcher: RL_Batcher) -> None:
+    start, pids = time.monotonic(), batcher.stats().pids
+    batcher.close()
+    assert time.monotonic() - start < PROMPT
+    assert not any(map(psutil.pid_exists, pids))
+    with pytest.raises(BatcherStateError, match="closed"):
+        batcher.reset()
 
 
 def create_version_agent() -> VersionAgent:

@@ -8,10 +8,10 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from batcher_fakes import GlobalRandomAgent, create_cartpole
+from batcher_fakes import GlobalRandomAgent, create_cartpole, first_batch, refused
 from gymnasium import spaces
 
-from rlstruct import DictTensor, RL_Agent, WorkerError
+from rlstruct import DictTensor, RL_Agent
 from rlstruct.batchers import RL_Batcher
 from rlstruct.envs import GymEnv, GymEnvInf
 
@@ -57,9 +57,7 @@ def test_wide_unsigned_frames_stay_what_they_are_where_episodes_restart(dtype: A
         return GymEnvInf([CountingDown(dtype, 2), CountingDown(dtype, 3)], seed)
 
     with RL_Batcher(4, create_agent, create_env) as batcher:
-        batcher.reset()
-        batcher.execute()
-        steps = batcher.get()[0].trajectories
+        steps = first_batch(batcher).trajectories
     top = int(np.iinfo(dtype).max)
     assert fallen(steps["observation/frame"], top) == [[0, 1, 0, 1], [0, 1, 2, 0]]
     assert fallen(steps["_observation/frame"], top) == [[1, 2, 1, 2], [1, 2, 3, 1]]
@@ -71,9 +69,7 @@ def test_wide_unsigned_frames_are_padded_with_zeros(dtype: Any) -> None:
         return GymEnv([CountingDown(dtype, 1), CountingDown(dtype, 3)], seed)
 
     with RL_Batcher(4, GlobalRandomAgent, create_env) as batcher:
-        batcher.reset()
-        batcher.execute()
-        steps = batcher.get()[0].trajectories
+        steps = first_batch(batcher).trajectories
     top = int(np.iinfo(dtype).max)
     # A padded 0 lies as far below the top as can be. After the last step `observation` shows what was reached.
     assert fallen(steps["_observation/frame"], top) == [[1, top, top], [1, 2, 3]]
@@ -99,11 +95,8 @@ class Answering(RL_Agent):
     ],
 )
 def test_an_answer_of_another_form_is_named_at_the_first_step(form: Any, got: str) -> None:
-    with RL_Batcher(4, Answering, create_cartpole, agent_args={"form": form}, env_args={"n_envs": 2}) as batcher:
-        batcher.reset()
-        batcher.execute()
-        with pytest.raises(WorkerError, match=rf"in agent, .* Answering\.__call__: returned {got}, expected the pair"):
-            batcher.get()
+    words = rf"in agent, .* Answering\.__call__: returned {got}, expected the pair"
+    refused(words, Answering, create_cartpole, agent_args={"form": form}, env_args={"n_envs": 2})
 
 
 @pytest.mark.parametrize("n_processes", [0, 1])

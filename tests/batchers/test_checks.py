@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from batcher_fakes import first_batch, refused
 from fake_agents import RngAgent
 from fake_envs import create_counting_env
 from gymnasium import spaces
@@ -18,11 +19,12 @@ from rlstruct.batchers import RL_Batcher
 from rlstruct.batchers.checks import BatchChecks
 from rlstruct.batchers.slab import Steps
 from rlstruct.engine.streams import AsyncRead
-from rlstruct.errors import WorkerError
 from rlstruct.functional.random import categorical
 from rlstruct.sims import make
 from rlstruct.testing import forbid_host_sync
 from rlstruct.vec_env import EnvWrapper
+
+CART_POLES = {"name": "CartPole-v1", "n_envs": 4}
 
 
 class WrongAgent(RL_Agent):
@@ -41,27 +43,17 @@ class WrongAgent(RL_Agent):
 
 @pytest.mark.parametrize(("value", "n_processes"), [(2, 0), (-1, 0), (7, 1)])
 def test_a_simulator_gets_no_action_beyond_its_last_one_unnoticed(value: int, n_processes: int) -> None:
-    settings: dict[str, Any] = {"agent_args": {"value": value}, "env_args": {"name": "CartPole-v1", "n_envs": 4}}
-    with RL_Batcher(8, WrongAgent, make, n_processes=n_processes, seed=0, **settings) as batcher:
-        batcher.reset()
-        batcher.execute()
-        text = rf"environment 2, seed 2.*'action' of environment 2 in step 2 of the batch is {value}, .*Discrete\(2\)"
-        with pytest.raises(WorkerError, match=text) as error:
-            batcher.get()
-    assert (error.value.environment, error.value.step) == (2, 2)
+    text = rf"environment 2, seed 2.*'action' of environment 2 in step 2 of the batch is {value}, .*Discrete\(2\)"
+    error = refused(text, WrongAgent, make, agent_args={"value": value}, env_args=CART_POLES, n_processes=n_processes)
+    assert (error.environment, error.step) == (2, 2)
 
 
 def test_actions_of_a_box_may_be_anything_but_nan() -> None:
-    for value, expected in ((100.0, None), (math.nan, r"environment 2.* is \[nan\], expected an element of Box.*NaN")):
-        settings: dict[str, Any] = {"agent_args": {"value": value}, "env_args": {"name": "Pendulum-v1", "n_envs": 4}}
-        with RL_Batcher(8, WrongAgent, make, seed=0, **settings) as batcher:
-            batcher.reset()
-            batcher.execute()
-            if expected is None:
-                batcher.get()
-            else:
-                with pytest.raises(WorkerError, match=expected):
-                    batcher.get()
+    env_args = {"name": "Pendulum-v1", "n_envs": 4}
+    with RL_Batcher(8, WrongAgent, make, agent_args={"value": 100.0}, env_args=env_args) as batcher:
+        first_batch(batcher)
+    words = r"environment 2.* is \[nan\], expected an element of Box.*NaN"
+    refused(words, WrongAgent, make, agent_args={"value": math.nan}, env_args=env_args)
 
 
 def test_every_part_of_a_nested_space_has_its_range() -> None:
@@ -153,7 +145,7 @@ def test_what_is_wrong_in_the_last_batch_is_logged_at_the_end(
 ) -> None:
     monkeypatch.setattr("rlstruct.batchers.checks.AsyncRead", Slow)
     agent = ActorCriticAgent(ActorCritic(4, 2), device="sim:1")
-    env_args = {"name": "CartPole-v1", "n_envs": 4, "device": "sim:1"}
+    env_args = {**CART_POLES, "device": "sim:1"}
     with RL_Batcher(8, lambda: agent, make, env_args=env_args, seed=0, device="sim:1", graph=False) as batcher:
         batcher.reset()
         for n in range(3):
@@ -185,13 +177,9 @@ class BadEnv(RandomEnv):
 
 @pytest.mark.parametrize(("key", "n_processes"), [("frame", 0), ("reward", 0), ("reward", 1)])
 def test_nan_is_named_with_its_key_environment_and_step(key: str, n_processes: int) -> None:
-    settings: dict[str, Any] = {"agent_args": {"value": 0}, "env_args": {"key": key}, "seed": 0}
-    with RL_Batcher(8, WrongAgent, BadEnv, n_processes=n_processes, **settings) as batcher:
-        batcher.reset()
-        batcher.execute()
-        with pytest.raises(WorkerError, match=f"'observation/{key}' of environment 1 is NaN after step 2") as error:
-            batcher.get()
-    assert (error.value.environment, error.value.step) == (1, 2)
+    words = f"'observation/{key}' of environment 1 is NaN after step 2"
+    error = refused(words, WrongAgent, BadEnv, agent_args={"value": 0}, env_args={"key": key}, n_processes=n_processes)
+    assert (error.environment, error.step) == (1, 2)
 
 
 @pytest.mark.parametrize("device", ["cpu", "sim:1"])
@@ -200,12 +188,8 @@ def test_logits_that_are_nan_are_told(device: str) -> None:
     agent = ActorCriticAgent(ActorCritic(4, 2), device=device)
     for parameter in agent.model.parameters():
         parameter.data.fill_(math.nan)
-    env_args = {"name": "CartPole-v1", "n_envs": 4, "device": device}
-    with RL_Batcher(8, lambda: agent, make, env_args=env_args, seed=0, device=device) as batcher:
-        batcher.reset()
-        batcher.execute()
-        with pytest.raises(WorkerError, match=r"is 2, expected an element of Discrete\(2\).*logits that are NaN"):
-            batcher.get()
+    words = r"is 2, expected an element of Discrete\(2\).*logits that are NaN"
+    refused(words, lambda: agent, make, env_args={**CART_POLES, "device": device}, device=device)
 
 
 class VanishingAgent(WrongAgent):
@@ -217,12 +201,8 @@ class VanishingAgent(WrongAgent):
 
 
 def test_an_output_that_vanishes_is_named() -> None:
-    settings: dict[str, Any] = {"agent_args": {"value": 0}, "env_args": {"name": "CartPole-v1", "n_envs": 4}}
-    with RL_Batcher(8, VanishingAgent, make, seed=0, **settings) as batcher:
-        batcher.reset()
-        batcher.execute()
-        with pytest.raises(WorkerError, match=r"agent: action 'logits' is missing, expected \[4, 2\] torch.float32"):
-            batcher.get()
+    words = r"agent: action 'logits' is missing, expected \[4, 2\] torch.float32"
+    refused(words, VanishingAgent, make, agent_args={"value": 0}, env_args=CART_POLES)
 
 
 class OtherOutputs(WrongAgent):
@@ -253,12 +233,7 @@ class OtherOutputs(WrongAgent):
     ],
 )
 def test_an_output_that_changes_within_a_batch_is_named(change: str, found: str) -> None:
-    settings: dict[str, Any] = {"env_args": {"name": "CartPole-v1", "n_envs": 4}}
-    with RL_Batcher(8, OtherOutputs, make, agent_args={"value": 0, "change": change}, seed=0, **settings) as batcher:
-        batcher.reset()
-        batcher.execute()
-        with pytest.raises(WorkerError, match=found):
-            batcher.get()
+    refused(found, OtherOutputs, make, agent_args={"value": 0, "change": change}, env_args=CART_POLES)
 
 
 class OtherFinals(EnvWrapper):
@@ -275,11 +250,7 @@ def test_a_final_observation_of_another_shape_is_named(device: str) -> None:
     def create(seed: int) -> OtherFinals:
         return OtherFinals(create_counting_env(2, seed, auto_reset=True, device=device))
 
-    with RL_Batcher(8, RngAgent, create, seed=0, device=device) as batcher:
-        batcher.reset()
-        batcher.execute()
-        with pytest.raises(WorkerError, match=r"observation 'frame' is \[2, 1\] torch.int64, expected \[2, 3\]"):
-            batcher.get()
+    refused(r"observation 'frame' is \[2, 1\] torch.int64, expected \[2, 3\]", RngAgent, create, device=device)
 
 
 class LateKey(EnvWrapper):
@@ -291,11 +262,8 @@ class LateKey(EnvWrapper):
 
 
 def test_a_key_that_only_steps_show_is_named() -> None:
-    with RL_Batcher(8, RngAgent, lambda seed: LateKey(create_counting_env(2, seed)), seed=0) as batcher:
-        batcher.reset()
-        batcher.execute()
-        with pytest.raises(WorkerError, match=r"observation 'speed' is \[2\] torch.float32, expected no such key"):
-            batcher.get()
+    words = r"observation 'speed' is \[2\] torch.float32, expected no such key"
+    refused(words, RngAgent, lambda seed: LateKey(create_counting_env(2, seed)))
 
 
 class FollowingAgent(WrongAgent):
@@ -306,8 +274,5 @@ class FollowingAgent(WrongAgent):
 
 
 def test_nan_in_a_frame_is_told_before_the_action_that_it_leads_to() -> None:
-    with RL_Batcher(8, FollowingAgent, BadEnv, agent_args={"value": 0}, env_args={"key": "frame"}, seed=0) as batcher:
-        batcher.reset()
-        batcher.execute()
-        with pytest.raises(WorkerError, match="'observation/frame' of environment 1 is NaN after step 2"):
-            batcher.get()
+    words = "'observation/frame' of environment 1 is NaN after step 2"
+    refused(words, FollowingAgent, BadEnv, agent_args={"value": 0}, env_args={"key": "frame"})

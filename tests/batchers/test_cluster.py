@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from batcher_fakes import create_policy, create_version_agent
+from batcher_fakes import assert_equal, create_policy, create_version_agent, first_batch
 from fake_agents import RngAgent
 from fake_envs import create_counting_env, create_failing_env, create_slow_env
 
@@ -90,13 +90,6 @@ def create_cart_poles(n_envs: int, seed: int) -> Any:
     return make("CartPole-v1", n_envs, seed, auto_reset=True)
 
 
-def assert_equal(mine: Trajectories, theirs: Trajectories) -> None:
-    for ours, expected in ((mine.info, theirs.info), (mine.trajectories, theirs.trajectories)):
-        assert set(ours.keys()) == set(expected.keys())
-        for key in expected.keys():
-            assert torch.equal(ours[key], expected[key]), key
-
-
 def collect(batcher: RL_Batcher, n_batches: int) -> list[Trajectories]:
     """Collect, each batch with other weights and another one queued behind it."""
     found = []
@@ -169,9 +162,7 @@ def test_weights_arrive_with_their_version(cluster: Cluster) -> None:
                     n_processes=1, cluster="auto") as batcher:  # fmt: skip
         for i in range(3):
             batcher.update({"w": torch.full((70_000,), float(i))})
-            batcher.reset()
-            batcher.execute()
-            batch, _ = batcher.get()
+            batch = first_batch(batcher)
             assert batch.trajectories["action/lowest"].eq(i).all()
             assert batch.info["policy_version"].eq(i + 1).all()
         assert batcher.memory_report().weights == 70_000 * 4

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from batcher_fakes import next_batch
 from fake_agents import RngAgent, StatefulAgent
 from fake_envs import create_counting_env
 
@@ -122,8 +123,7 @@ def test_everything_appears_on_the_batchers_device(n_processes: int) -> None:
         device="sim:1",
     ) as batcher:
         batcher.reset(agent_info=DictTensor({"start": torch.tensor([4])}))
-        batcher.execute()
-        batch = batcher.get()[0]
+        batch = next_batch(batcher)
         assert batch.device == torch.device("sim:1")
         assert batch.info["agent_info/start"].cpu().tolist() == [4, 4]
         assert batch.info["agent_state/steps"].cpu().tolist() == [4, 4]

@@ -8,7 +8,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from batcher_fakes import create_cartpole, create_next_step, steps_of
+from batcher_fakes import create_cartpole, create_next_step, next_batch, steps_of
 from fake_agents import RngAgent
 from fake_envs import counting_length, create_counting_env
 from gymnasium import spaces
@@ -131,8 +131,7 @@ def test_a_batch_in_which_all_rows_restart_has_no_real_step() -> None:
         batcher.reset()
         statistics, seen = EpisodeStatistics(1), []
         for _ in range(4):
-            batcher.execute()
-            batch, _ = batcher.get()
+            batch = next_batch(batcher)
             assert batch.trajectories.n_steps() == 1
             seen.append((batch.lengths.tolist(), statistics.add(batch)["length"].tolist()))
     assert seen == [([1], [1]), ([0], []), ([1], [1]), ([0], [])]
@@ -185,8 +184,7 @@ def test_statistics_of_a_thousand_episodes_of_cartpole() -> None:
         batcher.reset()
         statistics, ended, seen = EpisodeStatistics(16), [], []
         while sum(part.n_elems() for part in ended) < 1000:
-            batcher.execute()
-            batch = batcher.get()[0]
+            batch = next_batch(batcher)
             ended.append(statistics.add(batch))
             seen.append(batch.trajectories)
     episodes = DictTensor.cat(ended)
@@ -271,8 +269,7 @@ def test_tracking_never_waits_and_goes_on_after_a_checkpoint() -> None:
     with RL_Batcher(4, RngAgent, create_counting_env, env_args=env_args, seed=0) as batcher:
         batcher.reset()
         for _ in range(10):
-            batcher.execute()
-            batch = batcher.get()[0]
+            batch = next_batch(batcher)
             ended = batch.trajectories["_observation/frame"][..., 2][batch.trajectories["_observation/done"]].tolist()
             returns += [n * (n + 1) / 2 for n in ended]  # 1 + 2 + … + n
             with forbid_host_sync():

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from batcher_fakes import PROMPT, create_version_agent, shared_memory_names, worker_processes
+from batcher_fakes import PROMPT, close_leaves_nothing, create_version_agent, first_batch, shared_memory_names
 from fake_agents import RngAgent
 from fake_envs import CountingEnv, create_counting_env, create_failing_env, create_slow_env
 
@@ -83,15 +83,6 @@ def run(batcher: RL_Batcher, n: int = 1) -> None:
     for _ in range(n):
         batcher.execute()
         batcher.get()
-
-
-def close_leaves_nothing(batcher: RL_Batcher) -> None:
-    start = time.monotonic()
-    batcher.close()
-    assert time.monotonic() - start < PROMPT
-    assert not worker_processes()
-    with pytest.raises(BatcherStateError, match="closed"):
-        batcher.reset()
 
 
 @pytest.mark.parametrize("n_processes", [0, 2])
@@ -170,17 +161,18 @@ def test_exceptions_in_factories_and_at_the_end() -> None:
     close_leaves_nothing(third)
 
 
+@pytest.mark.parametrize("kind", [ValueError, StopIteration])
 @pytest.mark.parametrize("where", ["create", "initial_state", "call", "update"])
-def test_exceptions_of_the_agent_in_this_process(where: str) -> None:
+def test_exceptions_of_the_agent_in_this_process(where: str, kind: type[Exception]) -> None:
     def live() -> None:
-        agent_args, env_args = {"where": where}, {"n_envs": 2}
+        agent_args, env_args = {"where": where, "kind": kind}, {"n_envs": 2}
         batcher = RL_Batcher(2, FailingAgent, create_counting_env, agent_args=agent_args, env_args=env_args, seed=0)
         batcher.update({"w": torch.zeros(1)})
         run(batcher)
 
-    with pytest.raises(WorkerError, match=f"agent fails in {where}") as caught:
+    with pytest.raises(WorkerError, match=f"{kind.__name__}: agent fails in {where}") as caught:
         live()
-    assert isinstance(caught.value.__cause__, ValueError)
+    assert isinstance(caught.value.__cause__, kind)
     assert caught.value.phase == {"create": "create_env / create_agent", "update": "agent.update"}.get(where, "agent")
 
 
@@ -198,20 +190,6 @@ def test_an_exception_that_steers_loops_cannot_end_the_callers_loop(control: Bas
     with pytest.raises(WorkerError, match=f"environment 1, seed 1, step 1: {type(control).__name__}: no data left"):
         list(map(collect, range(3)))  # which a StopIteration would end as if there were no more to collect
     close_leaves_nothing(batcher)
-
-
-@pytest.mark.parametrize("where", ["create", "initial_state", "call", "update"])
-def test_an_agents_stop_iteration_is_a_worker_error(where: str) -> None:
-    def live() -> None:
-        agent_args = {"where": where, "kind": StopIteration}
-        env_args = {"n_envs": 2}
-        batcher = RL_Batcher(2, FailingAgent, create_counting_env, agent_args=agent_args, env_args=env_args, seed=0)
-        batcher.update({"w": torch.zeros(1)})
-        run(batcher)
-
-    with pytest.raises(WorkerError, match=f"StopIteration: agent fails in {where}") as caught:
-        live()
-    assert isinstance(caught.value.__cause__, StopIteration)
 
 
 def test_exceptions_at_reset_and_in_update_come_with_the_batch() -> None:
@@ -373,9 +351,7 @@ def test_an_environment_has_one_number_the_one_that_it_has_in_the_batch() -> Non
 
 def test_restarted_workers_keep_batches_full_and_list_what_was_lost() -> None:
     batcher = failing(partial(os._exit, 5), step=5, on_worker_error="restart", max_restarts=1)
-    batcher.reset()
-    batcher.execute()
-    first = batcher.get()[0]
+    first = first_batch(batcher)
     assert first.info["env_seed"].tolist() == [10, 11, 12, 13, 14, 15]
     batcher.execute()  # environment 14 takes its worker along at step 1 of this batch
     second, n_running = batcher.get()

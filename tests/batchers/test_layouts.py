@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from batcher_fakes import create_cartpole, create_policy
+from batcher_fakes import create_cartpole, create_policy, next_batch
 
 from rlstruct import Trajectories
 from rlstruct.batchers import RL_Batcher
@@ -71,8 +71,7 @@ def test_a_row_alone_is_replayed_from_the_seed_that_it_carries() -> None:
     with RL_Batcher(T, create_policy, create_cartpole, **settings) as batcher:
         batcher.reset()
         for batch in batches:
-            batcher.execute()
-            alone = batcher.get()[0]
+            alone = next_batch(batcher)
             assert alone.info["step"][0] == batch.info["step"][row]
             for key in ("observation/frame", "observation/rng", "action/action", "_observation/done"):
                 assert torch.equal(alone.trajectories[key][0], batch.trajectories[key][row]), key

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from batcher_fakes import create_cartpole, create_policy
+from batcher_fakes import create_cartpole, create_policy, first_batch, next_batch, refused
 from fake_agents import HistoryAgent, RngAgent, StatefulAgent
 from fake_envs import create_counting_env, create_slow_env
 
@@ -22,7 +22,6 @@ from rlstruct import (
     DictTensor,
     ShapeMismatchError,
     VecEnv,
-    WorkerError,
     replay_agent,
 )
 from rlstruct.batchers import RL_Batcher
@@ -75,13 +74,17 @@ def test_wrong_orders_name_the_missing_call(n_processes: int, request: pytest.Fi
         batcher.memory_report()
     if n_processes:
         batcher.execute()  # waits behind the first one
-    with pytest.raises(BatcherStateError, match=r"execute: get\(\) has not been called. Call get\(\) first: "):
+    why = "one batch is being collected, and another one is queued" if n_processes else "only with worker processes"
+    with pytest.raises(BatcherStateError, match=rf"execute: get\(\) has not been called. Call get\(\) first: .*{why}"):
         batcher.execute()
     if n_processes:
         batcher.get()
-    with pytest.raises(BatcherStateError, match=r"reset: a batch is being collected. Call get\(\) first"):
-        batcher.reset()
+    for call in (batcher.reset, batcher.state_dict):
+        with pytest.raises(BatcherStateError, match=r"a batch is being collected. Call get\(\) first"):
+            call()
     batch, n_running = batcher.get()
+    with pytest.raises(BatcherStateError, match="get: no batch is being collected"):
+        batcher.get()
     B = 2 * max(1, n_processes)
     assert (batch.n_elems(), n_running, batcher.n_envs()) == (B, B, B)
 
@@ -93,12 +96,10 @@ def test_all_episodes_ended() -> None:
         assert batcher.get()[1] == 0
         with pytest.raises(BatcherStateError, match=r"every episode has ended. Call reset\(\)"):
             batcher.execute()
-        batcher.reset()
-        batcher.execute()
-        assert batcher.get()[0].trajectories["observation/frame"][:, 0, 1].tolist() == [1, 1]  # the second episodes
+        assert first_batch(batcher).trajectories["observation/frame"][:, 0, 1].tolist() == [1, 1]  # second episodes
 
 
-@pytest.mark.parametrize("method", ["reset", "execute", "get", "n_envs", "update"])
+@pytest.mark.parametrize("method", ["reset", "execute", "get", "n_envs", "update", "__enter__"])
 def test_closed_is_closed(method: str) -> None:
     batcher = make()
     batcher.close()
@@ -169,9 +170,7 @@ def test_outputs_that_were_collected_carry_no_gradient() -> None:
     with RL_Batcher(
         2, create_policy, create_cartpole, agent_args={"recurrent": False}, env_args={"n_envs": 2}, seed=0
     ) as batcher:
-        batcher.reset()
-        batcher.execute()
-        batch, _ = batcher.get()
+        batch = first_batch(batcher)
     with pytest.raises(RuntimeError, match="does not require grad"):
         batch.trajectories["action/value"].sum().backward()
     agent = create_policy(recurrent=False)
@@ -201,9 +200,7 @@ def test_overlapping_seeds_are_named() -> None:
 
 def test_n_envs_in_env_args_may_mean_something_else() -> None:
     with RL_Batcher(2, RngAgent, create_twice_as_many, env_args={"n_envs": 1}, n_processes=2, seed=5) as batcher:
-        batcher.reset()
-        batcher.execute()
-        batch = batcher.get()[0]
+        batch = first_batch(batcher)
         assert batch.info["env_seed"].tolist() == [5, 6, 7, 8]
         assert batch.trajectories["observation/frame"][:, 0, 0].tolist() == [5, 6, 7, 8]
 
@@ -291,9 +288,7 @@ def test_a_closed_batcher_gives_its_slabs_back() -> None:
         with RL_Batcher(
             5_000, RngAgent, create_counting_env, env_args={"n_envs": 8, "auto_reset": True}, n_processes=1
         ) as batcher:
-            batcher.reset()
-            batcher.execute()
-            batch, _ = batcher.get()
+            batch = first_batch(batcher)
             batcher.execute()  # one is never handed over
             assert mapped() > before + 1_000_000
         assert mapped() < before + 100_000  # a page to see progress in
@@ -301,13 +296,6 @@ def test_a_closed_batcher_gives_its_slabs_back() -> None:
         gc.enable()
     assert batch is not None
     assert batch.lengths.sum() > 0  # what was handed over is the caller's
-
-
-def test_a_closed_batcher_is_not_entered() -> None:
-    batcher = RL_Batcher(4, RngAgent, create_counting_env, env_args={"n_envs": 2})
-    batcher.close()
-    with pytest.raises(BatcherStateError, match="closed"), batcher:
-        pass
 
 
 class ForgetfulAgent(StatefulAgent):
@@ -319,19 +307,15 @@ class ForgetfulAgent(StatefulAgent):
 
 
 def test_a_state_that_changes_its_keys_is_named_in_the_first_batch() -> None:
-    with RL_Batcher(4, ForgetfulAgent, create_counting_env, env_args={"n_envs": 2}) as batcher:
-        batcher.reset()
-        batcher.execute()
-        with pytest.raises(WorkerError, match=r"agent: state '.*' is missing.*Did you mean 'new/") as raised:
-            batcher.get()
-    assert isinstance(raised.value.__cause__, KeyError)
+    words = r"agent: state '.*' is missing.*Did you mean 'new/"
+    error = refused(words, ForgetfulAgent, create_counting_env, env_args={"n_envs": 2})
+    assert isinstance(error.__cause__, KeyError)
 
 
 def test_infos_stay_with_their_environments_where_all_episodes_of_a_worker_have_ended() -> None:
     with make(2, auto_reset=False) as batcher:
         batcher.reset(DictTensor({"epsilon": torch.arange(4.0)}), DictTensor({"length": torch.tensor([1, 2, 5, 6])}))
         for environments in ([0, 1, 2, 3], [2, 3]):
-            batcher.execute()
-            batch, _ = batcher.get()
+            batch = next_batch(batcher)
             assert batch.info["environment"].tolist() == environments
             assert batch.info["agent_info/epsilon"].tolist() == environments

@@ -11,7 +11,7 @@ import gymnasium
 import numpy as np
 import psutil
 import pytest
-from batcher_fakes import GlobalRandomAgent
+from batcher_fakes import GlobalRandomAgent, first_batch, next_batch
 from fake_agents import StatefulAgent
 from fake_envs import CountingEnv, create_counting_env
 from gymnasium import spaces
@@ -58,12 +58,6 @@ def create_heavy(n_envs: int, seed: int, length: int) -> VecEnv:
     return Heavy(n_envs, seed, length)
 
 
-def collect_one(batcher: RL_Batcher) -> Trajectories:
-    batcher.reset()
-    batcher.execute()
-    return batcher.get()[0]
-
-
 def stored(batch: Trajectories) -> int:
     """Bytes of a batch, memory that two keys share counted once."""
     tensors = [*batch.trajectories.values(), *batch.info.values()]
@@ -78,15 +72,14 @@ def status(name: str) -> int:
 def test_the_report_is_the_measured_peak() -> None:
     ctypes.CDLL(None).mallopt(-3, 1 << 16)  # M_MMAP_THRESHOLD: what is large is given back when it is freed
     with RL_Batcher(2, GlobalRandomAgent, create_pictures, env_args={"n_envs": 8}, seed=0) as batcher:
-        collect_one(batcher)  # what torch and the allocator take once is no batcher's memory
+        first_batch(batcher)  # what torch and the allocator take once is no batcher's memory
     with RL_Batcher(256, GlobalRandomAgent, create_pictures, env_args={"n_envs": 8}, seed=0) as batcher:
         frame = 84 * 84 * 4
         batcher.reset()
         ctypes.CDLL(None).malloc_trim(0)  # what earlier tests have left would be used again, and not be counted
         Path("/proc/self/clear_refs").write_text("5")  # the peak from now on
         before = status("VmRSS")
-        batcher.execute()
-        batch = batcher.get()[0]
+        batch = next_batch(batcher)
         batcher.execute()  # the next one, while this one is held
         peak = status("VmHWM") - before
         report = batcher.memory_report()
@@ -109,7 +102,7 @@ def test_the_report_is_what_is_allocated_and_stays(n_processes: int, device: str
         seed=0,
         device=device,
     ) as batcher:
-        batch = collect_one(batcher)
+        batch = first_batch(batcher)
         report = batcher.memory_report()
         assert len(report.slabs) == max(1, n_processes)
         if device == "cpu":
@@ -122,7 +115,7 @@ def test_the_report_is_what_is_allocated_and_stays(n_processes: int, device: str
 def test_the_report_counts_worker_processes_and_their_server() -> None:
     env_args = {"n_envs": 1, "length": 20_000_000}
     with RL_Batcher(2, StatefulAgent, create_heavy, env_args=env_args, n_processes=3, seed=0) as batcher:
-        collect_one(batcher)
+        first_batch(batcher)
         *workers, server = batcher.memory_report().processes
         pids = batcher.stats().pids
         found = [psutil.Process(pid).memory_full_info() for pid in pids]
@@ -132,5 +125,5 @@ def test_the_report_counts_worker_processes_and_their_server() -> None:
         assert memory.uss < worker + 8 * 2**20  # little more than what libraries write to
     assert server > 2**20
     with RL_Batcher(2, StatefulAgent, create_counting_env, env_args={"n_envs": 1}, seed=0) as batcher:
-        collect_one(batcher)
+        first_batch(batcher)
         assert batcher.memory_report().processes == batcher.stats().pids == ()

@@ -20,7 +20,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from batcher_fakes import PROMPT, shared_memory_names, worker_processes
+from batcher_fakes import PROMPT, first_batch, shared_memory_names, worker_processes
 from fake_agents import RngAgent
 from fake_envs import CountingEnv, create_counting_env
 
@@ -318,9 +318,7 @@ def test_workers_have_one_thread_and_the_parent_keeps_its_own() -> None:
     handler = signal.getsignal(signal.SIGINT)
     env_args = {"n_envs": 1, "auto_reset": True}
     with RL_Batcher(1, ThreadAgent, create_counting_env, env_args=env_args, n_processes=2, seed=0) as batcher:
-        batcher.reset()
-        batcher.execute()
-        steps = batcher.get()[0].trajectories
+        steps = first_batch(batcher).trajectories
     assert steps["action/threads"].flatten().tolist() == [1, 1]
     assert steps["action/cuda"].flatten().tolist() == [0, 0]
     assert steps["action/omp"].flatten().tolist() == [1, 1]

@@ -13,10 +13,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import torch
-from batcher_fakes import PROMPT, InfoAgent, create_cartpole, create_version_agent
+from batcher_fakes import InfoAgent, close_leaves_nothing, create_cartpole, create_version_agent
 from fake_agents import RngAgent
 from fake_envs import create_counting_env, create_failing_env, create_slow_env
 
@@ -204,46 +203,20 @@ def test_weights_are_those_of_the_order_and_never_torn(batcher: RL_Batcher) -> N
     batcher.get()
 
 
-def test_what_cannot_be_done_with_a_batch_queued_says_so(batcher: RL_Batcher) -> None:
-    batcher.reset()
-    batcher.execute()
-    batcher.execute()
-    with pytest.raises(
-        BatcherStateError, match=r"execute: get\(\) has not .* Call get\(\) first: .* another one is queued"
-    ):
+def test_only_endless_environments_queue() -> None:
+    env_args = {"n_envs": 1, "auto_reset": False}
+    with RL_Batcher(2, RngAgent, create_counting_env, env_args=env_args, n_processes=1) as batcher:
+        batcher.reset()
         batcher.execute()
-    batcher.get()
-    for call in (batcher.reset, batcher.state_dict):
-        with pytest.raises(BatcherStateError, match=r"a batch is being collected. Call get\(\) first"):
-            call()
-    batcher.get()
-    with pytest.raises(BatcherStateError, match="no batch is being collected"):
-        batcher.get()
-
-
-def test_only_workers_with_endless_environments_queue() -> None:
-    words = r"get\(\) has not been called.* only with worker processes and auto-resetting environments"
-    for n_processes, auto_reset in ((0, True), (1, False)):
-        env_args = {"n_envs": 1, "auto_reset": auto_reset}
-        with RL_Batcher(2, RngAgent, create_counting_env, env_args=env_args, n_processes=n_processes) as batcher:
-            batcher.reset()
+        with pytest.raises(BatcherStateError, match="only with worker processes and auto-resetting environments"):
             batcher.execute()
-            with pytest.raises(BatcherStateError, match=words):
-                batcher.execute()
-            assert batcher.get()[0] is not None
+        assert batcher.get()[0] is not None
 
 
 def failing(failure: Any, **settings: Any) -> RL_Batcher:
     # Environments 0 to 3, T = 4; worker 1 fails in step 1 of the second batch.
     env_args = {"n_envs": 2, "auto_reset": True, "failure": failure, "step": 5, "failing_seed": 2}
     return RL_Batcher(4, RngAgent, create_failing_env, env_args=env_args, n_processes=2, seed=0, **settings)
-
-
-def close_leaves_nothing(batcher: RL_Batcher) -> None:
-    start, pids = time.monotonic(), batcher.stats().pids
-    batcher.close()
-    assert time.monotonic() - start < PROMPT
-    assert not any(psutil.pid_exists(pid) for pid in pids)
 
 
 def test_a_worker_that_fails_in_its_queued_batch_is_replaced_and_its_finished_batch_is_kept() -> None:

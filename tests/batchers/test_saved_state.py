@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from batcher_fakes import create_cartpole, create_policy
+from batcher_fakes import assert_equal, create_cartpole, create_policy, next_batch
 from fake_agents import RngAgent
 from fake_envs import CountingEnv, SlowEnv
 
-from rlstruct import DeviceEnv, DictTensor, Trajectories
+from rlstruct import DeviceEnv, DictTensor
 from rlstruct.batchers import RL_Batcher
 from rlstruct.errors import BatcherStateError, WorkerError
 from rlstruct.sims import make
@@ -36,25 +36,11 @@ def create_batcher(create_env: Any = create_sim, *, n_processes: int = 0, seed: 
     )
 
 
-def collect(batcher: RL_Batcher) -> Trajectories:
-    batcher.execute()
-    batch, _ = batcher.get()
-    assert batch is not None
-    return batch
-
-
 def through_a_file(state: Any) -> Any:
     file = io.BytesIO()
     torch.save(state, file)
     file.seek(0)
     return torch.load(file, weights_only=True)
-
-
-def assert_equal(batch: Trajectories, expected: Trajectories) -> None:
-    for mine, theirs in ((batch.info, expected.info), (batch.trajectories, expected.trajectories)):
-        assert sorted(mine.keys()) == sorted(theirs.keys())
-        for key, value in mine.items():
-            assert torch.equal(value, theirs[key]), key
 
 
 @pytest.mark.parametrize(("n_processes", "auto_reset"), [(0, True), (0, False), (2, True)])
@@ -64,30 +50,30 @@ def test_batches_after_loading_are_those_of_the_first_batcher(n_processes: int, 
     with create_batcher(n_processes=n_processes, auto_reset=auto_reset) as batcher:
         batcher.reset()
         batcher.update(changed)
-        collect(batcher) if auto_reset else batcher.reset()
+        next_batch(batcher) if auto_reset else batcher.reset()
         state = through_a_file(batcher.state_dict())
         generators = [collector["generator"] for collector in state["collectors"]]
         assert [generator is None for generator in generators] == ([True] if n_processes == 0 else [False, False])
-        expected = [collect(batcher)]
+        expected = [next_batch(batcher)]
         batcher.reset()
-        expected.append(collect(batcher))
+        expected.append(next_batch(batcher))
     assert (expected[0].info["agent_state/hidden"] != 0).any() == auto_reset  # there was something to remember
     with create_batcher(n_processes=n_processes, auto_reset=auto_reset, seed=99) as other:
         assert other.load_state_dict(state, changed)
         assert other.policy_version == 1
-        assert_equal(collect(other), expected[0])
+        assert_equal(next_batch(other), expected[0])
         other.reset()
-        assert_equal(collect(other), expected[1])
+        assert_equal(next_batch(other), expected[1])
 
 
 def test_saving_changes_nothing() -> None:
     with create_batcher() as batcher, create_batcher() as other:
         for one in (batcher, other):
             one.reset()
-            collect(one)
+            next_batch(one)
         state = batcher.state_dict()
         kept = {name: value.clone() for name, value in state["collectors"][0]["observation"].items()}
-        assert_equal(collect(batcher), collect(other))
+        assert_equal(next_batch(batcher), next_batch(other))
         for name, value in kept.items():
             assert torch.equal(value, state["collectors"][0]["observation"][name])
 
@@ -98,12 +84,12 @@ def test_environments_of_gymnasium_begin_new_episodes(n_processes: int) -> None:
     with create_batcher(create_cartpole, n_processes=n_processes) as batcher:
         batcher.reset()
         batcher.update(weights)
-        first = collect(batcher)
+        first = next_batch(batcher)
         state = through_a_file(batcher.state_dict())
         assert [collector["environment"] for collector in state["collectors"]] == [None] * max(1, n_processes)
     with create_batcher(create_cartpole, n_processes=n_processes, seed=6) as other:
         assert not other.load_state_dict(state, weights)
-        batch = collect(other)
+        batch = next_batch(other)
     assert batch.info["step"].tolist() == [0] * B  # since the last reset, which loading was
     assert batch.info["policy_version"].tolist() == [1] * B
     assert batch.trajectories["observation/initial_state"][:, 0].all()
@@ -117,12 +103,12 @@ def test_settings_stay_those_of_the_reset() -> None:
     settings: dict[str, Any] = {"env_args": {"n_envs": 4, "auto_reset": True}, "seed": 5}
     with RL_Batcher(T, RngAgent, CountingEnv, **settings) as batcher:
         batcher.reset(env_info=lengths)
-        collect(batcher)
+        next_batch(batcher)
         state = through_a_file(batcher.state_dict())
-        expected = collect(batcher)
+        expected = next_batch(batcher)
     with RL_Batcher(T, RngAgent, CountingEnv, **settings) as other:
         other.load_state_dict(state)
-        batch = collect(other)
+        batch = next_batch(other)
     assert batch.info["env_info/length"].tolist() == [2, 3, 4, 5]
     assert torch.equal(batch.trajectories["observation/frame"], expected.trajectories["observation/frame"])
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from batcher_fakes import next_batch
 from gymnasium import spaces
 from torch import Tensor
 
@@ -104,8 +105,7 @@ def collect(n_batches: int, device: str, adapted: bool, **settings: Any) -> None
     with RL_Batcher(T, Wide, create_env, env_args=env_args, seed=0, device=device, **settings) as batcher:
         batcher.reset()
         for _ in range(n_batches):
-            batcher.execute()
-            steps = batcher.get()[0].trajectories
+            steps = next_batch(batcher).trajectories
             assert torch.equal(steps["action/action"], steps["action/copy"])
             clamped = steps["action/action"].clamp(-1.0, 1.0)
             assert not torch.equal(clamped, steps["action/action"])

@@ -7,6 +7,7 @@ from typing import Any
 import gymnasium as gym
 import pytest
 import torch
+from batcher_fakes import next_batch
 from torch import Tensor
 
 from rlstruct import DeviceEnv, DictTensor, RL_Agent
@@ -81,8 +82,7 @@ def test_a_simulation_runs_on_the_default_stream(aside: bool) -> None:
     ):
         batcher.reset()
         for i in range(3):
-            batcher.execute()
-            trajectories, _ = batcher.get()
+            trajectories = next_batch(batcher)
             assert trajectories is not None
             steps = trajectories.trajectories
             expected = torch.arange(5.0) + 5 * i

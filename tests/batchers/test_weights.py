@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from batcher_fakes import create_cartpole, create_policy, create_version_agent
+from batcher_fakes import create_cartpole, create_policy, create_version_agent, first_batch, next_batch
 from fake_envs import create_counting_env
 
 from rlstruct import DeviceEnv, DictTensor, RL_Agent, Trajectories
@@ -32,11 +32,6 @@ def weights(value: float, size: int) -> dict[str, torch.Tensor]:
     return {"w": torch.full((size,), value, dtype=torch.float32)}
 
 
-def act(batcher: RL_Batcher) -> Trajectories:
-    batcher.execute()
-    return batcher.get()[0]
-
-
 def check(batch: Trajectories, value: float, size: int, version: int) -> None:
     steps = batch.trajectories
     for key, expected in (("lowest", value), ("highest", value), ("size", size)):
@@ -46,35 +41,35 @@ def check(batch: Trajectories, value: float, size: int, version: int) -> None:
 
 def test_the_next_execute_acts_with_the_last_update(batcher: RL_Batcher) -> None:
     version = batcher.policy_version
-    check(act(batcher), 1, 10, version)
+    check(next_batch(batcher), 1, 10, version)
     batcher.update(weights(2, 10))
     batcher.update(weights(3, 10))  # twice: the last one counts
-    check(act(batcher), 3, 10, version + 2)
+    check(next_batch(batcher), 3, 10, version + 2)
     batcher.execute()
     batcher.update(weights(4, 10))  # during a batch: for the next one
     check(batcher.get()[0], 3, 10, version + 2)
-    check(act(batcher), 4, 10, version + 3)
+    check(next_batch(batcher), 4, 10, version + 3)
     batcher.update(weights(5, 20))  # other shapes, larger and smaller
-    check(act(batcher), 5, 20, version + 4)
+    check(next_batch(batcher), 5, 20, version + 4)
     batcher.update(weights(6, 5))
-    check(act(batcher), 6, 5, version + 5)
-    check(act(batcher), 6, 5, version + 5)  # and they stay
+    check(next_batch(batcher), 6, 5, version + 5)
+    check(next_batch(batcher), 6, 5, version + 5)  # and they stay
     batcher.update(weights(1, 10))
-    act(batcher)
+    next_batch(batcher)
 
 
 def test_weights_that_come_with_a_checkpoint_act_also_if_their_version_is_the_one_of_now(batcher: RL_Batcher) -> None:
     batcher.update(weights(7, 10))
     state = batcher.state_dict()
     version = batcher.policy_version
-    check(act(batcher), 7, 10, version)
+    check(next_batch(batcher), 7, 10, version)
     batcher.load_state_dict(state, weights(8, 10))  # of another training that has come as far
-    check(act(batcher), 8, 10, version)
+    check(next_batch(batcher), 8, 10, version)
     batcher.update(weights(9, 10))
-    check(act(batcher), 9, 10, version + 1)
+    check(next_batch(batcher), 9, 10, version + 1)
     batcher.load_state_dict(state, weights(8, 10))
     batcher.update(weights(10, 10))
-    check(act(batcher), 10, 10, version + 1)
+    check(next_batch(batcher), 10, 10, version + 1)
 
 
 class FirstState(RL_Agent):
@@ -97,7 +92,7 @@ class FirstState(RL_Agent):
 @pytest.mark.parametrize("n_processes", [0, 1])
 def test_first_states_are_made_with_the_last_update(n_processes: int) -> None:
     def first() -> float:
-        return float(act(batcher).trajectories["action/first"][0, 0])
+        return float(next_batch(batcher).trajectories["action/first"][0, 0])
 
     with RL_Batcher(
         2, FirstState, create_counting_env, env_args={"n_envs": 1, "auto_reset": True}, n_processes=n_processes, seed=0
@@ -147,7 +142,7 @@ def test_a_model_in_agent_args_is_the_agents_own(n_processes: int) -> None:
     ) as batcher:
         batcher.reset()
         for version, expected in ((0, 3.0), (0, 3.0), (1, 5.0)):
-            batch = act(batcher)
+            batch = next_batch(batcher)
             assert (batch.trajectories["action/shown"] == expected).all()
             assert (batch.info["policy_version"] == version).all()
             assert batch.trajectories["action/tied"].all()  # what two arguments share, their copies share
@@ -160,13 +155,13 @@ def test_weights_are_read_before_update_returns(batcher: RL_Batcher) -> None:
     sent = weights(8, 1000)
     batcher.update(sent)
     sent["w"].fill_(-1)
-    check(act(batcher), 8, 1000, batcher.policy_version)
+    check(next_batch(batcher), 8, 1000, batcher.policy_version)
     batcher.execute()
     sent["w"].fill_(9)
     batcher.update(sent)
     sent["w"].fill_(-1)
     batcher.get()
-    check(act(batcher), 9, 1000, batcher.policy_version)
+    check(next_batch(batcher), 9, 1000, batcher.policy_version)
 
 
 def test_a_million_weights_are_never_torn(batcher: RL_Batcher) -> None:
@@ -204,8 +199,7 @@ def test_zeroed_weights_reach_every_network(n_processes: int, device: str) -> No
     ) as batcher:
         state = ActorCritic(4, 2).state_dict()
         batcher.update({key: torch.zeros_like(value).requires_grad_() for key, value in state.items()})
-        batcher.reset()
-        batch = act(batcher).to("cpu")
+        batch = first_batch(batcher).to("cpu")
         assert not batch.trajectories["action/value"].any()
         torch.testing.assert_close(batch.trajectories["action/log_probability"], torch.full((2, 5), 0.5).log())
         assert batch.info["policy_version"].tolist() == [1, 1]
