@@ -106,7 +106,7 @@ class MinAtarGame(TensorEnv[State]):
         flat = [channel.flatten(1) for channel in channels]
         return torch.stack(flat, dim=2).view(-1, SIZE, SIZE, len(channels))
 
-    def dot(self, row: Tensor, column: Tensor) -> Tensor:
+    def dot(self, row: Tensor | int, column: Tensor) -> Tensor:
         """Paint one cell of each game, [B, 100] bool."""
         return (row * SIZE + column).unsqueeze(1) == self._cells
 

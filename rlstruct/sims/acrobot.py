@@ -53,7 +53,7 @@ class Acrobot(TensorEnv[AcrobotState]):
         return AcrobotState(*symmetric_uniform(key, 4, 0.1, self.dtype, stream=0))
 
     def transition(self, state: AcrobotState, action: Tensor, key: Tensor) -> tuple[AcrobotState, Tensor, Tensor]:
-        """Swing for one step of Runge and Kutta's method of fourth order; terminated where the tip is high enough."""
+        """Take one step of the fourth-order Runge-Kutta method; terminate where the tip is high enough."""
         y0 = (state.theta1, state.theta2, state.theta1_dot, state.theta2_dot)
         torque = (action - 1).to(self.dtype)
         k1 = _derivative(y0, torque)
@@ -92,7 +92,7 @@ def _derivative(y: Sequence[Tensor], torque: Tensor) -> tuple[Tensor, ...]:
 
 
 def _wrap(angle: Tensor) -> Tensor:
-    """Bring angles into [-pi, pi]. Speeds are bounded, so one step leaves it by two turns at most."""
+    """Wrap angles into [-pi, pi]. Speeds are bounded, so two turns are enough."""
     turned = angle
     for _ in range(2):
         turned = turned - (2 * math.pi) * ((turned > math.pi).to(angle.dtype) - (turned < -math.pi).to(angle.dtype))

@@ -1,4 +1,4 @@
-"""Acrobot for one environment, as NVIDIA Warp functions; `rlstruct.sims.acrobot` has the same for B."""
+"""Acrobot as NVIDIA Warp functions of one environment; see `rlstruct.sims.acrobot`."""
 
 # mypy: ignore-errors
 
@@ -40,7 +40,7 @@ def derivative(y: State, torque: wp.float32) -> State:
 
 @wp.func
 def wrap(angle: wp.float32) -> wp.float32:
-    """Bring an angle into [-pi, pi]; one step leaves it by two turns at most."""
+    """Wrap an angle into [-pi, pi]; two turns are enough."""
     turned = angle
     for _ in range(2):
         if turned > PI:

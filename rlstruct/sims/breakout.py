@@ -74,5 +74,5 @@ class Breakout(MinAtarGame[BreakoutState]):
         """Paint the paddle, the ball, its last position, and the bricks."""
         wall = ((state.bricks.unsqueeze(1) >> (self._cells - SIZE).clamp(0, 31)) & 1) == 1  # bits 30 and 31 are 0
         wall = wall & (self._cells >= SIZE)
-        paddle = self.dot(torch.full_like(state.pos, SIZE - 1), state.pos)
+        paddle = self.dot(SIZE - 1, state.pos)
         return self.frame(paddle, self.dot(state.ball_y, state.ball_x), self.dot(state.last_y, state.last_x), wall)

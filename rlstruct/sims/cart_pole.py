@@ -53,9 +53,9 @@ class CartPole(TensorEnv[CartPoleState]):
         return CartPoleState(*symmetric_uniform(key, 4, 0.05, self.dtype, stream=0))
 
     def transition(self, state: CartPoleState, action: Tensor, key: Tensor) -> tuple[CartPoleState, Tensor, Tensor]:
-        """Push for one step of Euler's method; terminated where cart or pole are out of bounds."""
+        """Push, and take one Euler step; terminate where cart or pole is out of bounds."""
         x, x_dot, theta, theta_dot = state.x, state.x_dot, state.theta, state.theta_dot
-        # Each line is one of Florian's equations, with sums and products in one operation where torch has one.
+        # Florian's equations. Comments show those that torch computes with fewer operations.
         sin, cos = torch.sin(theta), torch.cos(theta)
         force = 2 * FORCE * action - FORCE
         # push = (force + POLE_MASS * HALF_LENGTH * theta_dot^2 * sin) / TOTAL_MASS

@@ -1,4 +1,4 @@
-"""CartPole for one environment, as NVIDIA Warp functions; `rlstruct.sims.cart_pole` has the same for B."""
+"""CartPole as NVIDIA Warp functions of one environment; see `rlstruct.sims.cart_pole`."""
 
 # mypy: ignore-errors
 

@@ -29,11 +29,12 @@ class ConnectFourState:
 
 
 class ConnectFour(TensorEnv[ConnectFourState]):
-    """Two players drop stones into seven columns; four in a line win. Each step is one move, of both players in turn.
+    """Two players drop stones into seven columns; four in a line win. Each step is one move; players alternate.
 
-    The frame shows the game to the player who moves next: ``frame/board`` [2, 6, 7] bool, own and other stones, row 0
-    on top; ``frame/legal`` [7] bool, the columns that are not full. The reward is that of the player who has just
-    moved: 1 for four in a line, -1 for a stone into a full column, which also ends the game; 0 for a full board.
+    The frame shows the game to the player who moves next: ``frame/board`` [2, 6, 7] bool, that player's stones and the
+    opponent's, row 0 on top; ``frame/legal`` [7] bool, the columns that are not full. The reward goes to the player who
+    has just moved: 1 for four in a line, -1 for dropping a stone into a full column, else 0. Either of them ends the
+    game, and so does a full board.
 
     Args:
         n_envs: B.
@@ -61,7 +62,7 @@ class ConnectFour(TensorEnv[ConnectFourState]):
     def transition(
         self, state: ConnectFourState, action: Tensor, key: Tensor
     ) -> tuple[ConnectFourState, Tensor, Tensor]:
-        """Drop a stone, and give the turn to the other player."""
+        """Drop a stone; then it is the other player's turn."""
         stones = state.mine | state.theirs
         legal = ((stones >> (7 * action + ROWS - 1)) & 1) == 0
         # Adding one at the bottom of a column carries up to its first empty bit.
@@ -79,7 +80,7 @@ class ConnectFour(TensorEnv[ConnectFourState]):
         return {"board": ((both >> self._bits) & 1) == 1, "legal": ((stones >> self._top) & 1) == 0}
 
     def state_from(self, frames: dict[str, Tensor]) -> ConnectFourState:
-        """Return the states that show ``board`` [B, 2, 6, 7] bool, for a search."""
+        """Build the states that show ``board`` [B, 2, 6, 7] bool, for a tree search."""
         mine, theirs = (frames["board"].to(torch.int64) << self._bits).sum((2, 3)).unbind(1)
         return ConnectFourState(mine, theirs)
 

@@ -31,13 +31,13 @@ class MountainCarState:
 
 
 class _MountainCar(TensorEnv[MountainCarState]):
-    """The valley, for both kinds of actions."""
+    """Physics and observations for both kinds of actions."""
 
     observation_space = box([MIN_X, -MAX_SPEED], [MAX_X, MAX_SPEED])
     stochastic: ClassVar[bool] = False
 
     def initial(self, key: Tensor) -> MountainCarState:
-        """Draw the position from [-0.6, -0.4); cars stand still."""
+        """Draw the position from [-0.6, -0.4); cars start at rest."""
         x = uniform(key, stream=0).to(self.dtype).mul_(0.2).sub_(0.6)
         return MountainCarState(x, torch.zeros_like(x))
 
@@ -63,13 +63,16 @@ class MountainCar(_MountainCar):
     def transition(
         self, state: MountainCarState, action: Tensor, key: Tensor
     ) -> tuple[MountainCarState, Tensor, Tensor]:
-        """Push and roll; terminated on top of the hill, if not rolling back."""
+        """Push and roll; terminate on top of the hill, unless the car rolls back."""
         moved = self._roll(state, (action - 1).to(self.dtype) * FORCE)
         return moved, -torch.ones_like(moved.x), (moved.x >= GOAL) & (moved.x_dot >= 0)
 
 
 class MountainCarContinuous(_MountainCar):
-    """Drive up a hill that is too steep, with a force in [-1, 1]; 100 for the top, less the work. As gymnasium's."""
+    """Drive up a hill that is too steep, with a force in [-1, 1]; reward 100 at the top, minus the work done.
+
+    As MountainCarContinuous-v0.
+    """
 
     action_space = box([-1.0], [1.0])
     default_time_limit: ClassVar[int | None] = 999
@@ -77,7 +80,7 @@ class MountainCarContinuous(_MountainCar):
     def transition(
         self, state: MountainCarState, action: Tensor, key: Tensor
     ) -> tuple[MountainCarState, Tensor, Tensor]:
-        """Push and roll; terminated on top of the hill, if not rolling back."""
+        """Push and roll; terminate on top of the hill, unless the car rolls back."""
         force = action.squeeze(1).to(self.dtype)
         moved = self._roll(state, force.clamp(-1, 1) * POWER)
         terminated = (moved.x >= CONTINUOUS_GOAL) & (moved.x_dot >= 0)

@@ -1,4 +1,4 @@
-"""MountainCar for one environment, as NVIDIA Warp functions; `rlstruct.sims.mountain_car` has the same for B."""
+"""MountainCar as NVIDIA Warp functions of one environment; see `rlstruct.sims.mountain_car`."""
 
 # mypy: ignore-errors
 

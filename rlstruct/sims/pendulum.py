@@ -1,4 +1,4 @@
-"""Pendulum on any device. The swing-up task as gymnasium's Pendulum-v1 poses it."""
+"""Pendulum on any device: the swing-up task of gymnasium's Pendulum-v1."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Pendulum(TensorEnv[PendulumState]):
         return PendulumState(theta * math.pi, theta_dot)
 
     def transition(self, state: PendulumState, action: Tensor, key: Tensor) -> tuple[PendulumState, Tensor, Tensor]:
-        """Turn for one step; the cost is that of the angle, velocity and torque before it."""
+        """Swing for one step; the reward is minus the cost of the angle, velocity and torque before it."""
         theta, theta_dot = state.theta, state.theta_dot
         torque = action.squeeze(1).to(self.dtype).clamp(-MAX_TORQUE, MAX_TORQUE)
         upright = torch.remainder(theta + math.pi, 2 * math.pi) - math.pi  # [-pi, pi)

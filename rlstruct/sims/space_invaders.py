@@ -48,7 +48,7 @@ class SpaceInvaders(MinAtarGame[SpaceInvadersState]):
         """Shoot or walk, move the bullets and the aliens, let one alien shoot, and count the hits."""
         fires = (action == FIRE) & (state.shot_timer == 0)
         pos = walk(state.pos, action)
-        muzzle = self.dot(torch.full_like(pos, SIZE - 1), pos).view(-1, SIZE, SIZE)  # where the cannon is
+        muzzle = self.dot(SIZE - 1, pos).view(-1, SIZE, SIZE)  # where the cannon is
         bullets = _shift_rows(state.bullets | (muzzle & _cube(fires)), up=True)
         alien_bullets = _shift_rows(state.alien_bullets, up=False)
         lost = ((alien_bullets | state.aliens) & muzzle).flatten(1).any(1)
@@ -84,7 +84,7 @@ class SpaceInvaders(MinAtarGame[SpaceInvadersState]):
 
     def observe(self, state: SpaceInvadersState) -> Tensor:
         """Paint the cannon, the aliens, the aliens by direction, and the bullets of both sides."""
-        cannon = self.dot(torch.full_like(state.pos, SIZE - 1), state.pos)
+        cannon = self.dot(SIZE - 1, state.pos)
         left = _cube(state.alien_dir < 0)
         return self.frame(
             cannon, state.aliens, state.aliens & left, state.aliens & ~left, state.bullets, state.alien_bullets

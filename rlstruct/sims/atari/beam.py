@@ -12,12 +12,13 @@ from rlstruct.sims.atari.tia import BLANK, LINE, is_late, write_delay
 WORDS = 40  # of four pixels in a line
 FULL = wp.uint32(0xFFFFFFFF)
 EACH_BYTE = wp.uint32(0x01010101)
-
-
-@wp.func
-def hit(one: wp.uint32, other: wp.uint32, bit: int) -> int:
-    """Return the bit of a collision if two objects overlap, else 0."""
-    return wp.where((one & other) != wp.uint32(0), bit, 0)
+Objects = wp.types.vector(length=6, dtype=wp.uint32)
+P0, P1, M0, M1, BALL, FIELD = range(6)
+COLLISIONS = (
+    (M0, P1), (M0, P0), (M1, P0), (M1, P1), (P0, FIELD), (P0, BALL), (P1, FIELD), (P1, BALL), (M0, FIELD), (M0, BALL),
+    (M1, FIELD), (M1, BALL), (BALL, FIELD), (P0, P1), (M0, M1),
+)  # fmt: skip
+"""Two objects for each bit of `Console.collisions`."""
 
 
 @wp.func
@@ -48,58 +49,47 @@ def move_star(m: Registers):
 
 
 @wp.func
-def meet(a: wp.uint32, b: wp.uint32, c: wp.uint32, d: wp.uint32, e: wp.uint32, f: wp.uint32) -> wp.uint32:
-    """Return the pixels covered by at least two of six objects."""
-    twice = a & b
-    seen = a | b
-    twice |= seen & c
-    seen |= c
-    twice |= seen & d
-    seen |= d
-    twice |= seen & e
-    seen |= e
-    return twice | (seen & f)
+def overlap(objects: Objects) -> wp.uint32:
+    """Return the pixels covered by at least two objects."""
+    twice = NO_PIXELS
+    seen = NO_PIXELS
+    for k in range(6):
+        twice |= seen & objects[k]
+        seen |= objects[k]
+    return twice
 
 
 @wp.func
 def sweep_word(board: Shared, i: int, m: Registers, outer: Outer, word: int, begin: int, end: int):
     """Process pixels `begin` to `end` of a line, all within one 32-pixel word."""
     inside = (FULL << wp.uint32(begin & 31)) & (FULL >> wp.uint32(31 - ((end - 1) & 31)))
-    p0 = NO_PIXELS
-    p1 = NO_PIXELS
-    m0 = NO_PIXELS
-    m1 = NO_PIXELS
-    bl = NO_PIXELS
-    pf = NO_PIXELS
+    objects = Objects()
     black = inside
     if (m.vblank & 2) == 0:
-        p0 = inside & player(m, 0, word)
-        p1 = inside & player(m, 1, word)
-        m0 = inside & missile(m, 0, word)
-        m1 = inside & missile(m, 1, word)
-        bl = inside & ball(m, word)
-        pf = inside & playfield(m, word)
-        if meet(p0, p1, m0, m1, bl, pf) != NO_PIXELS:
-            c = m.collisions
-            c |= hit(m0, p1, 0x0001) | hit(m0, p0, 0x0002) | hit(m1, p0, 0x0004) | hit(m1, p1, 0x0008)
-            c |= hit(p0, pf, 0x0010) | hit(p0, bl, 0x0020) | hit(p1, pf, 0x0040) | hit(p1, bl, 0x0080)
-            c |= hit(m0, pf, 0x0100) | hit(m0, bl, 0x0200) | hit(m1, pf, 0x0400) | hit(m1, bl, 0x0800)
-            c |= hit(bl, pf, 0x1000) | hit(p0, p1, 0x2000) | hit(m0, m1, 0x4000)
-            m.collisions = c
+        for k in range(2):
+            objects[P0 + k] = inside & player(m, k, word)
+            objects[M0 + k] = inside & missile(m, k, word)
+        objects[BALL] = inside & ball(m, word)
+        objects[FIELD] = inside & playfield(m, word)
+        if overlap(objects) != NO_PIXELS:
+            for bit in range(wp.static(len(COLLISIONS))):
+                both = objects[wp.static(COLLISIONS[bit][0])] & objects[wp.static(COLLISIONS[bit][1])]
+                m.collisions |= wp.where(both != NO_PIXELS, 1 << bit, 0)
         black = wp.where(m.hmove_blank != 0 and word == 0, inside & wp.uint32(0xFF), NO_PIXELS)
     if board.draw != 0:
-        draw_word(board, i, m, outer, word, inside, black, p0 | m0, p1 | m1, pf, bl)
+        draw_word(board, i, m, outer, word, inside, black, objects)
 
 
 @wp.func
 def draw_word(
-    board: Shared, i: int, m: Registers, outer: Outer, word: int, inside: wp.uint32, black: wp.uint32,
-    first: wp.uint32, second: wp.uint32, pf: wp.uint32, bl: wp.uint32,
-):  # fmt: skip
-    """Draw the pixels `inside`, four at a time: `first` is player 0 with its missile, `second` is player 1 with its."""
+    board: Shared, i: int, m: Registers, outer: Outer, word: int, inside: wp.uint32, black: wp.uint32, objects: Objects
+):
+    """Draw the pixels `inside`, four at a time. A missile has the colour of its player, the ball of the playfield."""
     begin = ((m.swept - m.frame_start) // LINE - outer.first_line) * WORDS + word * 8
     which = i * 2 + (outer.n_frames & 1)
-    something = first | second | pf | bl | black
+    first = objects[P0] | objects[M0]
+    second = objects[P1] | objects[M1]
+    something = first | second | objects[FIELD] | objects[BALL] | black
     background = EACH_BYTE * wp.uint32(m.color[3])
     k = int(0)
     if something == NO_PIXELS and inside == FULL:
@@ -119,7 +109,7 @@ def draw_word(
                     field = wp.where(word * 8 + k >= 20, m.color[1], m.color[0])
                 if in_front:
                     four = mix(mix(four, m.color[1], second >> shift), m.color[0], first >> shift)
-                four = mix(mix(four, field, pf >> shift), m.color[2], bl >> shift)
+                four = mix(mix(four, field, objects[FIELD] >> shift), m.color[2], objects[BALL] >> shift)
                 if not in_front:
                     four = mix(mix(four, m.color[1], second >> shift), m.color[0], first >> shift)
                 four = mix(four, 0, black >> shift)

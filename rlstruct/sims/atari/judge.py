@@ -13,14 +13,14 @@ from rlstruct.sims.atari.machine import launch
 from rlstruct.sims.atari.rules import DROPS, HELD, Rules, tables
 
 SCORE, LIVES, OVER, BEFORE, SETS = range(5)
-"""Columns of a tally: score and lives, whether the game is over, a byte before the last frame, sets."""
+"""Columns of a tally: score, lives, 1 if the game is over, the byte that `Rules.before` remembers, sets."""
 
 
 @wp.struct
 class Rulebook:
-    """The rules of one game in memory."""
+    """Rules of one game, as the kernel reads them."""
 
-    addresses: wp.array(dtype=int)  # [T]; 128 stands for the byte before the frame
+    addresses: wp.array(dtype=int)  # of the bytes to look up; 128 is the remembered byte.  [T]
     values: wp.array3d(dtype=int)  # of score, sets, lives and ends.  [4, T, 256]
     # of `Rules`
     wraps: int
@@ -38,7 +38,7 @@ def judge(
     tally: wp.array2d(dtype=int),
     rewards: wp.array(dtype=int),
 ):
-    """Count after a frame; see `Counter.count`."""
+    """Update the tallies after a frame; see `Counter.count`."""
     i = wp.tid()
     if running[i] == 0:
         return
@@ -83,7 +83,7 @@ def judge(
 
 
 class Counter:
-    """Scorer of any number of consoles that play one game."""
+    """Scorer of consoles that all play the same game."""
 
     def __init__(self, rules: Rules, device: torch.device) -> None:
         self._device = device
@@ -95,22 +95,22 @@ class Counter:
             setattr(self._book, name, int(getattr(rules, name)))
 
     def begin(self, ram: Tensor, lives: Sequence[int]) -> Tensor:
-        """Return a fresh tally [K, 5] int32 for K games with this memory, [K, 256] uint8, and these lives."""
+        """Return the tallies, [K, 5] int32, of K games that start with this RAM, [K, 256] uint8, and these lives."""
         tally = torch.zeros(len(ram), 5, dtype=torch.int32, device=self._device)
         self.count(ram, tally)
         tally[:, LIVES], tally[:, OVER] = torch.tensor(lives, dtype=torch.int32, device=self._device), 0
         return tally
 
     def count(self, ram: Any, tally: Any, running: Any = None, rewards: Any = None) -> Any:
-        """Count after a frame, and return the rewards [B] int32.
+        """Update the tallies after a frame, and return the rewards, [B] int32.
 
-        The arguments are tensors of torch, or arrays of Warp, which need not be made again for many calls.
+        The arguments are torch tensors, or Warp arrays, which save their conversion in each call.
 
         Args:
             ram: [B, 256] uint8
             tally: updated in place.  [B, 5] int32
             running: 0 leaves a row unchanged; None for all.  [B] int32
-            rewards: where this frame's rewards are added; None for new ones.  [B] int32
+            rewards: this frame's rewards are added to them; None to start from 0.  [B] int32
         """
         running = torch.ones_like(tally[:, 0]) if running is None else running
         rewards = torch.zeros_like(tally[:, 0]) if rewards is None else rewards

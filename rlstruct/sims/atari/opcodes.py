@@ -12,17 +12,17 @@ IMPLIED, IMMEDIATE, ZERO, ZERO_X, ZERO_Y, RELATIVE, INDEXED_X, INDEXED_Y, ABSOLU
     range(12)
 )
 PUSH, PULL = 12, 13
-"""Addressing modes: `RELATIVE` to `INDEXED_Y` and all before have one byte, `ABSOLUTE` to `INDIRECT` two."""
+"""Addressing modes. The operand has one byte from `IMMEDIATE` to `INDEXED_Y`, and two from `ABSOLUTE` to `INDIRECT`."""
 MODE, CYCLES, PAGE, READ, WRITE, SOURCE, UNARY, BINARY, TARGET, NZ, FLOW = 0, 4, 8, 9, 10, 11, 14, 17, 20, 23, 24
-"""First bit of each field of the word."""
+"""Lowest bit of each field of an opcode's word."""
 FROM_MEMORY, FROM_A, FROM_X, FROM_Y, FROM_SP, FROM_STATUS, FROM_A_AND_X, FROM_A_AND_MEMORY = range(8)
 KEEP, ASL, ROL, LSR, ROR, INC, DEC = range(7)
 NOTHING, ORA, AND, EOR, ADC, SBC, COMPARE, BIT = range(8)
 TO_NOWHERE, TO_A, TO_X, TO_Y, TO_SP, TO_STATUS, TO_A_AND_X = range(7)
 ALONG, CARRY_IS_SIGN, WAIT_WHILE_PLUS, WAIT_WHILE_MINUS, WAIT_WHILE_NOT_ZERO = range(5)
-"""Side effects of an instruction. `WAIT`: it loads the timer, and a branch back to it follows; see `riot.wait`."""
+"""Effects after computing. `WAIT`: the instruction loads the timer, and the next branches back; see `riot.wait`."""
 BRANCH, JUMP, CALL, RETURN, FROM_INTERRUPT, BREAK, SET_FLAG, JAM = range(5, 13)
-"""Actions of instructions that do not compute with data."""
+"""Effects of instructions that only change flags or the program counter."""
 
 _NAMES = """
     BRK ORA --- SLO NOP ORA ASL SLO PHP ORA asl ANC NOP ORA ASL SLO
@@ -42,7 +42,7 @@ _NAMES = """
     CPX SBC NOP ISB CPX SBC INC ISB INX SBC NOP SBC CPX SBC INC ISB
     BEQ SBC --- ISB NOP SBC INC ISB SED SBC NOP ISB NOP SBC INC ISB
 """
-"""Opcodes 0x00 to 0xFF. Small letters: on A, not memory. ``---`` stops the processor, or is unstable."""
+"""Instructions of opcodes 0x00 to 0xFF. Lower case: on A, not memory. ``---``: halts the processor or is unstable."""
 _MODES = (
     IMMEDIATE, INDEXED_X, IMMEDIATE, INDEXED_X, *4 * [ZERO], *2 * [IMPLIED, IMMEDIATE], *4 * [ABSOLUTE],
     RELATIVE, INDEXED_Y, IMPLIED, INDEXED_Y, *4 * [ZERO_X], *2 * [IMPLIED, ABSOLUTE_Y], *4 * [ABSOLUTE_X],
@@ -60,12 +60,12 @@ _OTHER_CYCLES = {0x00: 7, 0x20: 6, 0x40: 6, 0x60: 6, 0x4C: 3}
 
 
 class _Do(NamedTuple):
-    """An instruction: the value comes from a source, is changed, combined with A, and goes to a target."""
+    """Definition of an instruction: take a value from a source, change it, combine it with A, put it into a target."""
 
     target: int = TO_NOWHERE
     source: int = FROM_MEMORY
     unary: int = KEEP  # change of the value
-    binary: int = NOTHING  # `COMPARE` combines it with the target, and keeps that
+    binary: int = NOTHING  # with A; but `COMPARE` is with the target, which keeps its value
     nz: bool = True  # the result sets N and Z
     store: bool = False  # the changed value goes to memory
     flow: int = ALONG
@@ -123,22 +123,22 @@ FREQUENT = bytes.fromhex(
     "85 B1 A5 D0 10 88 A9 F0 B5 86 CA B9 EA B0 A4 84 90 0A 29 C6 4A A6 C9 38 E5 4C C0 BD A2 95 A0 A8"
     "C8 30 C4 AA 8A E4 68 E0 60 20 08 25 E6 18 E8 C5 65 AD 98 E9 8D 49 48 45 05 69 D5 24 B4 BE 9A"
 )
-"""The 63 opcodes that ale-py's games of 2 and 4 KB run most, the most frequent first: 98 of 100 instructions."""
+"""The 63 most frequent opcodes of ale-py's games of 2 and 4 KB, in order: 98% of the instructions that they run."""
 LENGTHS = tuple(
     1 if mode in (IMPLIED, PUSH, PULL) else 3 if mode >= ABSOLUTE else 2 for mode in (w & 15 for w in WORDS)
 )
-"""Bytes of each opcode with its operand."""
+"""Bytes of each instruction, including its operand."""
 
 
 def _waits(code: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """Find the loops that only wait for the RIOT's timer: a load of INTIM or TIMINT, and a branch back to it.
+    """Find the loops that only wait for the RIOT's timer: a load from INTIM or TIMINT, then a branch back to it.
 
     Returns:
         The kind of wait at each byte, 0 for none.  [bytes of the ROM] uint64
     """
     low, high, branch, back = (np.roll(code, -k) for k in (1, 2, 3, 4))
     loads = np.isin(code, (0xAC, 0xAD, 0xAE))  # LDY, LDA, LDX
-    loops = (high == 0x02) & (back == 0xFB) & ((np.arange(len(code)) & 0x3FF) < 0x3FB)  # in one kilobyte
+    loops = (high == 0x02) & (back == 0xFB) & ((np.arange(len(code)) & 0x3FF) < 0x3FB)  # within one kilobyte
     intim, either = loops & (low == 0x84), loops & np.isin(low, (0x84, 0x85))
     waits = np.zeros_like(code)
     waits[either & (loads | (code == 0x2C)) & (branch == 0x10)] = WAIT_WHILE_PLUS  # BIT too; BPL
@@ -148,7 +148,7 @@ def _waits(code: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 
 def make_program(rom: bytes, *, with_ram: bool = False, switches: bool = True) -> npt.NDArray[np.uint64]:
-    """Decode the instruction that begins at each byte of a ROM, so that one access reads all of it.
+    """Decode the instruction that starts at each byte of a ROM, so that a console fetches it with one read.
 
     Args:
         rom: the bytes of the cartridge.
@@ -156,10 +156,11 @@ def make_program(rom: bytes, *, with_ram: bool = False, switches: bool = True) -
         switches: reading some addresses switches banks.
 
     Returns:
-        From the lowest byte on: opcode, the next two bytes, one byte with the instruction's length (2 bits) and
-        its number in `FREQUENT`, counted from 1 (6 bits), and the word of `WORDS`. The length is 0 where the bytes
-        must be read one by one: at the end of a kilobyte, before the addresses that switch banks, and before and in
-        RAM. The number is 0 there, where a program waits, and for other opcodes.  [bytes of the ROM] uint64
+        One number for each byte, [bytes of the ROM] uint64, from its lowest bits on: the opcode and the next two bytes
+        (24 bits), the length of the instruction (2), its place in `FREQUENT`, counted from 1 (6), and its word from
+        `WORDS` (32). The length is 0 where the console must read byte by byte: at the end of a kilobyte, at addresses
+        that switch banks or lie in RAM, and just before these. The place is 0 there, in loops that wait for the timer,
+        and for opcodes that are not in `FREQUENT`.
     """
     code, place = np.frombuffer(rom, np.uint8).astype(np.uint64), np.arange(len(rom)) & 0xFFF
     words, length = np.array(WORDS, np.uint64)[code], np.array(LENGTHS, np.uint64)[code]

@@ -1,7 +1,7 @@
-"""Observations of an agent: the brighter of two frames, grey or colour, averaged over areas to a square, on the device.
+"""Kernel that renders observations: the brighter of two frames, grey or in colour, scaled down by averaging areas.
 
-The average is that of OpenCV's ``INTER_AREA``, which ale-py and gymnasium use: weights and sums in single precision,
-rows after columns, in its order, because its rounding is visible where an average ends in one half.
+It computes like OpenCV's ``INTER_AREA``, which ale-py and gymnasium use: weights and sums in single precision, columns
+before rows, in the same order. Otherwise an average that ends in one half might be rounded the other way.
 """
 
 from __future__ import annotations
@@ -14,24 +14,23 @@ import warp as wp
 
 from rlstruct.sims.atari.state import on_a_cpu
 
-wp.set_module_options(
-    {"fuse_fp": False, "max_unroll": 1}
-)  # a fused multiplication and addition would round differently
+# A fused multiplication and addition would round differently.
+wp.set_module_options({"fuse_fp": False, "max_unroll": 1})
 
 WIDTH = 160
 MOST_SOURCES = 4
-"""Pixels that one pixel is averaged from, each way."""
+"""Most source pixels of one pixel, along each axis."""
 
 
 @wp.struct
 class View:
-    """Memory layout that turns pictures into observations."""
+    """Tables and settings by which `look` turns pictures into observations."""
 
     palette: wp.array2d(dtype=float)  # [channels, 256]
-    columns: wp.array2d(dtype=float)  # [W, 1 + MOST_SOURCES]: the first column, and the weights
+    columns: wp.array2d(dtype=float)  # from `area_weights`.  [W, 1 + MOST_SOURCES]
     rows: wp.array2d(dtype=float)  # [H, 1 + MOST_SOURCES]
     channels: int
-    brighter: int  # of two frames, instead of the last one
+    brighter: int  # 1: the brighter of the last two frames; 0: the last one
 
 
 @wp.func_native(
@@ -41,17 +40,17 @@ def shade(
     palette: wp.array2d(dtype=float), screens: wp.array3d(dtype=wp.uint8), which: int, size: int, pixel: int,
     channel: int,
 ) -> float:  # fmt: skip
-    """One pixel of a screen in grey, or of one colour."""
+    """Return one channel of a pixel."""
 
 
 @wp.func_native(snippet="return one > other ? one : other;")
 def brighter_of(one: float, other: float) -> float:
-    """The larger of two numbers, in one operation: `wp.max` minds what is not a number."""
+    """Return the larger of two numbers with one comparison; `wp.max` would also check for NaN."""
 
 
 @wp.func_native(snippet="return table.data[line * table.shape[1] + k];")
 def weight(table: wp.array2d(dtype=float), line: int, k: int) -> float:
-    """An entry of `View.rows` or `View.columns`."""
+    """Return an entry of `View.rows` or `View.columns`."""
 
 
 @wp.func_native(
@@ -74,14 +73,14 @@ def weight(table: wp.array2d(dtype=float), line: int, k: int) -> float:
     """
 )
 def is_plain(screens: wp.array3d(dtype=wp.uint8), one: int, other: int, size: int, first: int, width: int) -> bool:
-    """Return True if both screens show one colour in 4 lines of `width` pixels, a multiple of 4, from `first` on."""
+    """Return True if both screens show one colour only in 4 lines of `width` pixels, a multiple of 4, from `first`."""
 
 
 @wp.func
 def plain_pixels(
     view: View, screens: wp.array3d(dtype=wp.uint8), one: int, other: int, size: int, first: int, x: int, n: int
 ) -> int:
-    """Count the pixels of the smaller picture from `x` on that come from one colour: up to 16, or none."""
+    """Return how many pixels of the observation from `x` on certainly come from a single colour: 16, 1 or 0."""
     if x % 16 == 0 and x + 16 <= n:
         width = int(weight(view.columns, x + 15, 0)) + MOST_SOURCES - int(weight(view.columns, x, 0))
         if is_plain(screens, one, other, size, first, (width + 3) & ~3):
@@ -94,14 +93,14 @@ def plain_pixels(
 @wp.kernel(enable_backward=False)
 def look(
     view: View,
-    before: wp.array3d(dtype=wp.uint8),  # both screens before the step.  [B, 2, lines * 160], contiguous, as the next
-    after: wp.array3d(dtype=wp.uint8),  # and after it
-    last: wp.array(dtype=int),  # the newer of the two.  [B]
-    cut: wp.array(dtype=int),  # 1: the game ended in the last frame of the step, 2: before it; 3: no older frame.  [B]
+    before: wp.array3d(dtype=wp.uint8),  # both screens before the step.  [B, 2, lines * 160], contiguous
+    after: wp.array3d(dtype=wp.uint8),  # both screens after the step, likewise
+    last: wp.array(dtype=int),  # index of the newer screen.  [B]
+    cut: wp.array(dtype=int),  # 1: the game ended in the last frame of the step; 2: earlier; 3: no older frame.  [B]
     seen: wp.array4d(dtype=wp.uint8),  # [B, H, W, channels]
-    apart: int,  # steps between a thread's pixels in a line: a GPU has a thread for each, a CPU one for a line
+    apart: int,  # threads for each line: one per pixel on a GPU, one on a CPU
 ):
-    """Show each console's picture; a game that ended before the last frame of the step shows nothing new."""
+    """Render the picture of each console; a game that ended before the last frame of the step keeps its old one."""
     i, y, thread = wp.tid()
     how = cut[i]
     if how == 2:
@@ -155,10 +154,10 @@ def area_weights(n_sources: int, n_pixels: int) -> npt.NDArray[np.float32]:
 
     Args:
         n_sources: pixels of the larger picture.
-        n_pixels: pixels of the smaller one, at least a third as many; or as many, to copy each unchanged.
+        n_pixels: pixels of the smaller one, at least a third as many. If equal, each pixel is copied.
 
     Returns:
-        The first source of each pixel, and the weights of the sources from there on.  [n_pixels, 1 + MOST_SOURCES]
+        For each pixel, the index of its first source, then the weights of its sources.  [n_pixels, 1 + MOST_SOURCES]
 
     >>> area_weights(5, 2)[:, :4].round(1).tolist()[1] == np.float32([2, 0.2, 0.4, 0.4]).tolist()
     True

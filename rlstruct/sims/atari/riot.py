@@ -1,4 +1,4 @@
-"""The RIOT (6532): timer and ports; its RAM lies in `Board.ram`."""
+"""Timer and ports of the RIOT, the chip 6532. Its RAM is in `Board.ram`."""
 
 import warp as wp
 
@@ -8,13 +8,13 @@ from rlstruct.sims.atari.state import MOST_INSTRUCTIONS, Outer, Registers
 
 @wp.func
 def timer_now(m: Registers, outer: Outer) -> int:
-    """The timer without what a read after its end changes: negative once it has expired."""
+    """Return the timer as if no read had changed it; negative once it has expired."""
     return outer.timer - ((m.cycles - 1 - outer.timer_set) >> outer.timer_shift) - 1
 
 
 @wp.func
 def read_riot(m: Registers, outer: Outer, address: int):
-    """Read a port or the timer; the byte is on the bus."""
+    """Read a port or the timer into `m.bus`."""
     register = address & 7
     if register == 0:
         m.bus = outer.sticks
@@ -28,7 +28,7 @@ def read_riot(m: Registers, outer: Outer, address: int):
         now = timer_now(m, outer)
         if now < 0:
             elapsed = m.cycles - 1 - outer.timer_set
-            # Once expired, it counts single cycles.
+            # An expired timer counts single cycles.
             now = (outer.timer << outer.timer_shift) - elapsed - 1
             if now <= -2 and outer.timer_was_read == 0:
                 outer.timer_was_read = 1
@@ -60,7 +60,7 @@ def write_riot(m: Registers, outer: Outer, address: int, value: int):
 
 @wp.func
 def wait(m: Registers, outer: Outer, flow: int):
-    """A load of the timer, and a branch back to it: go round at once for as long as the branch will be taken."""
+    """Run a loop that waits for the timer (a load, then a branch back to it) at once, up to its last round."""
     least = wp.where(flow == op.WAIT_WHILE_MINUS, 128, wp.where(flow == op.WAIT_WHILE_PLUS, 0, 1))
     left = outer.timer_set + ((outer.timer - least) << outer.timer_shift) - m.cycles
     if left >= 0 and (flow != op.WAIT_WHILE_PLUS or m.bus < 128):

@@ -2,7 +2,7 @@
 
 import warp as wp
 
-MOST_INSTRUCTIONS = 25000  # of a frame; ALE's limit
+MOST_INSTRUCTIONS = 25000  # per frame, as in ALE
 
 Two, Three, Four = wp.vec2i, wp.vec3i, wp.vec4i
 Five = wp.types.vector(length=5, dtype=wp.int32)
@@ -22,14 +22,15 @@ NAMES = {
     "paddle": ("paddle0", "paddle1"),
     "move": ("move0", "move1", "move_missile0", "move_missile1", "move_ball"),
 }
-"""Names of the registers in each vector below. Index them with constants: a GPU keeps only those in registers."""
+"""Names of the entries of each vector below. Only index them with constants, so that a GPU keeps them in registers."""
 
 
 @wp.struct
 class Console:
-    """The registers of one console. Truth values are 0 and 1; clocks and cycles count from where the frame began.
+    """Registers of one console. Flags are 0 or 1; clocks and cycles count from the start of the frame.
 
-    A cycle of the processor is three clocks of the video chip; a scan line has 228 clocks, of which 68 are blank.
+    One cycle of the processor is three clocks of the video chip. A scan line has 228 clocks, of which the first 68 are
+    blank.
     """
 
     # 6507, the processor
@@ -46,18 +47,18 @@ class Console:
     zero: int
     carry: int
     cycles: int  # since the frame began
-    bus: int  # the byte that was last on the data bus
+    bus: int  # the last byte on the data bus
     address: int  # of the instruction's operand
-    value: int  # what the instruction computes
+    value: int  # that the instruction works on
     # TIA, the video chip
-    frame_start: int  # clock of the first line's begin, at most 0
-    swept: int  # clock up to which the beam was followed
+    frame_start: int  # clock at which the first line began, at most 0
+    swept: int  # clock up to which `beam` has followed the beam
     vsync: int
     vblank: int
     size: Two  # NUSIZ0, NUSIZ1
     color: Four  # COLUP0, COLUP1, COLUPF, COLUBK
     control: int  # CTRLPF
-    mirror_playfield: int  # of CTRLPF, as it was when the beam was in the middle of the line
+    mirror_playfield: int  # bit 0 of CTRLPF, as the beam found it in the middle of the line
     mirror: Two  # REFP0, REFP1
     playfield: int  # 20 bits: 4 of PF0, 8 of PF1, 8 of PF2
     shape: Two  # GRP0, GRP1
@@ -69,15 +70,15 @@ class Console:
     collisions: int  # two bits for each of the registers CXM0P to CXPPMM, but one for CXBLPF
     position: Five  # of the players, the missiles and the ball, 0 to 159
     hmove_blank: int
-    stars: int  # missile 0 moves in each line: the stars of Cosmic Ark
+    stars: int  # 1 if missile 0 moves in each line, like the stars of Cosmic Ark
     stars_line: int  # 0 to 3
     skip: Two  # 1 if the first copy of a player is not drawn until the line ends
-    # cartridge: which kilobytes of the ROM lie in its four windows, a byte each
+    # cartridge: which kilobyte of the ROM each of the four windows shows, one byte for each
     pages: wp.uint32
     # the frame
-    ended: int  # the frame
-    partial: int  # the last frame did not end: it ran out of instructions
-    n_instructions: int  # of the frame so far
+    ended: int  # 1 once the frame has ended
+    partial: int  # 1 if the last frame ran out of instructions before it ended
+    n_instructions: int  # in this frame so far
 
 
 @wp.struct
@@ -92,30 +93,30 @@ class Periphery:
     timer_was_read: int
     direction_a: int
     direction_b: int
-    # what is plugged in
+    # controllers and switches
     controller: int
-    blanks: int  # whether HMOVE blanks the left 8 pixels
-    sticks: int  # what SWCHA reads
-    switches: int  # what SWCHB reads
+    blanks: int  # 1 if HMOVE blanks the left 8 pixels
+    sticks: int  # SWCHA
+    switches: int  # SWCHB
     trigger: Two  # 0x80 unless pressed
     paddle: Two  # ohms at INPT0 and INPT1; -1 for none
     paddle_least: int
     paddle_most: int
-    input2: int  # what INPT2 and INPT3 read
+    input2: int  # INPT2 and INPT3
     # TIA
     move: Five  # HMP0, HMP1, HMM0, HMM1, HMBL, 0 to 15
-    vsync_end: int  # clock from which the end of VSYNC ends the frame
+    vsync_end: int  # clock from which switching VSYNC off ends the frame
     dump: int
     dump_end: int  # cycle
     hmove_clock: int
-    unfollowed: int  # clock of the last write for which the beam was not followed, because it changed nothing
+    unfollowed: int  # clock of the last write that changed nothing, for which the beam was not followed
     # the picture
     first_line: int
     n_lines: int
     scanline: int  # lines of the last frame, ended or not
-    n_scanlines: int  # of the last frame that ended
+    n_scanlines: int  # lines of the last frame that ended
     n_frames: int
-    pal: int  # a European cartridge: longer frames, and no colours after a frame of an odd number of lines
+    pal: int  # 1 for a European cartridge: longer frames, and grey ones after an odd number of lines
 
 
 @wp.struct
@@ -127,17 +128,19 @@ class Board:
     opcodes: wp.array(dtype=int)  # [256]
     outer: wp.array(dtype=Periphery)  # [B]
     ram: wp.array2d(dtype=wp.uint8)  # [B, 256]: 128 of the RIOT, 128 of the cartridge
-    screen: wp.array(dtype=wp.uint32)  # [B * 2 * lines * 40], four pixels each: frames take turns
-    picture: int  # how many of these a picture has: lines * 40
-    mapper: int
-    draw: int
+    screen: wp.array(
+        dtype=wp.uint32
+    )  # two pictures for each console, which frames draw in turn, four pixels in a number
+    picture: int  # numbers in a picture: lines * 40
+    mapper: int  # see `cartridge`
+    draw: int  # 0: only find collisions
 
 
 Registers = wp.ref[Console]
-"""The registers of one console in a kernel, which functions change in place.
+"""Reference to the registers of one console, which functions change in place.
 
-As an array of one, every ``+=`` would be an atomic operation, and a GPU would keep it in memory. What functions return
-under an ``if``, Warp turns into selections: the same kernel was 30 times slower on the CPU.
+In an array of length one, every ``+=`` would be an atomic operation, and a GPU would keep the registers in memory. If
+functions returned new registers, Warp would turn each ``if`` into selections: that kernel was 30 times slower on a CPU.
 """
 Outer = wp.ref[Periphery]
 Shared = wp.ref[Board]
@@ -145,34 +148,34 @@ Shared = wp.ref[Board]
 
 @wp.func_native(snippet="\n#ifdef __CUDA_ARCH__\nreturn false;\n#else\nreturn true;\n#endif\n")
 def on_a_cpu() -> bool:
-    """Return True if a kernel is compiled for a CPU: a constant, so that the other branch is removed."""
+    """Return True if a kernel is compiled for a CPU: a constant, so that the compiler removes the other branch."""
 
 
 @wp.func_native(snippet="return program.data[at];")
 def instruction(program: wp.array(dtype=wp.uint64), at: int) -> wp.uint64:
-    """An entry of `Board.program`: it and those below lack the negative indices of Warp's arrays."""
+    """Read an entry of `Board.program`. Unlike Warp's arrays, this and the functions below allow no negative index."""
 
 
 @wp.func_native(snippet="return rom.data[at];")
 def byte_of_rom(rom: wp.array(dtype=wp.uint8), at: int) -> int:
-    """An entry of `Board.rom`."""
+    """Read an entry of `Board.rom`."""
 
 
 @wp.func_native(snippet="return ram.data[size_t(i) * ram.strides[0] + at * ram.strides[1]];")
 def byte_of_ram(ram: wp.array2d(dtype=wp.uint8), i: int, at: int) -> int:
-    """An entry of `Board.ram`."""
+    """Read an entry of `Board.ram`."""
 
 
 @wp.func_native(snippet="ram.data[size_t(i) * ram.strides[0] + at * ram.strides[1]] = wp::uint8(byte);")
 def set_byte_of_ram(ram: wp.array2d(dtype=wp.uint8), i: int, at: int, byte: int):
-    """Change an entry of it."""
+    """Write an entry of `Board.ram`."""
 
 
 @wp.func_native(snippet="return screen.data[size_t(which) * size + at];")
 def pixels(screen: wp.array(dtype=wp.uint32), which: int, size: int, at: int) -> wp.uint32:
-    """Four pixels of picture `which` of `Board.screen`."""
+    """Read four pixels of picture `which` in `Board.screen`."""
 
 
 @wp.func_native(snippet="screen.data[size_t(which) * size + at] = four;")
 def set_pixels(screen: wp.array(dtype=wp.uint32), which: int, size: int, at: int, four: wp.uint32):
-    """Draw four pixels of it."""
+    """Write four pixels of picture `which` in `Board.screen`."""

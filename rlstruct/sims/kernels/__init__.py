@@ -1,10 +1,10 @@
 """Simulators as NVIDIA Warp kernels, one source for CPU and CUDA: ``backend="warp"``.
 
-A game is a `GameKernel`: three small Warp functions of one environment. A batch of T steps with a small network in the
-loop is one launch, written once around them in `rlstruct.sims.kernels.advance`. Kernels are compiled when they are
-first used, for the device they are used on, and kept in Warp's cache (``WARP_CACHE_PATH`` moves it).
+A game is a `GameKernel`: three small Warp functions of one environment. Around them,
+`rlstruct.sims.kernels.advance` makes a kernel that collects T steps with a small network in one launch. A kernel is
+compiled for a device at its first use there, and kept in Warp's cache (``WARP_CACHE_PATH`` moves it).
 
-Needs the extra ``warp``; nothing else of rlstruct imports this package before a simulator asks for it.
+Needs the extra ``warp``. rlstruct imports this package only once a simulator asks for it.
 """
 
 import contextlib
@@ -29,10 +29,10 @@ __all__ = ["GameKernel", "quietly", "wp"]
 class GameKernel:
     """A simulator as Warp functions of one environment; `TensorEnv.kernel` of your simulator returns one.
 
-    The functions do what the methods of the same name do, for one environment instead of B, with the state as a vector
-    of the dataclass's fields in their order; ``rlstruct/sims/cart_pole_kernel.py`` is an example. They must agree with
-    the methods: ``docs/kernels.md`` compares them in a whole example. All three are decorated with ``@wp.func`` and do
-    not depend on the device.
+    Each function does for one environment what the method of the same name does for B. The state is a vector of the
+    dataclass's fields, in their order. Decorate all three with ``@wp.func``; the same functions serve every device.
+    ``rlstruct/sims/cart_pole_kernel.py`` is an example, and ``docs/kernels.md`` shows how to compare functions and
+    methods.
 
     Attributes:
         state: ``wp.types.vector(length=F, dtype=wp.float32)``; each field of the state is a float32 tensor [B].

@@ -1,8 +1,8 @@
-"""The kernel around every game: T steps of all environments in one launch.
+"""Kernel around every game: T steps of all environments in one launch.
 
-One thread moves one environment; its state stays in registers. What it does is `rlstruct.sims._simulation` for one
-environment that restarts: the same keys, restarts, limits and final observations. Numbers of neighbouring environments
-lie side by side in memory, so that the threads of a GPU read and write them together.
+Each thread steps one environment, and keeps its state in registers. It does what `rlstruct.sims._simulation` does with
+``auto_reset``: the same keys, restarts, time limits and final observations. Numbers of neighbouring environments are
+neighbours in memory, so that the threads of a GPU read and write them together.
 """
 
 from typing import Any
@@ -18,16 +18,16 @@ ELAPSED, EPISODE, STATE_KEY = range(3)
 
 @wp.struct
 class Memory:
-    """All tensors of a launch."""
+    """Tensors that the simulator reads and writes in a launch."""
 
     env_key: wp.array(dtype=wp.int64)  # [B]
-    # where the simulation is
+    # the simulation before the first step
     state: wp.array2d(dtype=wp.float32)  # [F, B]
     clock: wp.array2d(dtype=wp.int64)  # [ELAPSED and EPISODE, B]
-    # where it is after K steps
+    # the simulation after K steps
     next_state: wp.array2d(dtype=wp.float32)
     next_clock: wp.array2d(dtype=wp.int64)  # STATE_KEY too
-    # what it shows; what is current begins with what the agent acts on first
+    # observations; row 0 of the current ones is what the agent acts on first
     reached_frame: wp.array3d(dtype=wp.float32)  # [K, D, B]
     current_frame: wp.array3d(dtype=wp.float32)  # [K + 1, D, B]
     reached_reward: wp.array2d(dtype=wp.float32)  # [K, B]
@@ -40,7 +40,8 @@ class Memory:
 def make_advance(game: GameKernel, chooser: Any, choose: Any) -> Any:
     """Make the kernel ``(memory, chooser, n_steps, time_limit)`` of a game, for B threads; ``time_limit`` 0 is none.
 
-    The Warp function ``choose(chooser, k, i, frame)`` returns the agent's action at step k from its struct ``chooser``.
+    The Warp function ``choose(chooser, k, i, frame)`` returns the action of environment i at step k. Its first argument
+    is the agent's memory, a struct of type ``chooser``.
     """
     initial, transition, observe = game.initial, game.transition, game.observe
     State, n_fields, Frame, n_numbers = game.state, game.state._length_, game.frame, game.frame._length_
@@ -56,7 +57,7 @@ def make_advance(game: GameKernel, chooser: Any, choose: Any) -> Any:
         s = State()
         for f in range(wp.static(n_fields)):
             s[f] = io.state[f, i]
-        elapsed = io.clock[ELAPSED, i]  # one by one: a tuple would hold references
+        elapsed = io.clock[ELAPSED, i]  # not as a tuple, which would hold references
         episode = io.clock[EPISODE, i]
         episode_key = child_key(wp.uint64(io.env_key[i]), episode)
         for k in range(n_steps):

@@ -1,4 +1,4 @@
-"""Whole batches in one launch: simulator, perceptron and draws together; see `rlstruct.engine.fused`."""
+"""Batches collected in one launch: simulator, perceptron and random draws together; see `rlstruct.engine.fused`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from rlstruct.sims.kernels.perceptron import ACTIVATIONS, make_perceptron
 _logger = logging.getLogger(__name__)
 
 BLOCK = 64
-"""Threads in a block: few, so that 4,096 environments already reach half of the multiprocessors of a large GPU."""
+"""Threads per block: few enough for 4,096 environments to occupy half of the multiprocessors of a large GPU."""
 
 
 def fused_rollout(env: Any, perceptron: Perceptron, n_timesteps: int) -> FusedRollout | None:
@@ -45,9 +45,9 @@ def fused_rollout(env: Any, perceptron: Perceptron, n_timesteps: int) -> FusedRo
 
 
 class FusedLaunch:
-    """The kernel of a simulator with an agent in it, as a `rlstruct.engine.fused.FusedRollout`.
+    """Recorded launch of a simulator's kernel with an agent in it: a `rlstruct.engine.fused.FusedRollout`.
 
-    The launch is recorded once; a batch allocates its results, sets addresses and launches.
+    Each batch allocates its results, points the recorded launch at them, and launches.
     """
 
     def __init__(self, env: Any, perceptron: Perceptron, n_timesteps: int) -> None:
@@ -96,7 +96,7 @@ class FusedLaunch:
         return record
 
     def _allocate(self) -> tuple[Tensors, Tensors]:
-        """Allocate what a launch writes: of the simulator, and of the agent."""
+        """Allocate the results of a launch: those of the simulator, and those of the agent."""
         T, B, device = self._T, self._env.n_envs(), self._env.device
 
         def numbers(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -127,7 +127,7 @@ class FusedLaunch:
 
 
 def _record(initial_state: Tensor, rng: Tensor, shown: Tensors, said: Tensors) -> Tensors:
-    """Name the results of a launch as FusedRollout does."""
+    """Return the results of a launch under the names of `rlstruct.engine.fused.FusedRollout`."""
     ends = dict(zip(("terminated", "truncated", "done"), shown["flags"].unbind(1), strict=True))  # of [T, B]
     stream = dict(zip(ends, ends["done"].new_zeros((3, *rng.shape)), strict=True)) | {"rng": rng}
     stream["initial_state"] = torch.cat([initial_state.unsqueeze(0), ends["done"]])
@@ -142,7 +142,7 @@ def _record(initial_state: Tensor, rng: Tensor, shown: Tensors, said: Tensors) -
 
 
 def check_kernel(env: Any) -> None:
-    """Raise unless the kernel of a simulator is its own, for spaces that kernels support."""
+    """Raise unless the kernel belongs to the simulator's own class, and supports its spaces."""
     kind, game = type(env), env.kernel()
     age = next(i for i, cls in enumerate(kind.__mro__) if {"kernel", "kernel_module"} & vars(cls).keys())
     changed = [m for cls in kind.__mro__[:age] for m in ("initial", "transition", "observe") if m in vars(cls)]
@@ -165,9 +165,9 @@ def check_kernel(env: Any) -> None:
 
 
 def _point(struct: Any, tensors: Tensors) -> None:
-    """Point the arrays of a recorded launch at these tensors, which have the recorded shapes and strides.
+    """Point arrays of a recorded launch at other tensors of the same shapes and strides.
 
-    Wrapping them with ``wp.from_torch`` again takes ten times as long, and a launch sets two dozen of them.
+    A launch has two dozen arrays, and new ones from ``wp.from_torch`` would take ten times as long.
     """
     for name, value in tensors.items():
         getattr(struct, name).data = value.data_ptr()
@@ -181,11 +181,13 @@ def _make(game: GameKernel, n_actions: int, width: int, n_hidden: int, activatio
 
 
 def _pack(layers: Layers) -> Tensor:
-    """Put weights into the order in which `make_perceptron` reads them, [n, 4] float32."""
+    """Arrange weights in the order in which `make_perceptron` reads them, [n, 4] float32."""
     packed, width = [], layers[0][0].shape[0]
     for number, (weight, bias) in enumerate(layers):
         rows = torch.cat([bias.unsqueeze(1), weight], dim=1)  # [outputs, 1 + inputs]
-        missing_inputs = -width % 4 if number else 0  # hidden layers, and so the inputs of the next, come in fours too
+        missing_inputs = (
+            -width % 4 if number else 0
+        )  # a hidden layer is padded to a multiple of 4, and so are the next one's inputs
         rows = nn.functional.pad(rows, (0, missing_inputs, 0, -rows.shape[0] % 4))
         packed.append(rows.view(-1, 4, rows.shape[1]).transpose(1, 2).reshape(-1, 4))
     return torch.cat(packed)

@@ -1,7 +1,7 @@
-"""A small actor-critic perceptron, evaluated by every thread of a game's kernel.
+"""Small actor-critic perceptron that every thread of a game's kernel evaluates.
 
-One thread computes 4-64-64-2 for one environment. All threads read the same weights at the same time, four in each
-load, so that they come out of the cache as one word for a whole warp.
+One thread computes a whole network, such as 4-64-64-2, for one environment. All threads read the same four weights at
+the same time, so the cache serves a whole warp with a single word.
 """
 
 from typing import Any
@@ -14,7 +14,7 @@ from rlstruct.sims.kernels.random import categorical_uniform
 Four = wp.vec4f
 
 
-# Warp aligns vec4f to 4 bytes, and a GPU then loads its numbers one by one. Memory of torch is aligned to 64 and more.
+# Warp aligns vec4f to 4 bytes, so a GPU would load four numbers one by one; torch aligns its memory to at least 64.
 @wp.func_native("""
 #if defined(__CUDA_ARCH__)
     const float4 four = __ldg(reinterpret_cast<const float4*>(weights.data) + row);
@@ -30,13 +30,13 @@ def load_four(weights: wp.array(dtype=wp.vec4f), row: int) -> wp.vec4f:
 
 @wp.func
 def tanh(x: wp.float32) -> wp.float32:
-    """As torch.nn.Tanh."""
+    """Compute torch.nn.Tanh."""
     return wp.tanh(x)
 
 
 @wp.func
 def relu(x: wp.float32) -> wp.float32:
-    """As torch.nn.ReLU."""
+    """Compute torch.nn.ReLU."""
     return wp.max(x, wp.float32(0.0))
 
 
@@ -44,20 +44,20 @@ ACTIVATIONS = {"Tanh": tanh, "ReLU": relu}
 
 
 def make_perceptron(game: GameKernel, n_actions: int, width: int, n_hidden: int, activation: str) -> tuple[Any, Any]:
-    """Make the chooser (struct and function) of `rlstruct.sims.kernels.advance.make_advance` for an actor-critic.
+    """Make an actor-critic's ``chooser`` and ``choose`` for `rlstruct.sims.kernels.advance.make_advance`.
 
-    ``width`` of the ``n_hidden`` layers is a multiple of 4. ``weights`` holds one network after the other, layer by
-    layer, in groups of four outputs: their biases, then for each input their weights. Missing outputs of the last group
-    have weights of 0.
+    ``width``, that of all ``n_hidden`` layers, is a multiple of 4. ``weights`` holds first the actor, then the critic,
+    layer by layer, in groups of four outputs: their biases, then their weights for each input. A group that has fewer
+    outputs is filled up with zeros.
     """
     Frame = game.frame
 
     @wp.struct
     class Perceptron:
-        rng: wp.array2d(dtype=wp.int64)  # [K, B], the keys that the agent draws from
+        rng: wp.array2d(dtype=wp.int64)  # keys that the agent draws from.  [K, B]
         weights: wp.array(dtype=Four)
-        critic: int  # where the second network begins
-        stochastic: bool  # draw, or take the most probable action
+        critic: int  # row at which the critic's weights begin
+        stochastic: bool  # draw actions; otherwise take the most probable one
         logits: wp.array3d(dtype=wp.float32)  # [K, A, B]
         log_probability: wp.array2d(dtype=wp.float32)  # [K, B]
         value: wp.array2d(dtype=wp.float32)  # [K, B]
@@ -80,7 +80,7 @@ def make_perceptron(game: GameKernel, n_actions: int, width: int, n_hidden: int,
 
 
 def _make_evaluate(game: GameKernel, n_actions: int, width: int, n_hidden: int, activate: Any) -> Any:
-    """Make the function from a frame to up to A outputs of one network."""
+    """Make the function that computes one network's outputs, at most A, from a frame."""
     Frame, n_inputs = game.frame, game.frame._length_
     Hidden = wp.types.vector(length=max(width, 4 * ((n_inputs + 3) // 4)), dtype=wp.float32)
     Output = wp.types.vector(length=4 * ((n_actions + 3) // 4), dtype=wp.float32)
@@ -124,7 +124,7 @@ def _make_evaluate(game: GameKernel, n_actions: int, width: int, n_hidden: int, 
 
 
 def _make_sample(n_actions: int) -> Any:
-    """Make the function that draws as `rlstruct.functional.random.categorical`, with the log-probability."""
+    """Make the function that draws like `rlstruct.functional.random.categorical`, and its log-probability."""
     Output = wp.types.vector(length=4 * ((n_actions + 3) // 4), dtype=wp.float32)
 
     @wp.func
@@ -141,7 +141,7 @@ def _make_sample(n_actions: int) -> Any:
             threshold = categorical_uniform(key) * total
             cumulative = wp.float32(0.0)
             action = wp.int64(wp.static(n_actions))
-            for a in range(wp.static(n_actions)):  # counted from behind: nothing is greater or less than NaN
+            for a in range(wp.static(n_actions)):  # counts down from A, which stays for NaN: no comparison is true
                 cumulative += wp.exp(logits[a] - highest)
                 if cumulative > threshold:
                     action -= wp.int64(1)
