@@ -169,7 +169,7 @@ class A2CLearner(GradientLearner):
             return {}
         turn = self.policy_version // self.config.n_updates % self.config.n_minibatches
         parts = [_minibatches(batch, self.config.n_minibatches)[turn] for batch in self._latest]
-        return super().update(_one_after_the_other(parts), fraction_done)
+        return super().update(_concatenate_in_time(parts), fraction_done)
 
     def state_dict(self) -> dict[str, object]:
         """Return the state for a checkpoint, including the window."""
@@ -206,8 +206,8 @@ def _minibatches(trajectories: Trajectories, n: int) -> list[Trajectories]:
     return [trajectories.slice(start, stop) for start, stop in pairwise(bounds)]
 
 
-def _one_after_the_other(batches: Sequence[Trajectories]) -> Trajectories:
-    """Concatenate batches [B, T] of the same environments in time to [B, sum of T], with the padding last."""
+def _concatenate_in_time(batches: Sequence[Trajectories]) -> Trajectories:
+    """Concatenate successive batches [B, T] of the same environments to [B, sum of T], with the padding last."""
     real = torch.cat([batch.mask() for batch in batches], 1)  # [B, sum of T]
     keys = batches[0].trajectories.keys()
     joined = {key: torch.cat([batch.trajectories[key] for batch in batches], 1) for key in keys}

@@ -93,16 +93,6 @@ def threads_for(model: nn.Module, asked: int | None = None) -> int:
     return asked or (1 if small else torch.get_num_threads())
 
 
-def cpu_copy(model: nn.Module) -> nn.Module:
-    """Copy a module to the CPU, from where it can be sent to any process."""
-    # Copy parameter by parameter: a deepcopy on the device would need its memory twice.
-    memo: dict[int, Any] = {}
-    for tensor in [*model.parameters(), *model.buffers()]:
-        moved = tensor.detach().to("cpu", copy=True)
-        memo[id(tensor)] = nn.Parameter(moved, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else moved
-    return copy.deepcopy(model, memo)
-
-
 def create_batchers(
     config: TrainingConfig,
     create_agent: Callable[..., RL_Agent],
@@ -116,7 +106,7 @@ def create_batchers(
     Their agents act with copies of ``model``. A resumed training uses new seeds; otherwise environments that cannot be
     saved would repeat their first episodes.
     """
-    weights = cpu_copy(model)
+    weights = copy.deepcopy(model).to("cpu")  # from where it can be sent to any process
     first_seed = config.seed * _SEEDS_PER_RUN + resumptions * _SEEDS_PER_RESUMPTION % (_SEEDS_PER_RUN // 2)
     # Several learners share the environments that a single one would have.
     own_seed = first_seed + learners().rank * config.n_envs * max(1, config.n_processes)

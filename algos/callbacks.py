@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import io
 import logging
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +16,6 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from rlstruct.algos.build import cpu_copy
 from rlstruct.algos.checkpoint import write_checkpoint
 from rlstruct.algos.evaluation import Evaluation
 from rlstruct.core import Trajectories
@@ -48,7 +48,7 @@ class TrainingContext:
         self._loop, self._create_agent = loop, create_agent
         self.config, self.learner, self.run = loop.config, loop.learner, loop.folder
         self.evaluations: Sequence[Evaluation] = loop.history.evaluations
-        self._judged: Mapping[str, Tensor] = {}
+        self._evaluated: Mapping[str, Tensor] = {}
         self.batch: Trajectories | None = None
         self.terms: Mapping[str, Tensor] = {}
         self.updates = 0
@@ -83,7 +83,7 @@ class TrainingContext:
         specs, weights = self._loop.shown, self._weights("policy")
         if specs is None:
             raise UsageError("TrainingContext.policy: call it after the first batch.")
-        model = cpu_copy(self._loop.learner.model)
+        model = copy.deepcopy(self._loop.learner.model).to("cpu")
         model.load_state_dict(weights)
         stochastic = self._loop.draws if stochastic is None else stochastic
         return Policy(model, self._create_agent, specs, stochastic=stochastic)
@@ -99,12 +99,12 @@ class TrainingContext:
         write_checkpoint(Path(file), {**self._loop.policy_state(), **numbers, "model": weights})
 
     def _weights(self, method: str) -> dict[str, Tensor]:
-        if not self._judged:
+        if not self._evaluated:
             raise UsageError(
                 f"TrainingContext.{method}: no evaluation has ended since the training began or was resumed, expected "
                 "one, whose weights these are. Call it in on_evaluation, or later."
             )
-        return dict(self._judged)
+        return dict(self._evaluated)
 
 
 class Callback:
@@ -157,16 +157,16 @@ class Callbacks:
         self.present = bool(callbacks)  # equal in all learners
         self._own = [one for one in callbacks if loop.learner.learners.rank == 0 or one.every_rank]
         self.context = TrainingContext(loop, create_agent)
-        self._begun: Mapping[str, Tensor] = {}  # weights of the evaluation in progress
+        self._being_evaluated: Mapping[str, Tensor] = {}  # weights of the evaluation in progress
 
-    def judge(self, weights: Mapping[str, Tensor]) -> None:
-        """Copy the weights at the start of an evaluation, because the learner keeps changing its own."""
+    def evaluation_started(self, weights: Mapping[str, Tensor]) -> None:
+        """Copy the weights of the evaluation, because the learner keeps changing its own."""
         if self._own:
-            self._begun = {name: tensor.detach().clone() for name, tensor in weights.items()}
+            self._being_evaluated = {name: tensor.detach().clone() for name, tensor in weights.items()}
 
-    def evaluated(self) -> None:
+    def evaluation_ended(self) -> None:
         """Call ``on_evaluation``."""
-        self.context._judged = self._begun
+        self.context._evaluated = self._being_evaluated
         self.call("on_evaluation")
 
     def update(self, batch: Trajectories, terms: Mapping[str, Tensor]) -> None:

@@ -153,14 +153,12 @@ def check_resumed(checkpoint: Mapping[str, Any], config: TrainingConfig) -> None
     """Raise unless a training with these settings can continue from a checkpoint."""
     saved, now = {"n_learners": 1, "initial_steps": 0, **checkpoint["config"]}, asdict(config)  # newer settings
     may_change = declared(type(config), "may_change")
-    for name in sorted(saved.keys() | now.keys()):
-        if name in may_change or (name in saved and name in now and saved[name] == now[name]):
-            continue
-        raise BadValueError(
-            f"{type(config).__name__}: {name} is {now.get(name, 'missing')}, but {saved.get(name, 'missing')} in the "
-            f"checkpoint. Resume with the settings of the run, see load_config; only {', '.join(sorted(may_change))} "
-            "may change."
-        )
+    for name in sorted((saved.keys() | now.keys()) - may_change.keys()):
+        if (before := saved.get(name, "missing")) != (given := now.get(name, "missing")):
+            raise BadValueError(
+                f"{type(config).__name__}: {name} is {given}, but {before} in the checkpoint. Resume with the settings "
+                f"of the run, see load_config; only {', '.join(sorted(may_change))} may change."
+            )
     collected = checkpoint["env_steps"]
     if config.n_env_steps < collected and config.n_env_steps != saved["n_env_steps"]:
         raise BadValueError(

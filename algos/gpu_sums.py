@@ -20,10 +20,10 @@ _ALIGNED = 64  # bytes; every dtype may start at such an offset
 
 
 def by_gpu(facts: Sequence[Mapping[str, Any]]) -> list[list[int]]:
-    """Return the ranks on each GPU; [] if no two learners share a GPU, or sums cannot use GPU memory.
+    """Return the ranks on each GPU; [] if a learner has no GPU, or sums cannot use GPU memory.
 
     Learners can open each other's memory on one GPU or MIG instance, if it has the same device number in all of them.
-    The first learners of all GPUs are connected by NCCL, which needs a different GPU for each.
+    The first learners of all GPUs are connected by NCCL, which needs a different GPU for each, not parts of one.
 
     >>> gpu = {"host": "a", "gpu": "u1", "bus": "1", "device": "cuda:0"}
     >>> by_gpu([gpu, {**gpu, "gpu": "u2", "bus": "2"}, gpu])
@@ -32,9 +32,8 @@ def by_gpu(facts: Sequence[Mapping[str, Any]]) -> list[list[int]]:
     groups: dict[tuple[object, ...], list[int]] = {}
     for rank, one in enumerate(facts):
         groups.setdefault((one["host"], one.get("gpu"), one["device"]), []).append(rank)
-    buses = {(facts[ranks[0]]["host"], facts[ranks[0]].get("bus")) for ranks in groups.values()}
-    possible = all(one.get("gpu") for one in facts) and len(buses) == len(groups) < len(facts)
-    return list(groups.values()) if possible else []
+    buses = {(one["host"], one.get("bus")) for one in facts}
+    return list(groups.values()) if len(buses) == len(groups) and all(one.get("gpu") for one in facts) else []
 
 
 class GpuSums:
@@ -43,7 +42,7 @@ class GpuSums:
     Each learner writes its numbers into its row. Then the first learner of the GPU sums the rows, all-reduces the sum
     with the first learners of the other GPUs through the backend ``across``, and writes the total into the last row.
     All learners read that row, so their results are bit-equal. They create this object at the same time, with the
-    groups of `by_gpu`.
+    result of `by_gpu`.
     """
 
     def __init__(

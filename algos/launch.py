@@ -47,7 +47,7 @@ _LEAVING_SECONDS = 10.0
 
 # Kept for the life of the process, which can join one only.
 _shares: dict[tuple[str, str, float | None], GpuSharing] = {}
-_trainings = count()  # number of trainings in this process, each with its own keys in the store
+_trainings = count()  # numbers of this process's trainings under torchrun, each with its own keys in the store
 
 
 @dataclass(frozen=True)
@@ -110,15 +110,14 @@ def learning_together(config: TrainingConfig, train: Callable[[], object]) -> It
         followers = Followers()
         if place is None:
             listening = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-            store: Store = listening
             place = Place(0, n, 0, "127.0.0.1", listening.port)
             stack.callback(followers.end)  # in case they never join
             followers.start(train, n, listening.port, share_gpus(config))
+            store = PrefixStore("rlstruct/0/0", listening)  # that of a follower's first training
         else:
-            store = _store(place)
-        prefix = f"rlstruct/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}/{next(_trainings)}"
-        own = PrefixStore(prefix if not followers.processes else "rlstruct/0/0", store)
-        group = Group(place.rank, place.local_rank, own, _roll_call(place, own, _facts(config, place), followers))
+            restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)
+            store = PrefixStore(f"rlstruct/{restarts}/{next(_trainings)}", _store(place))
+        group = Group(place.rank, place.local_rank, store, _roll_call(place, store, _facts(config, place), followers))
         stack.callback(group.close)
         stack.callback(followers.end)  # runs first, because a group with a stopped learner cannot close
         with learning_in(group):

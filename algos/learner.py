@@ -99,17 +99,17 @@ class GradientLearner(ABC):
         self._n_steps = 0  # gradient steps of an update
         fixed = not self.whole_episodes  # whole episodes give every batch a different shape
         self._owner, pure = self.depends_on()
-        compiled = fixed and config.compile_update and (agent.pure or not pure)  # only the agent can promise purity
-        record = EXECUTORS["graph"](self.device) if fixed and config.graph and self.learners.records else None
-        if not pure and (compiled or record is not None):
+        compiled = fixed and config.compile_update
+        graph = EXECUTORS["graph"](self.device) if fixed and config.graph and self.learners.records else None
+        if not pure and (compiled or graph is not None):
             _logger.info(
                 "run_training: updates on %s could run faster, but the agent does not: %s.", self.device, PROMISE
             )
-        self._compile = EXECUTORS["compiled"](self.device) if compiled and pure else None
-        record = record if pure else None
-        stream = None if record is None else stream_on(self.device)  # CUDA cannot capture on the default stream
+            graph = None
+        self._compile = EXECUTORS["compiled"](self.device) if compiled and pure and agent.pure else None
+        stream = None if graph is None else stream_on(self.device)  # CUDA cannot capture on the default stream
         self._whole: Runner[Terms] = Runner(
-            self._step, self._owner, self.device, record, failed=_warn_unrecorded, stream=stream, operation="graph"
+            self._step, self._owner, self.device, graph, failed=_warn_unrecorded, stream=stream, operation="graph"
         )
         self._runners: list[Runner[Any]] = [self._whole]
         self._uncompiled = False  # True once a warning has reported it

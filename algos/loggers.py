@@ -139,12 +139,13 @@ def flat_settings(settings: Mapping[str, Any], prefix: str = "") -> dict[str, bo
     return flat
 
 
-def create_bar(total: int | None, progress: bool) -> Any:  # noqa: ANN401 - tqdm has no types
-    """Create the progress bar on the standard error stream; without ``progress`` it shows nothing."""
+def create_bar(total: int | None, progress: bool, first: int = 0) -> Any:  # noqa: ANN401 - tqdm has no types
+    """Create the progress bar on standard error, beginning at step ``first``; without ``progress`` it shows nothing."""
     tqdm = import_extra("tqdm", "train", "RunFolder").tqdm
     if progress and not sys.stderr.isatty() and "ipykernel" not in sys.modules:
-        return LogLines(total)
-    return tqdm(total=total, unit="", unit_scale=True, disable=not progress, dynamic_ncols=True, bar_format=_BAR)
+        return LogLines(total, first)
+    look = {"unit": "", "unit_scale": True, "dynamic_ncols": True, "bar_format": _BAR}
+    return tqdm(total=total, initial=first, disable=not progress, **look)
 
 
 class LogLines:
@@ -152,13 +153,14 @@ class LogLines:
 
     Args:
         total: environment steps of the training; None if unknown.
+        first: environment steps before this process; the rate excludes them.
     """
 
-    def __init__(self, total: int | None) -> None:
-        self.total, self.n = total, 0
+    def __init__(self, total: int | None, first: int = 0) -> None:
+        self.total, self.n = total, first
         self._shown: Mapping[str, str] = {}
-        self._start = self._written = time.monotonic()
-        self._from = 0
+        self._written = time.monotonic()
+        self.reset()
 
     def update(self, n: int) -> None:
         """Add ``n`` steps."""

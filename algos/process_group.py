@@ -14,7 +14,7 @@ import os
 import pickle
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -106,12 +106,13 @@ class Group(Learners):
 
     def __init__(self, rank: int, local_rank: int, store: Store, facts: Sequence[dict[str, Any]]) -> None:
         self.rank, self.size, self._local_rank, self._store, self._facts = rank, len(facts), local_rank, store, facts
-        self._nccl = have_a_gpu_each(facts)
+        groups = by_gpu(facts)
+        self._nccl = len(groups) == len(facts)  # each has its own GPU
         self.records = self._nccl  # gloo needs the host
         # Otherwise torch ends the process as soon as NCCL loses a learner, before our thread can report which one.
         handling = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")}
-        groups = by_gpu(facts) if torch.cuda.is_available() else []
-        with inheriting(handling if self._nccl or groups else {}):
+        share = not self._nccl and bool(groups) and torch.cuda.is_available()
+        with inheriting(handling if groups else {}):
             dist.init_process_group(
                 "cpu:gloo,cuda:nccl" if self._nccl else "gloo",
                 store=PrefixStore("group", store),
@@ -119,7 +120,7 @@ class Group(Learners):
                 world_size=self.size,
                 timeout=timedelta(seconds=ANSWER_SECONDS),
             )
-            self._sums = GpuSums(rank, groups, store, self._poll) if groups else None
+            self._sums = GpuSums(rank, groups, store, self._poll) if share else None
         self.others = Others(rank, store, facts, _abort if self._nccl else None)
         if self._sums is not None:
             opened = torch.tensor([self._sums.open(1, torch.device(facts[rank]["device"]))], device="cpu").long()
@@ -265,12 +266,6 @@ def _sum_over_learners(x: Tensor) -> Tensor:
 @_sum_over_learners.register_fake
 def _(x: Tensor) -> Tensor:
     return torch.empty_like(x)
-
-
-def have_a_gpu_each(facts: Sequence[Mapping[str, Any]]) -> bool:
-    """Return True if NCCL can connect the learners: no two of them share a GPU, not even parts of one."""
-    buses = {(one["host"], one["bus"]) for one in facts if one.get("bus")}
-    return len(buses) == len(facts)
 
 
 def _abort() -> None:

@@ -89,11 +89,8 @@ class RunFolder:
         self.path = _new_folder(self.path, name)
         with contextlib.ExitStack() as undo:  # do not leave a folder without settings or log
             undo.callback(shutil.rmtree, self.path)
-            file = self.path / "config.json"
-            replace_file(file, lambda opened: opened.write(text))
-            self._lease = lease(file, "RunFolder")
-            undo.callback(self._lease.close)
-            self._open(n_env_steps, progress, loggers)
+            replace_file(self.path / "config.json", lambda file: file.write(text))
+            self._open(n_env_steps, progress, loggers, again=False)
             undo.pop_all()
 
     @classmethod
@@ -126,39 +123,39 @@ class RunFolder:
         folder.path, folder.checkpoint, folder._closed = Path(path), None, True
         if launched_rank():
             return folder  # rank 0 sends the other learners their part of the checkpoint
-        config = folder.path / "config.json"
-        if not config.exists():
+        if not (folder.path / "config.json").exists():
             raise MissingFileError(
                 f"RunFolder.resume: {folder.path} is no run folder: it has no config.json. Pass the folder that a "
                 "RunFolder has created."
             )
-        folder._lease = lease(config, "RunFolder.resume")
-        try:
-            folder._open(n_env_steps, progress, loggers, again=True)
-        except BaseException:
-            folder._lease.close()
-            raise
+        folder._open(n_env_steps, progress, loggers, again=True)
         return folder
 
     def _open(
-        self, n_env_steps: int | None, progress: bool, loggers: Sequence[str | CreateLogger], *, again: bool = False
+        self, n_env_steps: int | None, progress: bool, loggers: Sequence[str | CreateLogger], *, again: bool
     ) -> None:
         """Start the log, or continue it from where it was when the checkpoint was written."""
-        saved: dict[str, Any] = {"n_lines": 0, "seconds": 0.0, "n_env_steps": n_env_steps}
-        if (file := self.path / "checkpoint.pt").exists():
-            self.checkpoint = read_checkpoint(file)
-            saved = self.checkpoint["run"]
-        self._rows = read_lines(self.path / "metrics.csv", saved["n_lines"])
-        last = int(max((line["env_steps"] for line in self._rows), default=-1))
-        settings = flat_settings(json.loads((self.path / "config.json").read_bytes()))
-        self._loggers = [create(self.path, settings, last + 1 if again else None) for create in find_loggers(loggers)]
-        self._n_env_steps, self._progress = n_env_steps or saved["n_env_steps"], progress
+        config, saved = self.path / "config.json", {"n_lines": 0, "seconds": 0.0, "n_env_steps": n_env_steps}
+        with contextlib.ExitStack() as resources:
+            resources.enter_context(lease(config, "RunFolder.resume" if again else "RunFolder"))
+            if (file := self.path / "checkpoint.pt").exists():
+                self.checkpoint = read_checkpoint(file)
+                saved = self.checkpoint["run"]
+            self._rows = read_lines(self.path / "metrics.csv", saved["n_lines"])
+            last = int(max((line["env_steps"] for line in self._rows), default=-1))
+            settings, self._loggers = flat_settings(json.loads(config.read_bytes())), []
+            for create in find_loggers(loggers):
+                self._loggers.append(create(self.path, settings, last + 1 if again else None))
+                resources.callback(self._loggers[-1].close)
+            self._columns: tuple[str, ...] = ()
+            if again:
+                self._rewrite()
+            self._resources = resources.pop_all()
+        self._n_env_steps = n_env_steps or saved["n_env_steps"]
+        self._create_bar = functools.partial(create_bar, self._n_env_steps, progress, max(0, last))
         self._start = time.perf_counter() - saved["seconds"]
         self._last: tuple[int, float] | None = None  # environment steps and time of the previous line
         self._shown: dict[str, str] = {}
-        self._columns: tuple[str, ...] = ()
-        if again:
-            self._rewrite()
         self._closed = False
 
     def log(self, env_steps: int, policy_version: int, values: Mapping[str, float], *, at: float) -> None:
@@ -239,11 +236,7 @@ class RunFolder:
         if self._closed:
             return
         self._closed = True
-        with contextlib.closing(self._lease):  # even if the disk is full
-            if "_bar" in vars(self):
-                self._bar.close()
-            for logger in self._loggers:
-                logger.close()
+        with self._resources:  # closed even if the disk is full
             # An evaluation is written when it ends, with the steps of its weights, so lines may be out of order. The
             # lines counted by the checkpoint stay first, because no evaluation was running when it was written.
             if (ordered := in_order(self._rows)) != self._rows:
@@ -263,7 +256,9 @@ class RunFolder:
     @functools.cached_property
     def _bar(self) -> Any:  # noqa: ANN401 - a bar of tqdm, which has no types
         """Progress bar, created with the first number, so that its rate excludes the start of processes."""
-        return create_bar(self._n_env_steps, self._progress)
+        bar = self._create_bar()
+        self._resources.callback(bar.close)
+        return bar
 
     def _write(self, row: dict[str, float]) -> None:
         """Append a line to the CSV file and to the other loggers."""

@@ -175,14 +175,14 @@ class TrainingLoop:
             self._evaluate()
             self._save()
         self._start += time.perf_counter()
-        while self._goes_on() and not self.callbacks.stopped():
+        while self._continues() and not self.callbacks.stopped():
             self._finished = False
             self.iterate()
         seconds = time.perf_counter() - self._start
         if not self._finished:
             self.history.read()
             if self._evaluating:
-                self._judge(wait=True)
+                self._fetch_evaluation(wait=True)
             self._evaluate()
             self._finished = True
             self._save()
@@ -203,7 +203,7 @@ class TrainingLoop:
             n_unread = self.history.add_update(self.env_steps, lag, terms)
             self.callbacks.update(trajectories, terms)
         if self._evaluating:
-            self._judge(wait=False)
+            self._fetch_evaluation(wait=False)
         if n_unread == self.config.log_interval:
             self.history.read()
         due = self._saved_at + (self.config.checkpoint_interval or self.config.evaluation_interval)
@@ -280,19 +280,19 @@ class TrainingLoop:
             self.env_steps += steps.n_elems() * steps.n_steps() * self._learners.size
             self.history.statistics.track(trajectories)
         if self.learner.overlap and self.env_steps < self.config.n_env_steps:
-            self._order()
+            self._start_batch()
         return trajectories, version
 
     def _fetch(self) -> Fetched:
         if not self._collecting:
-            self._order()
+            self._start_batch()
         learner, callbacks = self.learner, self.callbacks
         copy = learner.overlap or learner.keeps_batches or callbacks.present  # the next batch may overwrite this one
         trajectories, n_running = self.batcher.get(copy=copy)
         self._collecting = False
         return trajectories, n_running, self._published
 
-    def _order(self) -> None:
+    def _start_batch(self) -> None:
         """Start collecting a batch with the current weights."""
         version, first = self.learner.policy_version, self._published == _NONE
         if self._published != version:
@@ -319,8 +319,8 @@ class TrainingLoop:
             "gymnasium.make(..., max_episode_steps=...)."
         )
 
-    def _goes_on(self) -> bool:
-        """Start an evaluation if one is due, also in a resumed training; return True if the training continues."""
+    def _continues(self) -> bool:
+        """Start an evaluation if one is due, also in a resumed training; return False at the end of the training."""
         due = self.history.evaluations[-1].env_steps + self.config.evaluation_interval
         if not (self._finished or self._evaluating or self.env_steps < due or self._target_reached()):
             if self.config.evaluation_processes == 0:
@@ -331,20 +331,20 @@ class TrainingLoop:
 
     def _evaluate(self) -> None:
         self._start_evaluation()
-        self._judge(wait=True)
+        self._fetch_evaluation(wait=True)
 
-    def _judge(self, *, wait: bool) -> None:
+    def _fetch_evaluation(self, *, wait: bool) -> None:
         """Fetch the evaluation's result from rank 0, in all learners at the same update."""
         own = self.evaluator
         result = self._learners.from_first(None if own is None else own.wait() if wait else own.poll())
         if result is not None:
             self._evaluating = False
             self.history.add_evaluation(result)
-            self.callbacks.evaluated()
+            self.callbacks.evaluation_ended()
 
     def _start_evaluation(self) -> None:
         weights, version = self.learner.model.state_dict(), self.learner.policy_version
-        self.callbacks.judge(weights)
+        self.callbacks.evaluation_started(weights)
         self._evaluating = True
         if self.evaluator is not None:
             self.evaluator.start(weights, env_steps=self.env_steps, policy_version=version)

@@ -331,7 +331,7 @@ def test_a_window_of_as_many_batches_as_minibatches_shows_each_step_once(monkeyp
 def test_a_window_leaves_out_the_steps_that_restarts_took() -> None:
     batch = one_step_batches(1, 2)[0]
     spent = Trajectories(batch.info, TemporalDictTensor(dict(batch.trajectories.items()), torch.tensor([1, 0])))
-    joined = a2c._one_after_the_other([spent, batch])
+    joined = a2c._concatenate_in_time([spent, batch])
     assert joined.lengths.tolist() == [2, 1]
     reward = batch.trajectories["_observation/reward"]
     assert (joined.trajectories["_observation/reward"][:, :1] == reward).all()

@@ -29,7 +29,7 @@ ONE, TWO = learner("u1", "1"), learner("u2", "2")
         ([ONE, ONE, TWO], [[0, 1], [2]]),
         ([ONE, learner("u1", "1", host="b"), ONE], [[0, 2], [1]]),
         ([learner("MIG-1", "1"), learner("MIG-1", "1")], [[0, 1]]),
-        ([ONE, TWO], []),  # NCCL alone
+        ([ONE, TWO], [[0], [1]]),  # NCCL alone
         ([learner("MIG-1", "1"), learner("MIG-2", "1"), learner("MIG-1", "1")], []),  # NCCL refuses parts of one GPU
         ([ONE, learner("u1", "1", "cuda:1"), ONE], []),  # other numbers of one GPU: its memory is not found
         ([{"host": "a", "device": "cpu"}] * 2, []),

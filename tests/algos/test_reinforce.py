@@ -13,7 +13,7 @@ from fake_envs import CountingEnv
 from rlstruct import DictTensor, TemporalDictTensor, Trajectories, algos
 from rlstruct.agents import ActorCritic, ActorCriticAgent, RecurrentActorCritic
 from rlstruct.algos import reinforce
-from rlstruct.algos.build import PlacedEnv, cpu_copy, create_batchers
+from rlstruct.algos.build import PlacedEnv, create_batchers
 from rlstruct.algos.evaluation import TrainingResult
 from rlstruct.algos.reinforce import ReinforceConfig, ReinforceLearner, train
 from rlstruct.envs import GymEnv
@@ -227,20 +227,6 @@ def test_collecting_compiles_the_agent_if_asked_to_and_evaluating_never(
     made: list[Any] = [collecting(), evaluating()]  # what they would make a batcher with
     assert made[0]["compile_agent"] is compiled
     assert not made[1].get("compile_agent")
-
-
-def test_a_cpu_copy_shares_nothing_and_is_equal() -> None:
-    for device in ("cpu", "sim:0"):
-        model = create_model().to(device)
-        copied = cpu_copy(model)
-        for mine, theirs in zip(model.parameters(), copied.parameters(), strict=True):
-            assert theirs.device == torch.device("cpu")
-            assert mine is not theirs
-            with allow_host_sync():
-                assert torch.equal(mine.detach().to("cpu"), theirs)
-        with torch.no_grad():
-            next(model.parameters()).zero_()
-        assert next(copied.parameters()).abs().max().item() > 0
 
 
 def test_gradients_are_scaled_down_to_the_given_norm() -> None:

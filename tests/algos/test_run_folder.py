@@ -122,10 +122,11 @@ def test_the_rate_counts_the_steps_between_two_lines(tmp_path: Path) -> None:
         folder.log(10, 1, {}, at=now + 1.0)
         folder.log(40, 2, {}, at=now + 3.0)
         folder.save_checkpoint({key: {} for key in ("model", "optimizer", "config", "training")} | COUNTERS)
-    with RunFolder.resume(folder.path, progress=False) as folder:
+    with RunFolder.resume(folder.path) as folder:
         now = time.perf_counter()
         folder.log(50, 3, {}, at=now - 5.0)  # an update that was not read when the checkpoint was written
         folder.log(70, 4, {}, at=now + 5.0)
+        assert (folder._bar.n, folder._bar._from) == (70, 40)  # its rate counts 30 steps
     assert [row["steps_per_second"] for row in read(folder)] == ["", "", "15.0", "", "2.0"]
     reader = importlib.import_module("tensorboard.backend.event_processing.event_accumulator")
     events = reader.EventAccumulator(str(folder.path)).Reload().Scalars("steps_per_second")
@@ -303,15 +304,15 @@ def test_log_files_get_a_line_every_ten_seconds(
 ) -> None:
     now = [0.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
-    bar = create_bar(30_000, True)  # the standard error stream of a test is no terminal
+    bar = create_bar(40_000, True, 10_000)  # the standard error stream of a test is no terminal
     assert isinstance(bar, LogLines)
     for _ in range(25):
         now[0] += 1.0
         bar.update(1_000)
         bar.set_postfix({"return": "12.5"})
     assert capsys.readouterr().err.splitlines() == [
-        "10,000 of 30,000 steps, 1,000 per second, return 12.5",
-        "20,000 of 30,000 steps, 1,000 per second, return 12.5",
+        "20,000 of 40,000 steps, 1,000 per second, return 12.5",
+        "30,000 of 40,000 steps, 1,000 per second, return 12.5",
     ]
 
 
