@@ -135,9 +135,10 @@ class Callback:
 
     def state_dict(self) -> Mapping[str, Any]:
         """Return the state for a checkpoint: tensors and plain values."""
-        if isinstance(self.kept, str):
-            raise BadTypeError(f"{type(self).__name__}: kept is {self.kept!r}, expected a tuple, ({self.kept!r},).")
-        return {name: getattr(self, name) for name in self.kept}
+        kept: Any = self.kept
+        if isinstance(kept, str):
+            raise BadTypeError(f"{type(self).__name__}: kept is {kept!r}, expected a tuple, ({kept!r},).")
+        return {name: getattr(self, name) for name in kept}
 
     def load_state_dict(self, state: Any) -> None:  # noqa: ANN401 - what state_dict returned
         """Continue from a `state_dict`."""

@@ -135,7 +135,8 @@ class RunFolder:
         self, n_env_steps: int | None, progress: bool, loggers: Sequence[str | CreateLogger], *, again: bool
     ) -> None:
         """Start the log, or continue it from where it was when the checkpoint was written."""
-        config, saved = self.path / "config.json", {"n_lines": 0, "seconds": 0.0, "n_env_steps": n_env_steps}
+        config = self.path / "config.json"
+        saved: dict[str, Any] = {"n_lines": 0, "seconds": 0.0, "n_env_steps": n_env_steps}
         with contextlib.ExitStack() as resources:
             resources.enter_context(lease(config, "RunFolder.resume" if again else "RunFolder"))
             if (file := self.path / "checkpoint.pt").exists():
