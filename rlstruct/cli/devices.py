@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 
@@ -13,15 +12,6 @@ from rlstruct.device import device_count, processor, usable_cores
 from rlstruct.sharing import describe
 
 _GIB = 2**30
-
-
-@dataclass(frozen=True)
-class Gpu:
-    """A CUDA device as torch sees it."""
-
-    name: str  # model
-    memory: int  # total bytes
-    free: int | None  # free bytes; None if unknown
 
 
 def run(arguments: Sequence[str]) -> None:
@@ -35,16 +25,14 @@ def run(arguments: Sequence[str]) -> None:
         say(line)
 
 
-def report(n_cpus: int, n_threads: int, gpus: Sequence[Gpu]) -> list[str]:
-    """Describe the machine and the layout that fits it."""
+def report(n_cpus: int, n_threads: int, gpus: Sequence[str]) -> list[str]:
+    """Describe the machine and the layout that fits it; ``gpus`` is the result of `find_gpus`."""
     try:
         size = f", {os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / _GIB:.1f} GiB of memory"
     except (ValueError, OSError):
         size = ""
     lines = [f"cpu      {plural(n_cpus, 'core')} ({processor()}){size}; PyTorch uses {plural(n_threads, 'thread')}"]
-    for i, gpu in enumerate(gpus):
-        free = "" if gpu.free is None else f", {gpu.free / _GIB:.1f} GiB free"
-        lines.append(f"cuda:{i}   {gpu.name}, {gpu.memory / _GIB:.1f} GiB{free}")
+    lines += gpus
     lines += ["", "How processes can share a GPU:", *(f"  {line}" for line in describe())] if gpus else []
     if not gpus:
         build = f"CUDA {torch.version.cuda}" if torch.version.cuda else "no CUDA"
@@ -82,14 +70,14 @@ def layout(n_cpus: int, n_gpus: int) -> list[str]:
     return [line for what, options in layouts.items() for line in (f"  {what}", f"      {options}")]
 
 
-def find_gpus() -> list[Gpu]:
-    """Ask torch for the CUDA devices, and for their memory."""
+def find_gpus() -> list[str]:
+    """Describe each CUDA device: its model, memory and free memory."""
     found = []
     for i in range(torch.cuda.device_count()):
-        properties = torch.cuda.get_device_properties(i)
+        gpu = torch.cuda.get_device_properties(i)
         try:
-            free: int | None = torch.cuda.mem_get_info(i)[0]
-        except RuntimeError:  # it exists, but is in exclusive mode or full
-            free = None
-        found.append(Gpu(properties.name, properties.total_memory, free))
+            free = f", {torch.cuda.mem_get_info(i)[0] / _GIB:.1f} GiB free"
+        except RuntimeError:  # the device is full, or in exclusive mode
+            free = ""
+        found.append(f"cuda:{i}   {gpu.name}, {gpu.total_memory / _GIB:.1f} GiB{free}")
     return found

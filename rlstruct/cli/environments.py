@@ -1,4 +1,4 @@
-"""Tasks, as the command line names them, and the factories of their environments for worker processes."""
+"""Environments as the command line names them, and factories that create them in worker processes."""
 
 from __future__ import annotations
 
@@ -23,27 +23,37 @@ from rlstruct import sims
 from rlstruct.cli.complaint import UserError, nearest, require
 from rlstruct.envs import GymEnv, GymEnvInf
 from rlstruct.errors import how_to_install
+from rlstruct.options import Options
 from rlstruct.sims.tensor_env import Backend
 from rlstruct.vec_env import VecEnv
 
 ATARI_STACK = 4  # frames, as Mnih et al. (2015)
 
-_EXTRA_OF = {"gymnasium.envs.box2d": "box2d", "gymnasium.envs.mujoco": "mujoco", "ale_py": "atari"}
+# Packages that gymnasium's environments need, by the start of their entry point: a module and the extra that installs
+# it, "" if none does.
+_PACKAGES = {
+    "gymnasium.envs.box2d": ("Box2D", "box2d"),
+    "gymnasium.envs.mujoco": ("mujoco", "mujoco"),
+    "ale_py": ("cv2", "atari"),
+    "gymnasium.envs.phys2d": ("jax", ""),
+    "gymnasium.envs.tabular": ("jax", ""),
+    "<function _raise_shimmy": ("shimmy", ""),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Task:
-    """An environment, and what the agent needs for it.
+class Task(Options):
+    """An environment, and properties of the agent that learns in it.
 
     Attributes:
         env: name of an environment of gymnasium (CartPole-v1, ALE/Pong-v5, my_module:MyEnv-v0) or of a bundled
-            simulator (Breakout-MinAtar), or a class or function of a module of yours (my_module:MySimulator).
+            simulator (Breakout-MinAtar), or a class or function in a module of yours (my_module:MySimulator).
         env_options: further settings of the environment, each as KEY=VALUE, such as continuous=false.
-        simulator: step the bundled simulator of this name, and how; None takes gymnasium's environment where it has
-            one.
+        simulator: use the bundled simulator of this name, with this backend; None takes gymnasium's environment if
+            there is one.
         recurrent: give the agent a memory, a gated recurrent unit.
-        network: settings of the network, each as KEY=VALUE, such as hidden=[128,128]; normalise=true gives it frames of
-            unit size, and the learner rewards of unit size.
+        network: settings of the network, each as KEY=VALUE, such as hidden=[128,128]; normalise=true scales its frames
+            and the learner's rewards to unit size.
     """
 
     env: str
@@ -52,21 +62,17 @@ class Task:
     recurrent: bool = False
     network: tuple[str, ...] = ()
 
-    def settings(self) -> dict[str, Any]:
-        """Return the options as keyword arguments; values are read as JSON where they can be.
-
-        >>> Task(env="LunarLander-v3", env_options=("gravity=-5", "name=moon")).settings()
-        {'gravity': -5, 'name': 'moon'}
-        """
-        return read_settings("--env-options", self.env_options, "continuous=false")
-
     def network_settings(self) -> dict[str, Any]:
         """Return the settings of the network as keyword arguments."""
         return read_settings("--network", self.network, "hidden=[128,128]")
 
 
 def read_settings(option: str, words: tuple[str, ...], example: str) -> dict[str, Any]:
-    """Read KEY=VALUE words as keyword arguments; values are read as JSON where they can be."""
+    """Read KEY=VALUE words as keyword arguments; a value that is not JSON is text.
+
+    >>> read_settings("--env-options", ("gravity=-5", "name=moon"), "continuous=false")
+    {'gravity': -5, 'name': 'moon'}
+    """
     settings = {}
     for word in words:
         key, equals, value = word.partition("=")
@@ -80,7 +86,7 @@ def read_settings(option: str, words: tuple[str, ...], example: str) -> dict[str
 
 
 def imported(name: str) -> Callable[..., Any]:
-    """Import a function or a class by ``module:name``; the current folder is searched, too."""
+    """Import a function or a class by ``module:name``, also from the current folder."""
     module, _, attribute = name.partition(":")
     found = _module(module)
     create: Callable[..., Any] | None = getattr(found, attribute, None)
@@ -92,7 +98,7 @@ def imported(name: str) -> Callable[..., Any]:
 
 
 def _module(name: str) -> ModuleType:
-    if os.getcwd() not in sys.path:  # as python -m does; the installed command does not
+    if os.getcwd() not in sys.path:  # python -m adds it, the installed command does not
         sys.path.insert(0, os.getcwd())
     try:
         return importlib.import_module(name)
@@ -103,7 +109,7 @@ def _module(name: str) -> ModuleType:
 
 
 def is_own(name: str) -> bool:
-    """Return True for ``module:name``; gymnasium's ``module:Name-v0`` is no name of Python.
+    """Return True for ``module:name`` of Python, and False for gymnasium's ``module:Name-v0``.
 
     >>> is_own("games:TicTacToe"), is_own("games:TicTacToe-v0"), is_own("CartPole-v1")
     (True, False, False)
@@ -114,26 +120,26 @@ def is_own(name: str) -> bool:
 
 @dataclass(frozen=True)
 class Factory:
-    """Makes environments in any process: of gymnasium, of a bundled simulator, or of a user's class or function.
+    """Creates environments in any process, from gymnasium, a bundled simulator, or a user's class or function.
 
-    One of a user (``module:name``) is a `VecEnv`, a function that returns one (``create_env`` of a training), or a
-    gymnasium environment. It receives ``n_envs`` and ``seed``, and ``device`` and ``auto_reset`` if it takes them.
+    A user's ``module:name`` is a `VecEnv`, a function that returns one (``create_env`` of a training), or a gymnasium
+    environment. It receives ``n_envs`` and ``seed``, and also ``device`` and ``auto_reset`` if it accepts them.
     """
 
     name: str  # of the environment
     settings: Mapping[str, Any] = field(default_factory=dict)  # further keyword arguments
-    auto_reset: bool = True  # whether they restart by themselves
-    render: bool = False  # let environments of gymnasium draw themselves
+    auto_reset: bool = True  # they restart by themselves
+    render: bool = False  # gymnasium's environments draw themselves
     backend: Backend | None = None  # how a bundled simulator computes a step; None for another environment
-    atari: bool = False  # preprocess as Machado et al. (2018): pictures of 84 x 84 bytes, every fourth one
+    atari: bool = False  # preprocessed as in Machado et al. (2018): every fourth frame, 84 x 84 bytes
 
     @property
     def stack(self) -> int:
-        """Number of frames that the agent stacks; they are shown one at a time."""
+        """Number of frames that the agent stacks; the environment shows one at a time."""
         return int(self.settings.get("stack", ATARI_STACK)) if self.atari else 1
 
     def __call__(self, n_envs: int, seed: int = 0, device: str = "cpu", auto_reset: bool | None = None) -> VecEnv:
-        """Make ``n_envs`` environments, on ``device`` if they can be; environment j draws from ``seed + j``."""
+        """Create ``n_envs`` environments, on ``device`` if they support it; environment j has the seed ``seed + j``."""
         auto_reset = self.auto_reset if auto_reset is None else auto_reset
         if self.backend is not None:
             settings = {"backend": self.backend, "auto_reset": auto_reset, **self.settings}
@@ -163,7 +169,7 @@ class Factory:
         return several([self._one(create) for _ in range(n_envs)], seed)
 
     def _one(self, create: Callable[..., gymnasium.Env[Any, Any]]) -> gymnasium.Env[Any, Any]:
-        """Make one environment of gymnasium, wrapped so that the bundled agents can act in it."""
+        """Create one environment of gymnasium, wrapped so that the bundled agents can act in it."""
         settings = {**self.settings, "render_mode": "rgb_array"} if self.render else self.settings
         env: gymnasium.Env[Any, Any]
         if self.atari:
@@ -171,23 +177,24 @@ class Factory:
             env = gymnasium.wrappers.AtariPreprocessing(create(frameskip=1, **settings))
             return gymnasium.wrappers.ReshapeObservation(env, (1, *(env.observation_space.shape or ())))
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", ".*initialised with render_mode")  # `spaces_of` says it
+            warnings.filterwarnings("ignore", ".*initialised with render_mode")  # `spaces_of` reports it
             env = create(**settings)
         if isinstance(env.action_space, spaces.Box):
             bounded = env.action_space
-            env = gymnasium.wrappers.ClipAction(env)  # Gaussian agents know no bounds
-            env.action_space = bounded  # those of SAC do
+            env = gymnasium.wrappers.ClipAction(env)  # Gaussian agents ignore the bounds
+            env.action_space = bounded  # agents of SAC need them
         if not isinstance(env.observation_space, spaces.Box):
-            env = gymnasium.wrappers.FlattenObservation(env)  # one number for each case; parts side by side
+            env = gymnasium.wrappers.FlattenObservation(env)  # one-hot categories, concatenated parts
         return env
 
 
 def find(task: Task, *, auto_reset: bool) -> Factory:
     """Find the factory of a task's environment."""
-    name, settings, backend = task.env, task.settings(), task.simulator
+    name, backend = task.env, task.simulator
+    settings = read_settings("--env-options", task.env_options, "continuous=false")
     made = Factory(name, settings, auto_reset)
     if is_own(name):
-        imported(name)  # refuses a name that is not there
+        imported(name)  # raises for an unknown name
         return replace(made, settings=settings if backend is None else {"backend": backend, **settings})
     if backend is not None or (name in sims.names() and name not in gymnasium.registry):
         if not sims.knows(name):
@@ -204,7 +211,7 @@ def find(task: Task, *, auto_reset: bool) -> Factory:
     if atari:
         register_atari()  # ale_py registers its names only on request
     if ":" in name:
-        _module(name.partition(":")[0])  # which registers it
+        _module(name.partition(":")[0])  # registers it
     elif name not in gymnasium.registry:
         known = {*gymnasium.registry, *sims.names()}
         raise UserError(
@@ -215,11 +222,11 @@ def find(task: Task, *, auto_reset: bool) -> Factory:
 
 
 def spaces_of(factory: Factory) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
-    """Make one environment, and return its spaces, observation and action."""
+    """Create one environment, and return its observation space and its action space."""
     try:
         env = factory(n_envs=1, seed=0)
     except gymnasium.error.DependencyNotInstalled as error:
-        extra = next((extra for start, extra in _EXTRA_OF.items() if _entry(factory.name).startswith(start)), "")
+        extra = _package_of(factory.name)[1]
         said = f"{str(error).rstrip('.')}. {how_to_install(extra) if extra else ''}"
         raise UserError(f"{factory.name} cannot be made: {said}".strip()) from None
     except ValueError as error:
@@ -240,7 +247,7 @@ def spaces_of(factory: Factory) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
 
 
 def register_atari() -> None:
-    """Make the names of the Atari games known to gymnasium."""
+    """Register the Atari games in gymnasium."""
     require("atari", "ale_py", "cv2", what="an Atari game")
     import ale_py
 
@@ -248,7 +255,7 @@ def register_atari() -> None:
 
 
 def is_image(space: spaces.Space[Any]) -> bool:
-    """Return True if an observation is a picture: two or three axes, and some pixels each way."""
+    """Return True if an observation is an image: two or three axes, two of them with at least 8 pixels."""
     if not isinstance(space, spaces.Box) or len(space.shape) not in (2, 3):
         return False
     return int(np.sort(space.shape)[-2]) >= 8
@@ -261,7 +268,9 @@ def _entry(name: str) -> str:
 
 def is_installed(name: str) -> bool:
     """Return True if the package that an environment of gymnasium's registry needs is installed."""
-    needed = {"gymnasium.envs.box2d": "Box2D", "gymnasium.envs.mujoco": "mujoco", "ale_py": "cv2"}
-    needed |= {"gymnasium.envs.phys2d": "jax", "gymnasium.envs.tabular": "jax", "<function _raise_shimmy": "shimmy"}
-    package = next((package for start, package in needed.items() if _entry(name).startswith(start)), "gymnasium")
-    return importlib.util.find_spec(package) is not None
+    return importlib.util.find_spec(_package_of(name)[0]) is not None
+
+
+def _package_of(name: str) -> tuple[str, str]:
+    """Return the package of an environment and the extra that installs it; gymnasium for one that needs no other."""
+    return next((known for start, known in _PACKAGES.items() if _entry(name).startswith(start)), ("gymnasium", ""))

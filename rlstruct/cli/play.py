@@ -81,9 +81,6 @@ def _actor(what: str, simulator: Backend | None, factories: Sequence[str]) -> tu
     return factory, RandomAgent(spaces_of(factory)[1]), "acting at random"
 
 
-_NAME = "ConnectFour-v0"
-
-
 @dataclass(frozen=True, kw_only=True)
 class Game(Options):
     """Play Connect Four in the terminal, against a trained network or a search with random games.
@@ -176,6 +173,6 @@ def _ask(legal: Sequence[bool]) -> int:
 def _trained(run: Path) -> tuple[nn.Module, str]:
     trained = load_trained(run, auto_reset=True)
     record = trained.record
-    if record.algorithm != "alphazero" or record.task.env != _NAME:
-        raise UserError(f"--run {run}: {record.algorithm} on {record.task.env}, expected alphazero on {_NAME}.")
+    if (record.algorithm, record.task.env) != ("alphazero", "ConnectFour-v0"):
+        raise UserError(f"--run {run}: {record.algorithm} on {record.task.env}, expected alphazero on ConnectFour-v0.")
     return trained.model, f"a network after {trained.env_steps:,} moves of self-play"

@@ -6,7 +6,7 @@ import copy
 import json
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -126,11 +126,7 @@ def _load_own(run: Path, names: Sequence[str], auto_reset: bool) -> Trained:
 
 
 def _build(cls: type[Any], values: Mapping[str, Any], file: Path) -> Any:  # noqa: ANN401 - an instance of cls
-    known = {field.name for field in fields(cls)}
-    if strange := sorted(set(values) - known):
-        raise UserError(f"{file} has settings that this version does not know: {', '.join(strange)}.")
-    tuples = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
     try:
-        return cls(**tuples)
+        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
     except (TypeError, ValueError) as error:
         raise UserError(f"{file}: {error}") from None

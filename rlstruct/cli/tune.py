@@ -144,7 +144,9 @@ def run(arguments: Sequence[str]) -> None:
 
 
 def _parse(kind: type[Any], words: Sequence[str], program: str) -> Any:  # noqa: ANN401 - of that kind
-    return tyro.cli(kind, args=words, prog=program, config=(tyro.conf.OmitArgPrefixes,))
+    given = tyro.cli(kind, args=words, prog=program, config=(tyro.conf.OmitArgPrefixes,))
+    check_device("--device", given.search.device)
+    return given
 
 
 def _tune_training(algorithm: str, given: TuneTraining) -> None:
@@ -153,7 +155,6 @@ def _tune_training(algorithm: str, given: TuneTraining) -> None:
         raise UserError("--gpus needs --n-learners: it projects the speed of trainings.")
     if given.n_learners is not None and sorted({n for n in given.n_learners if n > 0}) != [*given.n_learners]:
         raise UserError(f"--n-learners: expected rising numbers from 1 on, got {' '.join(map(str, given.n_learners))}.")
-    check_device("--device", options.device)
     preset = PRESETS.get((algorithm, task.env))
     learner = algorithm_of(algorithm).learner
     config = replace(
@@ -218,14 +219,14 @@ def _search(
     **arguments: Any,  # noqa: ANN401 - of tune
 ) -> Tuning:
     """Tune, and print the answer."""
-    check_device("--device", options.device)
     torch.set_num_threads(options.threads)
-    names = "n_processes", "n_envs", "sharing", "alpha", "seconds", "device", "cache", "again", "progress"
-    given: dict[str, Any] = {name: getattr(options, name) for name in names}
-    if given["n_envs"] is None and fewest > 1:  # minibatches are split by environments
+    given = asdict(options)
+    del given["out"], given["threads"]
+    if options.n_envs is None and fewest > 1:  # minibatches are split by environments
         given["n_envs"] = tuple(2**i for i in range(13) if 2**i >= fewest)
-    limit = None if options.memory_limit is None else options.memory_limit * 2**30
-    given |= {"n_timesteps": options.n_timesteps or n_timesteps, "memory_limit": limit, **arguments}
+    if options.memory_limit is not None:
+        given["memory_limit"] = options.memory_limit * 2**30
+    given |= {"n_timesteps": options.n_timesteps or n_timesteps, **arguments}
     try:
         answer = tune(create_agent, create_env, **given)
     except (ValueError, TypeError) as error:

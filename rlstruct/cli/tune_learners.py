@@ -21,35 +21,38 @@ from rlstruct.sharing import Mode
 
 _N_WARM = 3  # updates before the clock starts, while code is compiled and graphs are captured
 _LONGEST = 600.0  # seconds that a training may take to start
+_NEVER = 10**15
 
 Rate = Callable[[TrainingConfig], float]
 
 
 class Stopwatch(Callback):
-    """Stops a training after some seconds, not counting the first updates; ``rate`` is then its steps per second."""
+    """Measures ``rate``, the steps per second after the first updates, and then stops the training."""
 
     def __init__(self, seconds: float) -> None:
-        self._seconds, self._begun, self.rate = seconds, (0.0, 0), 0.0
+        self._seconds, self.rate = seconds, 0.0
+        self._begun: tuple[float, int] | None = None  # time and environment steps
 
     def on_update(self, training: TrainingContext) -> None:
         """Start the clock after the first updates, and stop the training when the time is over."""
-        if training.updates > _N_WARM and time.perf_counter() - self._begun[0] < self._seconds:
+        begun = self._begun
+        if training.updates < _N_WARM or (begun and time.perf_counter() - begun[0] < self._seconds):
             return
-        if training.updates >= _N_WARM:
-            if training.learner.device.type == "cuda":
-                torch.cuda.synchronize(training.learner.device)
-            now = time.perf_counter(), training.env_steps
-            if training.updates > _N_WARM:
-                self.rate = (now[1] - self._begun[1]) / (now[0] - self._begun[0])
-                training.stop("it was timed")
+        if training.learner.device.type == "cuda":
+            torch.cuda.synchronize(training.learner.device)
+        now = time.perf_counter(), training.env_steps
+        if begun is None:
             self._begun = now
+        else:
+            self.rate = (now[1] - begun[1]) / (now[0] - begun[0])
+            training.stop("it was timed")
 
 
 def rate_of(algorithm: str, factories: Sequence[Any], seconds: float, config: TrainingConfig) -> float:
-    """Train in a separate process, which has not used CUDA yet, and return steps per second."""
+    """Train in a new process, because this one may have used CUDA already, and return the steps per second."""
     context = get_context("spawn")
     ours, theirs = context.Pipe(duplex=False)
-    with quiet_start(), inheriting({"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}):  # looking for a GPU opens no context
+    with quiet_start(), inheriting({"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}):  # finding a GPU opens no context
         arguments = algorithm, factories, seconds, config, theirs
         process = context.Process(target=_train, args=arguments, name=f"{WORKER_NAME}-tuned")
         process.start()
@@ -60,7 +63,7 @@ def rate_of(algorithm: str, factories: Sequence[Any], seconds: float, config: Tr
     except EOFError:
         pass
     finally:
-        process.kill()  # its learners die with it
+        process.kill()  # its learners end with it
         process.join()
     raise UserError(f"tune: a training of {config.n_learners} learners failed or took more than {_LONGEST:.0f} s.")
 
@@ -68,9 +71,14 @@ def rate_of(algorithm: str, factories: Sequence[Any], seconds: float, config: Tr
 def _train(
     algorithm: str, factories: Sequence[Any], seconds: float, config: TrainingConfig, answer: Connection
 ) -> None:
+    """Train without evaluations and checkpoints, and send the steps per second."""
     torch.set_num_threads(1)
     watch = Stopwatch(seconds)
-    algorithm_of(algorithm)(config, *factories, callbacks=[watch])
+    timed = replace(
+        config, n_env_steps=_NEVER, evaluation_interval=_NEVER, evaluation_episodes=1, evaluation_processes=0,
+        checkpoint_interval=_NEVER, target_return=None,
+    )  # fmt: skip
+    algorithm_of(algorithm)(timed, *factories, callbacks=[watch])
     answer.send(watch.rate)
 
 
@@ -89,32 +97,27 @@ def tune_learners(
     Args:
         config: fastest settings of a single learner.
         numbers: numbers of learners to try, in rising order; the first one that is slower ends the search.
-        gpus: number of GPUs to find the answer for; None for the visible ones.
-        sharing: how learners share a GPU.
-        rate: measures steps per second.
+        gpus: number of GPUs that the answer is for; None for the visible ones.
+        sharing: mode in which learners share a GPU.
+        rate: returns the steps per second of a training.
     """
     visible = torch.cuda.device_count() if config.learner_device.startswith("cuda") else 1
     used = min(visible, gpus or visible)
-    timed = replace(
-        config, n_env_steps=10**15, evaluation_interval=10**15, evaluation_episodes=1, evaluation_processes=0,
-        checkpoint_interval=10**15, target_return=None,
-    )  # fmt: skip
     say(f"learners, each with {config.n_processes} workers and {config.n_envs} environments")
     rates: dict[int, float] = {}
     for n in numbers:
-        rates[n] = rate(with_learners(timed, n, sharing))
+        rates[n] = rate(with_learners(config, n, sharing))
         say(f"{n:>8} {rates[n]:>14,.0f} steps/s, {rates[n] / rates[numbers[0]]:.2f} times {numbers[0]}")
         if rates[n] < max(rates.values()):
             break
-    n = max(rates, key=lambda number: rates[number])
+    n = max(rates, key=rates.__getitem__)
     best = with_learners(config, n, sharing)
     if used > 1:
         devices: dict[str, Any] = dict.fromkeys(("learner_device", "batcher_device"), "cuda")
         best = replace(with_learners(config, used * n, sharing if n > 1 else "none"), **devices)
-        found = rate(replace(with_learners(timed, used * n, best.sharing), **devices))
-        say(f"{used * n:>8} {found:>14,.0f} steps/s on {used} GPUs, measured")
+        say(f"{used * n:>8} {rate(best):>14,.0f} steps/s on {used} GPUs, measured")
     if gpus is not None and gpus > visible:
-        say(f"{gpus * n:>8} {gpus * rates[n]:>14,.0f} steps/s on {gpus} GPUs at most: projected, {gpus} times one's,")
+        say(f"{gpus * n:>8} {gpus * rates[n]:>14,.0f} steps/s on {gpus} GPUs at most: projected from one GPU,")
         say("         without the time for all-reduce between GPUs")
     shared = f" --sharing {best.sharing}" if best.sharing != "none" else ""
     say(f"paste: --learners {best.n_learners} --n-processes {best.n_processes} --n-envs {best.n_envs}{shared}")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from rlstruct.algos import ALGORITHMS
-from rlstruct.cli.devices import Gpu, find_gpus, layout, report
+from rlstruct.cli.devices import find_gpus, layout, report
 from rlstruct.cli.main import main
 from rlstruct.cli.train import _parse
 from rlstruct.device import usable_cores
@@ -24,9 +26,18 @@ def test_this_machine_is_described(capsys: pytest.CaptureFixture[str]) -> None:
     assert ("cuda:0" in said.split("Where things should live:")[0]) == bool(find_gpus())
 
 
-def test_every_gpu_is_listed_with_its_memory() -> None:
-    gpus = [Gpu("Big", 80 * GIB, 79 * GIB), Gpu("Small", 8 * GIB, None)]
-    text = "\n".join(report(16, 8, gpus))
+def test_every_gpu_is_listed_with_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus = [SimpleNamespace(name="Big", total_memory=80 * GIB), SimpleNamespace(name="Small", total_memory=8 * GIB)]
+
+    def free_memory(i: int) -> tuple[int, int]:
+        if i == 1:
+            raise RuntimeError("exclusive mode")
+        return 79 * GIB, 80 * GIB
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda i: gpus[i])
+    monkeypatch.setattr(torch.cuda, "mem_get_info", free_memory)
+    text = "\n".join(report(16, 8, find_gpus()))
     assert "cpu      16 cores" in text
     assert "cuda:0   Big, 80.0 GiB, 79.0 GiB free" in text
     assert "cuda:1   Small, 8.0 GiB\n" in text

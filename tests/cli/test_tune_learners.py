@@ -51,7 +51,7 @@ def test_speed_on_more_gpus_is_measured_where_they_are_and_projected_beyond(
     assert (best.n_learners, best.sharing, best.batcher_device) == (4, "mps", "cuda")
     said = capsys.readouterr().out
     assert re.search(r"4 +280 steps/s on 2 GPUs, measured\n", said)
-    assert re.search(r"16 +1,200 steps/s on 8 GPUs at most: projected, 8 times one's", said)
+    assert re.search(r"16 +1,200 steps/s on 8 GPUs at most: projected from one GPU", said)
     alone = tune_learners(ON_GPU, (1,), None, "mps", Rates(k1=100.0, k2=190.0))
     assert (alone.n_learners, alone.sharing) == (2, "none")  # one on each GPU
     assert "projected" not in capsys.readouterr().out
