@@ -69,10 +69,7 @@ def choose(
     shape = (stack, *observation.shape[1:]) if stack > 1 else observation.shape
     if stack > 1:
         create_agent = partial(agents.StackingAgent.create, create_agent=create_agent, shape=shape)
-    inputs: int | tuple[int, ...] = math.prod(shape)
-    ours: dict[str, Any] = {"duelling": True} if family == "values" else {}
-    if body == "convolutional":
-        inputs, ours = shape, _of_images(shape)
+    inputs: int | tuple[int, ...] = shape if body == "convolutional" else math.prod(shape)
     outputs: tuple[Any, ...] = (action.shape[0] if continuous else discrete,)  # type: ignore[index]
     if family == "soft":
         outputs = tuple(tuple(map(float, bound)) for bound in (action.low, action.high))  # type: ignore[attr-defined]
@@ -83,7 +80,9 @@ def choose(
         if name not in known:
             raise UserError(f"--network {name}: there are only {', '.join(known)}.{nearest(name, known)}")
     normalise = settings.pop("normalise", False)
-    create_model = partial(network, inputs, *outputs, **{**ours, **settings})
+    if body == "convolutional":
+        settings = {**_of_images(shape), **settings}
+    create_model = partial(network, inputs, *outputs, **settings)
     _try(create_model, task)
     if normalise:
         create_model, kind = partial(_normalised, create_model, observation.shape), f"{kind}, normalised"
@@ -205,7 +204,7 @@ def _of_images(shape: tuple[int, ...]) -> dict[str, Any]:
 # By family and body: network, agent, and a description of both.
 _BUNDLED: dict[str, dict[str, tuple[Callable[..., nn.Module], Callable[..., RL_Agent], str]]] = {
     "values": {
-        "perceptron": (agents.QNetwork, agents.QAgent, "perceptron of action values, duelling"),
+        "perceptron": (partial(agents.QNetwork, duelling=True), agents.QAgent, "perceptron of action values, duelling"),
         "convolutional": (_convolutional_values, agents.QAgent, "convolutional network of action values, duelling"),
     },
     "gaussian": {

@@ -225,7 +225,9 @@ def spaces_of(factory: Factory) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
     """Create one environment, and return its observation space and its action space."""
     try:
         env = factory(n_envs=1, seed=0)
-    except gymnasium.error.DependencyNotInstalled as error:
+    except (gymnasium.error.DependencyNotInstalled, ImportError) as error:
+        if isinstance(error, ImportError) and ":" in factory.name:  # in the user's module
+            raise
         extra = _package_of(factory.name)[1]
         said = f"{str(error).rstrip('.')}. {how_to_install(extra) if extra else ''}"
         raise UserError(f"{factory.name} cannot be made: {said}".strip()) from None

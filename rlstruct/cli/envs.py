@@ -38,18 +38,18 @@ def run(arguments: Sequence[str]) -> None:
 def names() -> dict[str, list[str]]:
     """Return the names by origin, each environment with its latest version only."""
     import gymnasium  # imported here, because it is slow and a mistake in the arguments is reported without it
+    from gymnasium.envs.registration import find_highest_version
 
     from rlstruct import sims
     from rlstruct.cli.environments import is_installed
 
-    latest: dict[tuple[str | None, str], str] = {}  # ALE/Blackjack-v5 is another game than Blackjack-v1
-    for name, spec in gymnasium.registry.items():
-        version = spec.version or 0
-        known = gymnasium.registry.get(latest.get(key := (spec.namespace, spec.name), ""))
-        if is_installed(name) and (known is None or version >= (known.version or 0)):
-            latest[key] = name
+    latest = {
+        name
+        for name, spec in gymnasium.registry.items()
+        if is_installed(name) and spec.version == find_highest_version(spec.namespace, spec.name)
+    }
     bundled = sims.names()
     return {
         "bundled simulators (--simulator torch)": sorted(bundled),
-        "gymnasium": sorted(set(latest.values()) - set(bundled)),
+        "gymnasium": sorted(latest - set(bundled)),
     }

@@ -65,10 +65,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             module = importlib.import_module(f"rlstruct.cli.{command}")
         with _short_warnings(command):
             module.run(rest)
-    except MissingPackageError as error:
-        sys.stderr.write(f"rlstruct {command}: {error}\n")
-        return 2
-    except (UserError, ClusterError, LearnerError, SharingError, TrainingDiverged, WorkerError) as error:
+    except (
+        UserError, ClusterError, LearnerError, MissingPackageError, SharingError, TrainingDiverged, WorkerError
+    ) as error:  # fmt: skip
         name = f"rlstruct {command}" if command in COMMANDS else "rlstruct"
         hint = f"To read more: rlstruct explain {error.topic}\n" if isinstance(error, Explained) else ""
         remote = getattr(error, "remote_traceback", "")  # traceback of the user's code, unless it is in the message

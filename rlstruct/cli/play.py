@@ -163,11 +163,11 @@ def _ask(legal: Sequence[bool]) -> int:
         sys.stdout.flush()
         line = sys.stdin.readline()
         if not line or line.strip() in ("q", "quit"):
-            raise KeyboardInterrupt("the game was broken off.")
+            raise KeyboardInterrupt("the game was ended.")
         word = line.strip()
         if word.isdecimal() and 1 <= int(word) <= len(legal) and legal[int(word) - 1]:
             return int(word) - 1
-        say(f"{word!r} is no column with a place left: name one from 1 to 7, or q to end.")
+        say(f"{word!r} is no column with a free place. Type a number from 1 to 7, or q to quit.")
 
 
 def _trained(run: Path) -> tuple[nn.Module, str]:

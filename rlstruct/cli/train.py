@@ -148,28 +148,28 @@ def _own(algorithm: str | None, run: str | None, factories: Sequence[str]) -> Ru
 
 def _train(algorithm: str, options: Training[Any], notes: Sequence[str]) -> None:
     """Choose agent and environment, train, and print the result."""
-    task, config = options.environment, options.training
+    task, config, resumed = options.environment, options.training, options.resume
     for name in ("learner_device", "batcher_device", "evaluation_device", "replay_device"):
         if (device := getattr(config, name, None)) is not None:
             check_device(f"--{name.replace('_', '-')}", device)
     share_gpus(config)  # before environments are created, which may use CUDA
     if config.cluster is not None:
         require("ray", "ray", what="--cluster")
-    if options.factory:
+    if resumed is not None and options.factory:
         auto_reset = not algorithm_of(algorithm).learner.whole_episodes
-        trained = load_trained(options.resume, auto_reset=auto_reset, factories=options.factory)
+        trained = load_trained(resumed, auto_reset=auto_reset, factories=options.factory)
         factory, choice = trained.factory, trained.choice
     else:
         factory, choice = prepare(algorithm, task)
         config = with_stacks(config, factory.stack)
     record = RunRecord(algorithm=algorithm, task=task, agent=choice.kind, config=config, versions=versions())
-    folder = _begun(record, options.output) if options.resume is None else _resumed(record, options)
+    folder = _begun(record, options.output) if resumed is None else _resumed(resumed, record, options)
     _say(f"{algorithm} on {task.env}: {choice.kind}, learner on {config.learner_device}")
     for note in notes:
         _say(textwrap.fill(note, 80, subsequent_indent="  ", break_on_hyphens=False))
     saved = folder.checkpoint
     how = ", from its checkpoint" if saved else ", which has no checkpoint: it starts over"
-    _say(f"run folder: {folder.path}{how if options.resume else ''}")
+    _say(f"run folder: {folder.path}{how if resumed else ''}")
     if saved and saved["training"]["finished"] and saved["env_steps"] >= config.n_env_steps:
         _say("it has ended: nothing is left to learn. To go on, name more steps in all, such as")
         _say(f"  --n-env-steps {2 * saved['env_steps']}. The result:")
@@ -217,9 +217,9 @@ def _begun(record: RunRecord, output: Output) -> RunFolder:
         raise UserError(f"--loggers {' '.join(output.loggers)}: {str(error).partition(': ')[2]}") from None
 
 
-def _resumed(record: RunRecord, options: Training[Any]) -> RunFolder:
+def _resumed(run: Path, record: RunRecord, options: Training[Any]) -> RunFolder:
     """Open the folder of the run to continue, and store its changed settings there."""
-    path = options.resume.parent if options.resume.name == "config.json" else options.resume
+    path = run.parent if run.name == "config.json" else run
     try:
         folder = RunFolder.resume(path, **_shown(record, options.output))
         try:

@@ -565,7 +565,9 @@ def test_large_whole_numbers_may_be_written_short(word: str, before: str, become
     assert _plain(word, before) == becomes
 
 
-def test_envs_lists_what_can_be_learnt_here(capsys: Capture) -> None:
+@pytest.mark.filterwarnings("ignore:.*is out of date:DeprecationWarning")  # of Ant-v3, by gymnasium
+def test_envs_lists_what_can_be_learnt_here(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mujoco", None)
     assert main(["envs", "cart"]) == 0
     told = capsys.readouterr().out
     assert told.splitlines()[0] == "bundled simulators (--simulator torch):"
@@ -576,6 +578,10 @@ def test_envs_lists_what_can_be_learnt_here(capsys: Capture) -> None:
     told = capsys.readouterr().out
     assert told.startswith("gymnasium:\n")
     assert "Blackjack-v1" in told.split()  # besides ALE/Blackjack-v5, which is another game
+    assert main(["envs", "ant-v"]) == 2  # gymnasium has moved Ant-v3 to another package, and Ant-v5 needs MuJoCo
+    assert "no name of an environment contains 'ant-v'" in capsys.readouterr().err
+    assert main(["train", "ppo", "--env", "Ant-v3"]) == 2
+    assert "Ant-v3 cannot be made: The mujoco v2 and v3 based environments have been moved" in capsys.readouterr().err
     assert main(["envs", "--help"]) == 0
 
 

@@ -79,7 +79,7 @@ def test_a_game_that_is_broken_off_and_runs_of_something_else(
 ) -> None:
     typed(monkeypatch, "1", "q")
     assert main(["play", "connect-four", "--simulations", "4"]) == 130
-    assert "broken off" in capsys.readouterr().err
+    assert "the game was ended" in capsys.readouterr().err
     assert main(["play", "connect-four", "--simulations", "0"]) == 2
     assert main(["play", "connect-four", "--run", str(tmp_path)]) == 2
     assert "no config.json" in capsys.readouterr().err
