@@ -97,6 +97,11 @@ def _one_frame(observation: spaces.Space[Any]) -> spaces.Space[Any]:
     """
     if not isinstance(observation, spaces.Dict | spaces.Tuple):
         return observation
+    if isinstance(observation, spaces.Dict) and "legal" in observation.spaces:
+        raise UserError(
+            "this environment shows which actions are legal, as two-player games do, and only AlphaZero heeds that: "
+            "rlstruct train alphazero."
+        )
     try:
         sizes = [math.prod(leaf.shape) for leaf in leaves(observation, "frame").values()]
     except (TypeError, ValueError) as error:

@@ -387,7 +387,7 @@ def test_a_package_that_a_film_lacks_is_named_before_anything_is_drawn(
         (["train", "sac", "--env", "Pendulum-v1", "--recurrent"], "SAC has no agent with a memory"),
         (["train", "dqn", "--env", "CartPole-v1", "--recurrent"], "take ppo or a2c"),
         (["train", "a2c", "--env", "Breakout-MinAtar", "--recurrent"], "no bundled agent remembers images"),
-        (["train", "a2c", "--env", "ConnectFour-v0"], "this environment shows a Dict space"),
+        (["train", "a2c", "--env", "ConnectFour-v0"], "only AlphaZero heeds that"),
         (["train", "--config", "nowhere"], "nowhere is no run folder"),
         (["train", "--resume", "nowhere"], "nowhere is no run folder"),
         (["train", "--resume"], "expected the folder of a run"),
