@@ -24,8 +24,7 @@ from rlstruct.device import DeviceLike, resolve_device, usable_cores
 from rlstruct.errors import BadTypeError, BadValueError
 from rlstruct.options import Range
 from rlstruct.sharing import Mode, mig_instances
-from rlstruct.sharing.daemon import missing
-from rlstruct.sharing.gpu_sharing import running_daemon
+from rlstruct.sharing.gpu_sharing import best_mode, running_daemon
 
 _SHARE = 0.8  # default memory_limit, as a share of the memory that may be in use
 
@@ -210,13 +209,8 @@ def tune(
 
 
 def default_sharing(device: torch.device) -> Mode:
-    """Return the best available mode for processes that share a device: MIG, else MPS, else taking turns.
-
-    Under an MPS daemon that already runs, processes share the GPU without another one.
-    """
-    if device.type != "cuda" or running_daemon():
-        return "none"
-    return "mig" if mig_instances() else "none" if missing() else "mps"
+    """Return the best available mode for processes that share a device."""
+    return best_mode("tune", device, 2, mig_instances() if device.type == "cuda" else [])
 
 
 def _space(

@@ -14,7 +14,7 @@ from multiprocessing import get_start_method, process, set_start_method
 from multiprocessing.process import BaseProcess
 
 from rlstruct.errors import UsageError
-from rlstruct.sharing.inheriting import inheriting as inheriting  # for learners, too
+from rlstruct.sharing.gpu_sharing import inheriting as inheriting  # for learners, too
 
 GUARD = 'Put the code that creates the batcher under `if __name__ == "__main__":`.'
 WORKER_NAME = "rlstruct-worker"

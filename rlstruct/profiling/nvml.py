@@ -40,7 +40,7 @@ class Samples:
 def read_samples(folder: Path) -> dict[str, Samples]:
     """Read the samples from NVML, by the UUID of the GPU; empty if there are none."""
     return {
-        uuid: Samples([(int(at), float(percent)) for at, percent in found["taken"]], found["error"])
+        uuid: Samples(**found)
         for file in sorted(folder.glob("*.nvml.json"))
         for uuid, found in json.loads(file.read_text()).items()
     }
@@ -78,8 +78,7 @@ def sample(folder: Path) -> Callable[[], None] | None:
     try:
         pynvml.nvmlInit()
         found = map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))
-        named = ((pynvml.nvmlDeviceGetUUID(handle), handle) for handle in found)
-        handles = {_bare(uuid if isinstance(uuid, str) else uuid.decode()): handle for uuid, handle in named}
+        handles = {_bare(pynvml.nvmlDeviceGetUUID(handle)): handle for handle in found}
     except pynvml.NVMLError:
         return None
     samples = {uuid: Samples() for uuid in handles}
@@ -88,24 +87,23 @@ def sample(folder: Path) -> Callable[[], None] | None:
     def ask() -> None:
         while handles:
             for uuid, handle in list(handles.items()):
+                one = samples[uuid]
                 try:
                     percent = float(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu)
+                    one.taken.append((time.perf_counter_ns(), percent))
                 except pynvml.NVMLError as error:  # "Not Supported" for a GPU that MIG divides
-                    samples[uuid].error = f"NVML: {error}"
+                    one.error = f"NVML: {error}"
                     del handles[uuid]
-                    continue
-                taken = samples[uuid].taken
-                taken.append((time.perf_counter_ns(), percent))
-                if len(taken) > _MOST:
-                    del taken[::2]
+                if len(one.taken) > _MOST:
+                    del one.taken[::2]
             if over.wait(_PERIOD):
                 return
 
     def end() -> None:
         over.set()
         thread.join()
-        found = {uuid: {"taken": one.taken, "error": one.error} for uuid, one in samples.items()}
-        (folder / f"{os.getpid()}.nvml.json").write_text(json.dumps(found))
+        text = json.dumps({uuid: vars(one) for uuid, one in samples.items()})
+        (folder / f"{os.getpid()}.nvml.json").write_text(text)
         pynvml.nvmlShutdown()
 
     thread = threading.Thread(target=ask, daemon=True)

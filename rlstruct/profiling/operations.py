@@ -15,7 +15,8 @@ from typing import ParamSpec, TypeVar
 
 import torch
 
-from rlstruct.errors import BadValueError, FolderTakenError, UsageError
+from rlstruct.errors import FolderTakenError, UsageError
+from rlstruct.options import Range
 from rlstruct.profiling.recorder import NVTX, VARIABLE, Ranges, Recorder
 
 P = ParamSpec("P")
@@ -175,10 +176,8 @@ def recorded() -> Iterator[None]:
 def settings(path: str | os.PathLike[str], *, window: float = 1.0, operators: float = SHARE) -> str:
     """Create the folder, and return the value of `VARIABLE` that makes a process record into it."""
     folder = Path(path).resolve()
-    if window <= 0.0:
-        raise BadValueError(f"profile: window is {window}, expected seconds, more than 0.")
-    if not 0.0 <= operators <= 1.0:
-        raise BadValueError(f"profile: operators is {operators}, expected a share of the time, from 0 to 1.")
+    Range(above=0).check("profile", "window", window)
+    Range(at_least=0, at_most=1).check("profile", "operators", operators)
     if list(folder.glob("*.operations.json")):
         raise FolderTakenError(f"profile: {folder} holds a profile. Give another folder, or remove this one.")
     folder.mkdir(parents=True, exist_ok=True)

@@ -70,21 +70,20 @@ class Recorder:
         self._times: list[int] = []  # nanoseconds of time.perf_counter, which all processes of a machine share
         self._marks: list[str | list[str] | None] = []  # an operation begins; one ends; [a phase] begins
         self._noted: list[int] = []  # nanoseconds to note the end of an operation, for a sample of them
-        self._n_windows = self._n_extra = self._turn_of = 0
-        self._starts = self._origin  # beginning of this window or the next one
+        self._n_windows = self._n_extra = 0
         self._torch: Any = None
         self._is_on = False
         self._begun = self._slice = 0
         self._slices: list[tuple[int, int]] = []  # begin and kind
-        self._turns_at = self._closes_at = self._starts
+        self._turns_at = self._closes_at = 0  # ns; when something changes, and when the open window ends
         self._awaited = _TRAINING
         is_first = multiprocessing.parent_process() is None and torch.cuda.is_available()
         self._end_samples = nvml.sample(self._folder) if is_first else None
         self._skip_windows(now := _now())
-        if self._starts <= now:
+        if self._turns_at <= now:
             self._turn(now)
         else:
-            self._turns_at = now
+            self._turns_at = now  # record a window from the first operation on
 
     def push(self, name: str, now: int) -> int:
         """Note that an operation begins; return its depth, -1 in other threads."""
@@ -161,11 +160,11 @@ class Recorder:
         self._is_on, self._turns_at = False, sys.maxsize
 
     def _skip_windows(self, now: int) -> None:
-        """Find the current or next window."""
-        while now >= self._starts + self._length:
-            self._turn_of += 1
-            self._starts = self._origin + self._length * _GROWTH**self._turn_of
-        self._turns_at = self._starts
+        """Find the beginning of the current or next window."""
+        self._turns_at, elapsed = self._origin, self._length
+        while now >= self._turns_at + self._length:
+            elapsed *= _GROWTH
+            self._turns_at = self._origin + elapsed
 
     def _turn(self, now: int) -> None:
         if not self._is_on:

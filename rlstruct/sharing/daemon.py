@@ -52,20 +52,18 @@ class Daemon:
 
     def __init__(self, gpu: str, thread_percentage: float | None, memory_limit: int | None, seconds: float) -> None:
         self.gpu, self.limits, self.users = gpu, (thread_percentage, memory_limit), 0
-        program = shutil.which(PROGRAM)
-        if program is None:
-            raise SharingError(f"mps: {missing()}")
-        self._program = program
+        if problem := missing():
+            raise SharingError(f"mps: {problem}")
         self._pid = os.getpid()
         self.folder = Path(tempfile.mkdtemp(prefix="rlstruct-mps-"))  # mode 0700: clients have the same user
         for name in ("pipe", "log"):
-            (self.folder / name).mkdir(mode=0o700)
+            (self.folder / name).mkdir()
         others = {name: value for name, value in os.environ.items() if not name.startswith("CUDA_MPS_")}
         self._environment = others | self.environment(thread_percentage)
         if memory_limit is not None:
             self._environment["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = f"0={memory_limit // 2**20}M"
         self._keeper = subprocess.Popen(
-            [sys.executable, "-I", "-S", keeper.__file__, program, str(self.folder), str(self._pid)],
+            [sys.executable, "-I", "-S", keeper.__file__, PROGRAM, str(self.folder), str(self._pid)],
             env=self._environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -73,7 +71,7 @@ class Daemon:
             text=True,
         )
         try:
-            self._begin(time.monotonic() + seconds, seconds)
+            self._begin(seconds)
         except BaseException:
             self.end(quiet=True)
             raise
@@ -98,7 +96,7 @@ class Daemon:
         """Send a command to ``nvidia-cuda-mps-control`` and return the answer, or "" if it fails or takes too long."""
         try:
             run = subprocess.run(
-                [self._program],
+                [PROGRAM],
                 input=f"{command}\n",
                 env=self._environment,
                 timeout=max(0.1, seconds),
@@ -129,23 +127,26 @@ class Daemon:
             )
         return output
 
-    def _begin(self, deadline: float, seconds: float) -> None:
+    def _begin(self, seconds: float) -> None:
         """Wait until the daemon answers and its server runs, since CUDA would wait for the server without limit."""
-        self._wait("get_default_active_thread_percentage", lambda answer: answer[:1].isdigit(), deadline, seconds)
-        self.ask(f"start_server -uid {os.getuid()}", deadline - time.monotonic())
-        servers = self._wait("get_server_list", lambda answer: answer.isdigit(), deadline, seconds)
-        self._wait(f"get_server_status {servers}", lambda answer: "ACTIVE" in answer, deadline, seconds)
-        _logger.info("mps: daemon in %s serves %s", self.folder, self.gpu)
+        deadline = time.monotonic() + seconds
 
-    def _wait(self, command: str, good: Callable[[str], bool], deadline: float, seconds: float) -> str:
-        while not good(answer := self.ask(command, min(_ASK_SECONDS, deadline - time.monotonic()))):
-            why = "" if self.alive() else "ended at once"
-            if time.monotonic() >= deadline:
-                why = why or f"was not ready within {seconds:g} s: {command!r} was answered by {answer!r}"
-            if why:
-                raise SharingError(f"mps: the daemon for {self.gpu} {why}. {_FIX} Its output:\n{self.end(quiet=True)}")
-            time.sleep(0.02)
-        return answer
+        def wait(command: str, good: Callable[[str], bool]) -> str:
+            while not good(answer := self.ask(command, min(_ASK_SECONDS, deadline - time.monotonic()))):
+                why = "" if self.alive() else "ended at once"
+                if not why and time.monotonic() >= deadline:
+                    why = f"was not ready within {seconds:g} s: {command!r} was answered by {answer!r}"
+                if why:
+                    output = self.end(quiet=True)
+                    raise SharingError(f"mps: the daemon for {self.gpu} {why}. {_FIX} Its output:\n{output}")
+                time.sleep(0.02)
+            return answer
+
+        wait("get_default_active_thread_percentage", lambda answer: answer[:1].isdigit())
+        self.ask(f"start_server -uid {os.getuid()}", deadline - time.monotonic())
+        server = wait("get_server_list", str.isdigit)
+        wait(f"get_server_status {server}", lambda answer: "ACTIVE" in answer)
+        _logger.info("mps: daemon in %s serves %s", self.folder, self.gpu)
 
 
 @contextlib.contextmanager

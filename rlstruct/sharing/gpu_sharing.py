@@ -8,7 +8,8 @@ import logging
 import os
 import re
 import subprocess
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
@@ -19,7 +20,6 @@ from rlstruct.device import DeviceLike
 from rlstruct.errors import BadValueError, SharingError, warn_user
 from rlstruct.options import Range
 from rlstruct.sharing.daemon import MOST_CLIENTS, PERCENTAGE, Daemon, limited_to, missing, mps
-from rlstruct.sharing.inheriting import inheriting
 
 _GPU = re.compile(r"^GPU (\d+): .*\(UUID: (GPU-[^)]+)\)")
 _MIG = re.compile(r"^\s+MIG (\S+)\s.*\(UUID: (MIG-[^)]+)\)")
@@ -28,6 +28,7 @@ _SECONDS = 20.0  # nvidia-smi is slow on machines with eight GPUs and no persist
 Mode = Literal["none", "mps", "mig", "auto"]
 
 _logger = logging.getLogger(__name__)
+_starting = threading.RLock()  # held while environment variables are set for new processes
 _taken: set[int] = set()  # cores of this program's open instances of GpuSharing
 
 
@@ -117,6 +118,26 @@ def describe() -> list[str]:
     return [f"{name:<15} {text}" for name, text in found]
 
 
+@contextlib.contextmanager
+def inheriting(variables: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables for processes that start in this block, and restore them afterwards.
+
+    Blocks of one thread may be nested. Other threads wait to enter theirs, so that no process inherits another thread's
+    variables.
+    """
+    with _starting:
+        before = {name: os.environ.get(name) for name in variables}
+        os.environ.update(variables)
+        try:
+            yield
+        finally:
+            for name, value in before.items():
+                if value is None:
+                    os.environ.pop(name, None)
+                else:
+                    os.environ[name] = value
+
+
 class GpuSharing:
     """Environment variables and cores of k processes that share GPUs: workers of a batcher, or learners.
 
@@ -151,23 +172,24 @@ class GpuSharing:
         where: str = "RL_Batcher",
     ) -> None:
         _check(where, device, n_processes, sharing, thread_percentage)
-        self._where = where
+        self._where, self._automatic, self._thread_percentage = where, sharing == "auto", thread_percentage
         self._is_client = "CUDA_MPS_PIPE_DIRECTORY" in os.environ and running_daemon() is not None
         self._places: Sequence[DeviceLike] = gpus or [device]
         n_on_one = -(-n_processes // len(self._places))
-        together = _is_shared(device, n_processes) and n_processes > 1
-        instances = mig_instances() if sharing != "none" and _is_shared(device, n_processes) else []
-        instances = [one for one in instances if not gpus or one.gpu in gpus]
-        self.mode = _choose(where, device, n_on_one, instances) if sharing == "auto" else sharing
-        if sharing != "auto" and (why_not := _lacking(self.mode, n_on_one, instances)):
-            raise SharingError(f"{where}: sharing={self.mode!r}: {why_not}")
+        on_gpu = _is_shared(device, n_processes)
+        instances = mig_instances() if on_gpu and sharing != "none" else []
+        self._instances = [one for one in instances if not gpus or one.gpu in gpus]
+        if sharing == "auto":
+            self.mode = best_mode(where, device, n_on_one, self._instances)
+        elif why_not := _lacking(sharing, n_on_one, self._instances):
+            raise SharingError(f"{where}: sharing={sharing!r}: {why_not}")
+        else:
+            self.mode = sharing
         self.cores: list[set[int]] = []
-        self._n_to_pin = n_processes if together else 0
-        self._automatic, self._thread_percentage = sharing == "auto", thread_percentage
-        self._instances = instances
+        self._n_to_pin = n_processes if on_gpu and n_processes > 1 else 0
         self._daemons: dict[DeviceLike, Daemon] = {}
         self._block = contextlib.ExitStack()  # keeps the daemons running
-        if together and self.mode == "none" and running_daemon() is None:
+        if self._n_to_pin and self.mode == "none" and running_daemon() is None:
             warn_user(
                 f"{where}: {n_processes} processes on {device} open {n_processes} CUDA contexts, 300 to 700 MB of "
                 "GPU memory each, and take turns on the GPU. One process with more environments is usually faster; "
@@ -297,9 +319,7 @@ def _lacking(mode: str, n_processes: int, instances: list[MigInstance]) -> str:
     return missing() if mode == "mps" else ""
 
 
-def _choose(
-    where: str, device: torch.device, n_processes: int, instances: list[MigInstance]
-) -> Literal["none", "mps", "mig"]:
+def best_mode(where: str, device: torch.device, n_processes: int, instances: list[MigInstance]) -> Mode:
     """Return the best available mode, and log why it is not MPS."""
     if not _is_shared(device, n_processes) or n_processes < 2:
         return "none"

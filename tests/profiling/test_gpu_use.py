@@ -134,7 +134,7 @@ def pynvml(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
     fake.nvmlShutdown = lambda: fake.calls.append("shutdown")
     fake.nvmlDeviceGetCount = lambda: 2
     fake.nvmlDeviceGetHandleByIndex = lambda index: index
-    fake.nvmlDeviceGetUUID = lambda handle: "GPU-AAAA" if handle == 0 else b"GPU-bbbb"
+    fake.nvmlDeviceGetUUID = lambda handle: "GPU-AAAA" if handle == 0 else "GPU-bbbb"
     fake.nvmlDeviceGetUtilizationRates = lambda handle: types.SimpleNamespace(gpu=98 if handle == 0 else 7)
     monkeypatch.setitem(sys.modules, "pynvml", fake)
     return fake
