@@ -31,49 +31,37 @@ START_SECONDS = TURN_SECONDS = 300.0
 
 @dataclass(frozen=True)
 class Entry:
-    """One line of a table.
+    """One line of a table."""
 
-    Attributes:
-        name: as the table says it.
-        script: file in ``peers``.
-        task: ``n_envs``, ``n_processes``, ``n_timesteps``, and ``environment`` unless it is CartPole.
-        arguments: further words of its command line.
-        python: interpreter; the one that runs this by default.
-        variables: of its environment.
-        requires: a module that the interpreter must find, or it is not installed.
-    """
-
-    name: str
-    script: str
-    task: dict[str, Any]
-    arguments: tuple[str, ...] = ()
-    python: str = sys.executable
-    variables: dict[str, str] = field(default_factory=dict)
-    requires: str = ""
+    name: str  # as the table says it
+    script: str  # file in ``peers``
+    task: dict[str, Any]  # n_envs, n_processes, n_timesteps, and environment unless it is CartPole
+    arguments: tuple[str, ...] = ()  # further words of its command line
+    python: str = sys.executable  # interpreter
+    variables: dict[str, str] = field(default_factory=dict)  # of its environment
+    requires: str = ""  # a module that the interpreter must find, or it is not installed
 
 
 @dataclass
 class Result:
-    """Measurements of an entry.
-
-    Attributes:
-        name: of the entry.
-        rate: median over the rounds of environment steps per second; None if it did not run.
-        rates: of every round.
-        cpu: median over the rounds of the CPU seconds, of all its processes together, per environment step.
-        why: the reason, if it did not run.
-        versions: of its packages.
-        reports: what it says about itself after each round, with the ``seconds`` of the round.
-    """
+    """Measurements of an entry."""
 
     name: str
-    rate: float | None = None
-    rates: list[float] = field(default_factory=list)
-    cpu: float | None = None
-    cpus: list[float] = field(default_factory=list)
-    why: str = ""
-    versions: dict[str, str] = field(default_factory=dict)
-    reports: list[dict[str, Any]] = field(default_factory=list)
+    rates: list[float] = field(default_factory=list)  # environment steps per second in each round
+    cpus: list[float] = field(default_factory=list)  # CPU seconds of all its processes per environment step
+    why: str = ""  # it did not run
+    versions: dict[str, str] = field(default_factory=dict)  # of its packages
+    reports: list[dict[str, Any]] = field(default_factory=list)  # about itself, and the seconds, after each round
+
+    @property
+    def rate(self) -> float | None:
+        """The median of the rates; None if it did not run."""
+        return statistics.median(self.rates) if self.rates and not self.why else None
+
+    @property
+    def cpu(self) -> float | None:
+        """The median of the CPU seconds; None if it did not run."""
+        return statistics.median(self.cpus) if self.cpus and not self.why else None
 
 
 class Failure(Exception):
@@ -177,10 +165,6 @@ def compete(entries: Sequence[Entry], rounds: int, seconds: float) -> list[Resul
     finally:
         for player in players.values():
             player.close()
-    for result in results:
-        if result.rates and not result.why:
-            result.rate = statistics.median(result.rates)
-            result.cpu = statistics.median(result.cpus)
     return results
 
 

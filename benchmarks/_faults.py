@@ -38,19 +38,12 @@ ENDING = {"interrupt": (-signal.SIGINT, 1), "exit": (7, 0), "error": (1, 1), "fo
 
 @dataclass
 class Outcome:
-    """Outcome of a fault for one library.
+    """Outcome of a fault for one library."""
 
-    Attributes:
-        cell: as the table says it.
-        short: the same in two or three words.
-        facts: the same as numbers and strings, for the JSON file.
-        versions: of its packages.
-    """
-
-    cell: str
-    short: str
-    facts: dict[str, Any] = field(default_factory=dict)
-    versions: dict[str, str] = field(default_factory=dict)
+    cell: str  # as the table says it
+    short: str  # the same in two or three words
+    facts: dict[str, Any] = field(default_factory=dict)  # the same as numbers and strings, for the JSON file
+    versions: dict[str, str] = field(default_factory=dict)  # of its packages
 
 
 class Program:

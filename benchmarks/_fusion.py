@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import _gpu_rungs
 import torch
 from _gpu_rungs import MakeRung, Rung, synchronize
-from _report import Row, table
+from _report import Row, ratio, table
 
 from rlstruct.sims import cart_pole as game
 
@@ -188,13 +188,11 @@ def summarise(run: Ladder) -> None:
     if "compilers" in measured:
         for n in sorted({row["N"] for row in run.rows if row["part"] == "compilers" and "N" in row}):
             eager, compiled, numpy = (
-                run.best("compilers", name, N=n) for name in ("torch eager", "torch.compile", "numpy-vectorised")
+                run.best("compilers", rung=name, N=n) for name in ("torch eager", "torch.compile", "numpy-vectorised")
             )
-            ratios.append((f"compiled over eager, {n}", compiled / eager if compiled and eager else None, None))
-            ratios.append((f"eager over numpy, {n}", eager / numpy if eager and numpy else None, None))
-    for name, value, target in ratios:
-        met = None if target is None else "not measured" if value is None else value >= target
-        run.add(part="summary", ratio=name, value=value, target=target, met=met)
+            ratios.append((f"compiled over eager, {n}", ratio(compiled, eager), None))
+            ratios.append((f"eager over numpy, {n}", ratio(eager, numpy), None))
+    run.summarise(ratios)
 
 
 def draw_fusion(rows: Sequence[Row], figure: Any) -> None:  # noqa: ANN401 - of matplotlib, here and below

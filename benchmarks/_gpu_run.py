@@ -22,6 +22,7 @@ import torch
 from _gpu_rungs import MakeRung, Rung
 
 from rlstruct.device import resolve_device
+from rlstruct.errors import SharingError
 from rlstruct.profiling import read
 
 BROKEN = 70  # exit code: CUDA broke, or something hung
@@ -30,27 +31,16 @@ NO_TIME = "the time budget is used up"
 
 @dataclass
 class Run:
-    """One run of a benchmark in parts with a time budget; a row has the key ``part``.
+    """One run of a benchmark in parts with a time budget; a row has the key ``part``."""
 
-    Attributes:
-        name: of its results.
-        longest: seconds that what is `limited` may take, its compilation included.
-        device: under test.
-        quick: only look whether everything runs.
-        deadline: when to stop, of time.perf_counter.
-        rows: found so far, written after each.
-        path: of the JSON file.
-        silent: write rows without showing them.
-    """
-
-    name: ClassVar[str]
-    longest: ClassVar[float] = 100.0
-    device: torch.device
-    quick: bool
-    deadline: float
-    rows: list[_report.Row] = field(default_factory=list)
-    path: Path = Path()
-    silent: bool = False
+    name: ClassVar[str]  # of its results
+    longest: ClassVar[float] = 100.0  # seconds that what is `limited` may take, its compilation included
+    device: torch.device  # under test
+    quick: bool  # only look whether everything runs
+    deadline: float  # when to stop, of time.perf_counter
+    rows: list[_report.Row] = field(default_factory=list)  # found so far, written after each
+    path: Path = Path()  # of the JSON file
+    silent: bool = False  # write rows without showing them
     _now: tuple[float, _report.Row] | None = None  # when what is going on hangs, and the row that says so
 
     def add(self, **row: Any) -> _report.Row:  # noqa: ANN401 - plain values
@@ -121,9 +111,12 @@ class Run:
 
     def failed(self, error: Exception, **row: Any) -> None:  # noqa: ANN401 - plain values
         """Write down what could not be measured; end the program if CUDA answers to nothing from here on."""
+        said = (str(error).strip().splitlines() or [""])[0]
+        if isinstance(error, SharingError):  # it says what this device cannot do
+            self.add(**row, left_out=said)
+            return
         traceback.print_exception(error)
-        said = str(error).strip().splitlines() or [""]
-        row = self.add(**row, left_out=f"{type(error).__name__}: {said[0]}")
+        row = self.add(**row, left_out=f"{type(error).__name__}: {said}")
         if self.device.type == "cuda":
             try:
                 torch.cuda.synchronize(self.device)
@@ -131,6 +124,19 @@ class Run:
                 row["broke"] = True
                 _report.write(self.name, self.rows)
                 raise SystemExit(BROKEN) from error
+
+    def best(self, part: str, unit: str = "steps_per_second", **where: object) -> float | None:
+        """Return the highest rate in rows with these values, None if none was measured."""
+        own = [row for row in self.rows if row["part"] == part and unit in row]
+        return max((row[unit] for row in own if all(row.get(k) == v for k, v in where.items())), default=None)
+
+    def summarise(self, ratios: Iterable[tuple[str, float | None, float | None]]) -> None:
+        """Write rows of a summary anew: names, values, and targets where there are some."""
+        self.rows = [row for row in self.rows if row["part"] != "summary"]
+        for name, value, target in ratios:
+            if value is not None or target is not None:
+                met = "not measured" if value is None else None if target is None else value >= target
+                self.add(part="summary", ratio=name, value=value, target=target, met=met)
 
 
 def use_in(folder: str | Path) -> _report.Row:
@@ -197,16 +203,6 @@ class Ladder(Run):
                     rungs.append(rung)
         return rungs
 
-    def best(self, part: str, rung: str, **where: int) -> float | None:
-        found = [
-            row["steps_per_second"]
-            for row in self.rows
-            if (row.get("part"), row.get("rung")) == (part, rung)
-            and "steps_per_second" in row
-            and all(row[key] == value for key, value in where.items())
-        ]
-        return max(found, default=None)
-
 
 class _RungError(Exception):
     """A rung raised while it was timed."""
@@ -261,10 +257,7 @@ def begin(kind: type[R], options: argparse.Namespace) -> R:
     return run
 
 
-def measure(
-    run: R, parts: Mapping[str, Callable[[R], None]], summary: Callable[[R], None],
-    draw: Callable[[R], None] | None = None,
-) -> None:  # fmt: skip
+def measure(run: R, parts: Mapping[str, Callable[[R], None]], summary: Callable[[R], None]) -> None:
     """Take parts in order; the run may be cut, so the file has a summary after each of them."""
     for number, (name, part) in enumerate(parts.items(), 1):
         with run.caught(part=name):
@@ -273,7 +266,4 @@ def measure(
         with run.caught(part="summary"):
             summary(run)
         run.silent = False
-    if draw is not None:
-        with run.caught(part="picture"):
-            draw(run)
     print(run.path)

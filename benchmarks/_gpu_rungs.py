@@ -26,19 +26,12 @@ STEPS = 16  # single steps in one call
 
 @dataclass(frozen=True)
 class Rung:
-    """One way to take steps.
+    """One way to take steps."""
 
-    Attributes:
-        name: as tables and pictures say it.
-        run: takes ``steps`` steps of all environments, and waits for the device.
-        steps: how many.
-        env: whose carry is measured; None where it is not ours.
-    """
-
-    name: str
-    run: Callable[[], object]
+    name: str  # as tables and pictures say it
+    run: Callable[[], object]  # takes ``steps`` steps of all environments, and waits for the device
     steps: int
-    env: TensorEnv | None = None
+    env: TensorEnv | None = None  # whose carry is measured; None where it is not ours
 
 
 MakeRung = Callable[[], Rung]

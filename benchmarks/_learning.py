@@ -25,23 +25,14 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Task:
-    """Something to learn.
+    """Something to learn."""
 
-    Attributes:
-        train: trains with a seed and further settings of its configuration.
-        target: the mean return of the final evaluation that is asked for; None asks for nothing.
-        about: one line for the list of tasks.
-        n_seeds: how many seeds are shown unless others are asked for.
-        tuned_on: the seeds that its settings were chosen with.
-        at_random: returns of episodes that a random player plays in the same environment, by the seed; None plays none.
-    """
-
-    train: Callable[..., TrainingResult]
-    target: float | None
-    about: str
-    n_seeds: int = 3
-    tuned_on: tuple[int, ...] = (0,)
-    at_random: Callable[[int], Sequence[float]] | None = None
+    train: Callable[..., TrainingResult]  # takes a seed and further settings of its configuration
+    target: float | None  # the mean return of the final evaluation that is asked for; None asks for nothing
+    about: str  # one line for the list of tasks
+    n_seeds: int = 3  # shown unless others are asked for
+    tuned_on: tuple[int, ...] = (0,)  # the seeds that its settings were chosen with
+    at_random: Callable[[int], Sequence[float]] | None = None  # returns of a random player, by the seed
 
     def seeds(self) -> list[int]:
         """Return seeds that no settings were chosen with."""

@@ -4,7 +4,7 @@
 environments. A process answers on its standard output how fast it was, for as long as a line on its input says:
 
     python benchmarks/_shares.py serving N DEVICE
-    python benchmarks/_shares.py training N DEVICE LEARNERS SHARING
+    python benchmarks/_shares.py training N DEVICE LEARNERS SHARING TIMESTEPS
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def serve(n_envs: int, device: str) -> None:
         answer(step, batcher.device)
 
 
-def learn(n_envs: int, device: str, n_learners: int, sharing: Mode) -> None:
+def learn(n_envs: int, device: str, n_learners: int, sharing: Mode, n_timesteps: int) -> None:
     """Train with this process as the first learner; ``n_envs`` is that of each."""
     iterate = TrainingLoop.iterate
 
@@ -98,7 +98,7 @@ def learn(n_envs: int, device: str, n_learners: int, sharing: Mode) -> None:
     TrainingLoop.iterate = answering  # type: ignore[method-assign]
     places: dict[str, Any] = dict.fromkeys(("learner_device", "batcher_device", "evaluation_device"), device)
     config = PPOConfig(
-        n_env_steps=10**15, n_envs=n_envs * n_learners, n_timesteps=T, n_processes=0, n_learners=n_learners,
+        n_env_steps=10**15, n_envs=n_envs * n_learners, n_timesteps=n_timesteps, n_processes=0, n_learners=n_learners,
         sharing=sharing, evaluation_processes=0, evaluation_episodes=1, evaluation_interval=10**15, **places,
     )  # fmt: skip
     train(config, create_model, ActorCriticAgent, create_env)
@@ -106,8 +106,9 @@ def learn(n_envs: int, device: str, n_learners: int, sharing: Mode) -> None:
 
 @contextlib.contextmanager
 def opened(
-    kind: str, m: int, sharing: Mode, n_envs: int, device: torch.device, variables: Mapping[str, str]
-) -> Iterator[Rate]:
+    kind: str, m: int, sharing: Mode, n_envs: int, device: torch.device, variables: Mapping[str, str],
+    n_timesteps: int = T,
+) -> Iterator[Rate]:  # fmt: skip
     """Start m processes that collect, or that learn together, and return what lets all run at once."""
     if sharing != "none" and device.type != "cuda":
         raise SharingError("there is no CUDA device")
@@ -117,7 +118,7 @@ def opened(
     with contextlib.ExitStack() as stack:
         environments: list[dict[str, str]] = [{}]
         if kind == "training":
-            words += [str(m), sharing]
+            words += [str(m), sharing, str(n_timesteps)]
         else:
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", ".* CUDA contexts")  # that is what is measured
@@ -181,8 +182,6 @@ def _compare(kind: str, run: Ladder, where: Row, seconds: float, reference: Rate
         if run.device.type == "cuda":
             with run.limited(**row):
                 found |= _use(kind, *place)
-    except SharingError as error:
-        run.add(**row, left_out=str(error).splitlines()[0])
     except Exception as error:  # whatever it is, the others are measured all the same
         run.failed(error, **row)
     else:
@@ -242,4 +241,4 @@ if __name__ == "__main__":
     if kind == "serving":
         serve(int(n_envs), device)
     else:
-        learn(int(n_envs), device, int(more[0]), more[1])  # type: ignore[arg-type]
+        learn(int(n_envs), device, int(more[0]), more[1], int(more[2]))  # type: ignore[arg-type]

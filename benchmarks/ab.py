@@ -33,28 +33,16 @@ FOLDERS = ("rlstruct", "agents", "batchers", "algos")
 
 @dataclass(frozen=True)
 class Loop:
-    """One line of the table.
+    """One line of the table."""
 
-    Attributes:
-        group: what ``--loops`` calls it.
-        name: as the table says it.
-        unit: what the microseconds are for.
-        n_envs: environments, in all processes together.
-        n_timesteps: of a batch.
-        n_processes: worker processes.
-        words: further words of the command line of the script.
-        script: in ``peers``.
-        environment: which one.
-    """
-
-    group: str
-    name: str
-    unit: str
-    n_envs: int
+    group: str  # what ``--loops`` calls it
+    name: str  # as the table says it
+    unit: str  # what the microseconds are for
+    n_envs: int  # in all processes together
     n_timesteps: int = 128
     n_processes: int = 0
-    words: tuple[str, ...] = ()
-    script: str = "rlstruct_loops.py"
+    words: tuple[str, ...] = ()  # further ones of the command line of the script
+    script: str = "rlstruct_loops.py"  # in ``peers``
     environment: str = "CartPole-v1"
 
     @property

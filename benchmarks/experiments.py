@@ -32,138 +32,99 @@ Sizes = Mapping[str, Sequence[int]]
 
 @dataclass(frozen=True)
 class Experiment:
-    """One entry of the list.
+    """One entry of the list."""
 
-    Attributes:
-        system: whose experiment it is.
-        page: where its table stands, and what the system's own numbers are.
-        sizes: for ``cpu``, ``cuda`` and ``quick``, by the name of what is varied.
-        measure: adds rows whose part is the experiment's name; what is measured is not measured again.
-        table: of its rows, as lines of markdown.
-        draw: its rows into a figure of matplotlib.
-    """
-
-    system: str
-    page: str
-    sizes: Mapping[str, Sizes]
-    measure: Callable[[_gpu_run.Ladder, Sizes], None]
-    table: Callable[[Sequence[_report.Row]], list[str]]
-    draw: Callable[[Sequence[_report.Row], Any], None]
+    system: str  # whose experiment it is
+    page: str  # where its table stands, and what the system's own numbers are
+    sizes: Mapping[str, Sizes]  # for ``cpu``, ``cuda`` and ``quick``, by the name of what is varied
+    measure: Callable[[_gpu_run.Ladder, Sizes], None]  # adds rows whose part is the experiment's name
+    table: Callable[[Sequence[_report.Row]], list[str]]  # of its rows, as lines of markdown
+    draw: Callable[[Sequence[_report.Row], Any], None]  # its rows into a figure of matplotlib
 
 
 _STEPS = (1, 4, 16, 64, 256)
 # On a GPU time may run out: the extremes, and what the papers show, come first.
 _FEW, _MANY = (64, 1024, 8192), (64, 1 << 20, 1 << 14, 1 << 17, 1024)
-_CULE = "CuLE (Dalton et al., 2020)"
-_GAMES = (4096, 32768, 1, 1024, 128, 512, 16384, 8192, 32)
+_GLEESON = partial(Experiment, "vectorisation and kernel fusion (Gleeson et al., 2022)", "docs/kernels.md")
+_CULE = partial(Experiment, "CuLE (Dalton et al., 2020)", "docs/coming_from_cule.md")
+_GMI = partial(Experiment, "GPU multiplexing (GMI-DRL, 2025)", "docs/sharing_a_gpu.md")
 
 
-def _score_sizes(**sizes: int | None) -> dict[str, tuple[Any, ...]]:
-    return {"game": ("Pong", "Breakout"), **{name: (size,) for name, size in sizes.items()}}
+def _score_sizes(*games: str, **sizes: int | None) -> dict[str, tuple[Any, ...]]:
+    return {"game": games or ("Pong", "Breakout"), **{name: (size,) for name, size in sizes.items()}}
 
 
 EXPERIMENTS = {
-    "fusion": Experiment(
-        system="vectorisation and kernel fusion (Gleeson et al., 2022)",
-        page="docs/kernels.md",
-        sizes={
+    "fusion": _GLEESON(
+        {
             "cpu": {"K": _STEPS, "N": _FEW, "W": (0, 12, 60, 124)},
             "cuda": {"K": _STEPS, "N": _MANY, "W": (0, 124, 60, 12)},
             "quick": {"K": (1, 4), "N": (8, 16), "W": (0, 12)},
         },
-        measure=_fusion.measure_fusion,
-        table=_fusion.fusion_table,
-        draw=_fusion.draw_fusion,
+        _fusion.measure_fusion, _fusion.fusion_table, _fusion.draw_fusion,
     ),
-    "compilers": Experiment(
-        system="vectorisation and kernel fusion (Gleeson et al., 2022)",
-        page="docs/kernels.md",
-        sizes={"cpu": {"K": (1, 64), "N": _FEW}, "cuda": {"K": (1, 64), "N": _MANY}, "quick": {"K": (1, 4), "N": (8,)}},
-        measure=_fusion.measure_compilers,
-        table=_fusion.compilers_table,
-        draw=_fusion.draw_compilers,
+    "compilers": _GLEESON(
+        {"cpu": {"K": (1, 64), "N": _FEW}, "cuda": {"K": (1, 64), "N": _MANY}, "quick": {"K": (1, 4), "N": (8,)}},
+        _fusion.measure_compilers, _fusion.compilers_table, _fusion.draw_compilers,
     ),
-    "atari": Experiment(
-        system=_CULE,
-        page="docs/coming_from_cule.md",
-        sizes={
+    "atari": _CULE(
+        {
             "cpu": {"game": ("Pong", "Breakout"), "N": (1, 8, 32, 128), "CPU engines": (1, 8, 32, 128)},
-            "cuda": {"game": ("Breakout",), "N": _GAMES, "CPU engines": (1, 128, 1024, 4096)},
+            "cuda": {
+                "game": ("Breakout",), "N": (4096, 32768, 1, 1024, 128, 512, 16384, 8192, 32),
+                "CPU engines": (1, 128, 1024, 4096),
+            },
             "quick": {"game": ("Pong",), "N": (1, 2), "CPU engines": (2,)},
         },
-        measure=_atari.measure_atari,
-        table=_atari.atari_table,
-        draw=_atari.draw_atari,
+        _atari.measure_atari, _atari.atari_table, _atari.draw_atari,
     ),
-    "atari_score": Experiment(
-        system=_CULE,
-        page="docs/coming_from_cule.md",
-        sizes={
+    "atari_score": _CULE(
+        {
             "cpu": _score_sizes(steps=6000, n_envs=40, on_cpu=8, limit=300, evaluations=4, episodes=8, seconds=60),
             "cuda": _score_sizes(
                 steps=8_000_000, n_envs=1200, on_cpu=120, limit=None, evaluations=16, episodes=32, seconds=230
             ),
-            "quick": {
-                **_score_sizes(steps=480, n_envs=20, on_cpu=2, limit=8, evaluations=1, episodes=2, seconds=60),
-                "game": ("Pong",),
-            },
+            "quick": _score_sizes(
+                "Pong", steps=480, n_envs=20, on_cpu=2, limit=8, evaluations=1, episodes=2, seconds=60
+            ),
         },
-        measure=_atari_score.measure_score,
-        table=_atari_score.score_table,
-        draw=_atari_score.draw_score,
+        _atari_score.measure_score, _atari_score.score_table, _atari_score.draw_score,
     ),
-    "atari_starts": Experiment(
-        system=_CULE,
-        page="docs/coming_from_cule.md",
-        sizes={
-            "cpu": {"N": (64,), "later": (100,)},
-            "cuda": {"N": (512, 4096, 32768), "later": (250,)},
+    "atari_starts": _CULE(
+        {
+            "cpu": {"N": (64,), "later": (100,)}, "cuda": {"N": (512, 4096, 32768), "later": (250,)},
             "quick": {"N": (2,), "later": (2,)},
         },
-        measure=_atari.measure_starts,
-        table=_atari.starts_table,
-        draw=_atari.draw_starts,
+        _atari.measure_starts, _atari.starts_table, _atari.draw_starts,
     ),
     "atari_layout": Experiment(
-        system="Atari consoles of ours: the numbers in rlstruct/sims/atari/machine.py",
-        page="docs/coming_from_cule.md",
-        sizes={
+        "Atari consoles of ours: the numbers in rlstruct/sims/atari/machine.py", "docs/coming_from_cule.md",
+        {
             "cpu": {"N": (8,), "threads": (32,), "apart": (1,)},
             "cuda": {"N": (32768, 4096), "threads": (32, 64, 128, 256), "apart": (1, 2, 4, 8, 32)},
             "quick": {"N": (2,), "threads": (32,), "apart": (1,)},
         },
-        measure=_atari.measure_layout,
-        table=_atari.atari_table,
-        draw=_atari.draw_layout,
+        _atari.measure_layout, _atari.atari_table, _atari.draw_layout,
     ),
     "survey": Experiment(
-        system="RL-Scope (Gleeson et al., MLSys 2021)",
-        page="docs/profiling.md",
-        sizes={
-            "cpu": {"ms": (4_000,), "workers": (0, 2)},
-            "cuda": {"ms": (1_000,), "workers": (16, 0, 4)},
+        "RL-Scope (Gleeson et al., MLSys 2021)", "docs/profiling.md",
+        {
+            "cpu": {"ms": (4_000,), "workers": (0, 2)}, "cuda": {"ms": (1_000,), "workers": (16, 0, 4)},
             "quick": {"ms": (50,), "workers": (0,)},
         },
-        measure=_survey.measure_survey,
-        table=_survey.survey_table,
-        draw=_survey.draw_survey,
+        _survey.measure_survey, _survey.survey_table, _survey.draw_survey,
     ),
     **{
-        kind: Experiment(
-            system="GPU multiplexing (GMI-DRL, 2025)",
-            page="docs/sharing_a_gpu.md",
-            sizes={
-                "cpu": {"m": (2,), "N": few},
-                "cuda": {"m": (4, 10, 2, 7), "N": (1 << 14, 1 << 16, 4096)},
+        kind: _GMI(
+            {
+                "cpu": {"m": (2,), "N": few}, "cuda": {"m": (4, 10, 2, 7), "N": (1 << 14, 1 << 16, 4096)},
                 "quick": {"m": (2,), "N": (8,)},
             },
-            measure=partial(_shares.measure, kind),
-            table=partial(_shares.tabulate, kind),
-            draw=partial(_shares.draw, kind),
+            *(partial(take, kind) for take in (_shares.measure, _shares.tabulate, _shares.draw)),
         )
         for kind, few in (("serving", (64, 512, 4096)), ("training", (16, 64)))  # an update takes longer than a batch
     },
-}
+}  # fmt: skip
 
 
 class Run(_gpu_run.Ladder):
@@ -189,12 +150,6 @@ def measure(name: str, run: Run) -> None:
         figure.savefig(path, dpi=120)
         pyplot.close(figure)
         print(f"Drawn: {path}")
-
-
-def summarise(run: Run) -> None:
-    """Add the ratios that systems name, which come last."""
-    run.rows = [row for row in run.rows if row["part"] != "summary"]
-    _fusion.summarise(run)
 
 
 def forget_older(run: Run, names: Sequence[str]) -> None:
@@ -224,7 +179,7 @@ def main() -> None:
     parts = {name: partial(measure, name) for name in EXPERIMENTS}
     options = _gpu_run.parser(__doc__, parts).parse_args()
     run = _gpu_run.begin(Run, options)
-    _gpu_run.measure(run, {name: parts[name] for name in options.parts}, summarise)
+    _gpu_run.measure(run, {name: parts[name] for name in options.parts}, _fusion.summarise)
     if not options.quick:
         forget_older(run, options.parts)
 

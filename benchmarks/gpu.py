@@ -23,17 +23,21 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
-import _gpu_counts
 import _gpu_run
 import _gpu_rungs
-import _gpu_summary
-from _gpu_profiles import profiling as profiling  # a part, found by its name
-from _gpu_trained import trained as trained
+import _report
+import torch
+from _gpu_profiles import profiling
+from _gpu_trained import WAYS, trained
 from _learning import learning_seconds
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlstruct.agents import ActorCritic, ActorCriticAgent
 from rlstruct.algos import a2c
+from rlstruct.batchers import RL_Batcher
+from rlstruct.errors import WorkerError
 
 
 class Run(_gpu_run.Ladder):
@@ -75,8 +79,8 @@ def launches(run: Run) -> None:
         return
     for rung in run.made("launches", _gpu_rungs.our_rungs(4096, run.device), N=4096):
         with run.caught(part="launches", rung=rung.name, N=4096):
-            counted = _gpu_counts.launches(rung, run.device)
-            run.add(part="launches", rung=rung.name, N=4096, steps=rung.steps, **counted)
+            counts = counted(rung, run.device)
+            run.add(part="launches", rung=rung.name, N=4096, steps=rung.steps, **counts)
 
 
 def policy(run: Run, sizes: Sequence[int] = ()) -> None:
@@ -95,7 +99,7 @@ def sync(run: Run) -> None:
         return
     for graph in (False, True):
         with run.caught(part="sync", graph=graph):
-            run.add(part="sync", graph=graph, sync_debug_mode=_gpu_counts.sync_clean(run.device, graph), target="clean")
+            run.add(part="sync", graph=graph, sync_debug_mode=sync_clean(run.device, graph), target="clean")
 
 
 def training(run: Run) -> None:
@@ -120,6 +124,89 @@ def training(run: Run) -> None:
             run.add(part="training", **where, N=4096, reached=reached, seconds=seconds, env_steps=steps)
 
 
+class _Operators(TorchDispatchMode):
+    """Counts what torch is asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.n = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401
+        self.n += 1
+        return func(*args, **(kwargs or {}))
+
+
+def counted(rung: _gpu_rungs.Rung, device: torch.device) -> dict[str, float]:
+    """Count per step: operators that Python calls, launches of the host, kernels of the device (CUDA only)."""
+    rung.run()
+    with _Operators() as operators:
+        rung.run()
+    found = {"operators_per_step": operators.n / rung.steps}
+    if device.type != "cuda":
+        return found
+    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities) as profile:
+        rung.run()
+    names = [event.name for event in profile.events() if event.device_type == torch.autograd.DeviceType.CPU]
+    kernels = [event for event in profile.events() if event.device_type == torch.autograd.DeviceType.CUDA]
+    host = sum("LaunchKernel" in name or "GraphLaunch" in name for name in names)
+    return found | {"launches_per_step": host / rung.steps, "kernels_per_step": len(kernels) / rung.steps}
+
+
+def sync_clean(device: torch.device, graph: bool) -> str:
+    """Collect whole batches where every wait for the device is an error; returns "clean", or what waited."""
+    batcher = RL_Batcher(
+        16, ActorCriticAgent, _gpu_rungs.create_simulator, agent_args={"model": ActorCritic(4, 2), "device": device},
+        env_args={"n_envs": 4096, "device": device, "backend": "torch"}, seed=0, device=device, graph=graph,
+    )  # fmt: skip
+    with batcher:
+        batcher.reset()
+        for _ in range(2):
+            batcher.execute()
+            batcher.get()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            batcher.execute()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        try:
+            batcher.get()  # what execute met is raised here
+        except WorkerError as error:
+            return str(error).splitlines()[0]
+    return "clean"
+
+
+def summary(run: Run) -> None:
+    """Compute ratios, and compare them with their targets."""
+
+    def rate(part: str, *rungs: str, **where: int) -> float | None:
+        return max(((run.best(part, rung=rung, **where) or 0.0) for rung in rungs), default=0.0) or None
+
+    graph = [
+        _report.ratio(rate("simulation", "CUDA graph", N=n), rate("simulation", "torch eager", N=n))
+        for n in (64, 256, 1024, 4096)
+    ]
+    fused, recorded = (rate("policy", rung, N=4096) for rung in ("Warp fused policy", "torch, batcher's CUDA graph"))
+    one_by_one, vectorised = rate("simulation", "SyncVectorEnv"), rate("simulation", "torch eager", "CUDA graph")
+    trained_at = {n: rate("trained", *WAYS, N=n) for n in (4096, 1 << 16, 1 << 18)}
+    run.summarise(
+        [
+            ("graph over eager, N <= 4096", min(filter(None, graph), default=None), 4.0),
+            ("policy as one kernel over one graph, N = 4096", _report.ratio(fused, recorded), 1.1),
+            ("vectorised (best N) over SyncVectorEnv (best N)", _report.ratio(vectorised, one_by_one), 1000.0),
+            ("policy in the loop, steps per second", run.best("policy"), 1e8),
+            ("trained steps per second, 4,096 environments", trained_at.pop(4096), 1e6),
+            ("trained steps per second, 65,536 or more", max(filter(None, trained_at.values()), default=None), 1e7),
+        ]
+    )
+    sync = [row for row in run.rows if row.get("part") == "sync" and "graph" in row]
+    waits = [row.get("sync_debug_mode", row.get("left_out")) for row in sync]
+    clean = "not measured" if len(waits) < 2 else waits == ["clean", "clean"]
+    run.add(
+        part="summary", ratio="sync_debug_mode('error') through execute()", value=str(waits), target="clean", met=clean
+    )
+
+
 PARTS: dict[str, Callable[[Run], None]] = {
     "first_launch": first_launch, "targets": targets, "sync": sync, "policy": policy, "simulation": simulation,
     "training": training, "launches": launches, "trained": trained, "profiling": profiling,
@@ -129,7 +216,7 @@ PARTS: dict[str, Callable[[Run], None]] = {
 def main() -> None:
     options = _gpu_run.parser(__doc__, PARTS).parse_args()
     run = _gpu_run.begin(Run, options)
-    _gpu_run.measure(run, {name: PARTS[name] for name in options.parts}, _gpu_summary.summary, _gpu_summary.draw)
+    _gpu_run.measure(run, {name: PARTS[name] for name in options.parts}, summary)
 
 
 if __name__ == "__main__":

@@ -2,32 +2,251 @@
 
     python benchmarks/profiler.py [--algorithms dqn] [--seconds 60]
 
-REINFORCE, A2C, DQN and PPO on CartPole, in one process and two. Stretches with and without a profile take turns within
-one training. What a step takes in profiled ones, corrected, is divided by what it takes in the others, by the wall and
-in CPU seconds; the ratio should be 1. Every row is written as it comes. `experiments.py --parts survey` says what the
-profiler finds.
+REINFORCE, A2C, DQN and PPO on CartPole, in one process and two. What a step takes in profiled stretches, corrected, is
+divided by what it takes in the others, by the wall and in CPU seconds; the ratio should be 1. Every row is written as
+it comes. `experiments.py --parts survey` says what the profiler finds.
+
+Equal trainings differ by a tenth to a half on a virtual machine: other programs, and where in memory things lie. So
+profiled and plain stretches take turns within one training, in all of its processes, in the order plain, profiled,
+profiled, plain: what is compared lies a second apart, in the same processes with the same memory. In a plain stretch
+there is no profiler: all processes have left the profile, as after the end of `rlstruct.profiling.profile`.
+
+Nothing changes while it trains: learning rates are 0, so that policies stay random and episodes alike. Of several
+processes each keeps to its own core. Nothing else is done to reduce noise; both kinds of stretch would get it alike.
+Two comparisons say how far to trust it: neighbouring plain stretches with each other, and plain stretches with those
+before anything was profiled.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
-from collections.abc import Sequence
+import mmap
+import multiprocessing
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import product
 from pathlib import Path
 from typing import Any
 
+import gymnasium
+import numpy as np
 import tables
 import torch
-from _profile_accuracy import Episodic, Restarting, Stretches, compare
 from _report import machine, result_path, write
+from numpy.typing import NDArray
 
 from rlstruct.agents import ActorCritic, ActorCriticAgent, QAgent, QNetwork
 from rlstruct.algos import a2c, dqn, ppo, reinforce
+from rlstruct.algos.evaluation import Evaluation
 from rlstruct.algos.training import run_training
-from rlstruct.profiling.operations import SHARE
+from rlstruct.core import DictTensor
+from rlstruct.envs import GymEnv, GymEnvInf
+from rlstruct.profiling.breakdown import break_down
+from rlstruct.profiling.events import Recording, load
+from rlstruct.profiling.operations import SHARE, join, leave, settings
+from rlstruct.profiling.prices import WAIT, Prices, prices_of
+from rlstruct.profiling.recorder import VARIABLE
+
+Numbers = NDArray[np.float64]
+
+SCHEDULED = 2  # CPUCLOCK_SCHED of Linux: the lowest bits of the identifier of a process's CPU clock
+UNTOUCHED = 6  # stretches before anything is profiled
+SETTLE = 0.05  # seconds before each stretch, in which the caches forget how the last one ended
+N_RESAMPLED = 2_000
+CLOCKS = ("wall", "cpu")
+PLAIN, PROFILED = 0, 1
+WINDOW, FOLLOWED, TOOK, STEPS = range(4)  # words of a board: the open window, which one the worker has joined, …
+
+
+class Finished(Exception):
+    """All stretches are over; ends the training."""
+
+
+class Board:
+    """Words of 64 bits that the processes of a training share: what is profiled now, and how much was done."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        with (folder / "board").open("r+b") as file:
+            self.words = memoryview(mmap.mmap(file.fileno(), 0)).cast("q")
+
+    def begin(self, window: int) -> None:
+        os.environ[VARIABLE] = (self.folder / f"{window}.json").read_text()
+        join()
+
+    def end(self) -> None:
+        leave()
+        os.environ.pop(VARIABLE, None)
+
+
+class _Watched:
+    """Environments that count their steps; those of a worker join the window that their parent has opened."""
+
+    def __init__(self, n_envs: int, seed: int, board: Path) -> None:
+        super().__init__([gymnasium.make("CartPole-v1") for _ in range(n_envs)], seed)  # type: ignore[call-arg]
+        self._board, self._window = Board(board), 0
+        self._follows = multiprocessing.parent_process() is not None
+
+    def step(self, action: DictTensor) -> Any:  # noqa: ANN401 - as GymEnv says
+        """Look whether it is time to record, or no longer."""
+        words = self._board.words
+        words[STEPS] += 1
+        if self._follows and words[WINDOW] != self._window:
+            self._window, begun = words[WINDOW], time.perf_counter_ns()
+            if self._window:
+                self._board.begin(self._window)
+            else:
+                self._board.end()
+            words[TOOK], words[FOLLOWED] = time.perf_counter_ns() - begun, self._window
+        return super().step(action)  # type: ignore[misc]
+
+
+class Restarting(_Watched, GymEnvInf):
+    """For all algorithms but REINFORCE."""
+
+
+class Episodic(_Watched, GymEnv):
+    """Stand still at the end of an episode."""
+
+
+class Stretches:
+    """Stands where a training evaluates: is asked after each iteration, and opens and closes windows; plays nothing."""
+
+    busy = False
+
+    def __init__(self, board: Board, seconds: float, total: float, operators: float) -> None:
+        self._board, self._seconds, self._total, self._operators = board, seconds, total, operators
+        self._script: Iterator[None] | None = None
+        self._clocks: list[int] = []
+        self.found: list[tuple[int, list[float]]] = []  # number of the window, 0 for none; seconds and steps
+
+    def start(self, weights: Mapping[str, Any], *, env_steps: int, policy_version: int) -> None:
+        self._asked = env_steps, policy_version
+
+    def wait(self) -> Evaluation:
+        pids = [os.getpid(), *(child.pid for child in multiprocessing.active_children() if child.pid)]
+        for pid, core in zip(pids, sorted(os.sched_getaffinity(0), reverse=True), strict=False):
+            os.sched_setaffinity(pid, {core})
+        self._clocks = [(~pid << 3) | SCHEDULED for pid in pids]
+        self._script = self._all()
+        return Evaluation(*self._asked, returns=(0.0,), lengths=(1,), seconds=0.0)
+
+    def poll(self) -> None:
+        next(self._script)
+
+    def _all(self) -> Iterator[None]:
+        end = time.perf_counter() + self._total
+        for _ in range(UNTOUCHED):
+            yield from self._one(0)
+        yield from self._one(1)
+        self.found.pop()  # torch prepares itself at its first profile
+        for cycle in itertools.count():
+            for place, kind in enumerate((PLAIN, PROFILED, PROFILED, PLAIN)):
+                yield from self._one(kind * (2 + 4 * cycle + place))
+            if time.perf_counter() > end:
+                raise Finished
+
+    def _one(self, window: int) -> Iterator[None]:
+        words = self._board.words
+        settled = time.perf_counter() + SETTLE
+        while time.perf_counter() < settled or words[FOLLOWED]:
+            yield
+        words[TOOK] = 0
+        if window:
+            said = settings(self._board.folder / str(window), window=3600.0, operators=self._operators)
+            (self._board.folder / f"{window}.json").write_text(said.replace('"start"', '"training"'))
+            self._board.begin(window)
+            words[WINDOW] = window
+        begun = self._read()
+        while time.perf_counter() - begun[0] < self._seconds:
+            yield
+        wall, cpu, steps = self._read() - begun
+        took = 1e-9 * words[TOOK]
+        self.found.append((window, [wall - took, cpu - took, steps]))
+        if window:
+            words[WINDOW] = 0
+            words[FOLLOWED] |= len(self._clocks) > 1
+            self._board.end()
+
+    def _read(self) -> Numbers:
+        cpu = sum(map(time.clock_gettime, self._clocks))
+        return np.asarray([time.perf_counter(), cpu, self._board.words[STEPS]])
+
+
+Train = Callable[[Stretches, Path], object]
+
+
+def compare(train: Train, *, seconds: float, stretch: float, operators: float) -> dict[str, Any]:
+    """Train with profiled and plain stretches in turn; ``train`` gets what to ask for evaluations, and a folder.
+
+    A row has, by the wall and in CPU seconds, with 95 % intervals: how much more a step takes in profiled stretches,
+    corrected (``bias``) and as measured (``uncorrected_bias``), as a share of what it takes in plain ones; how much
+    neighbouring plain stretches differ (``noise``), and plain ones from those before the first profile (``residue``).
+    """
+    cores = os.sched_getaffinity(0)
+    folder = Path(tempfile.mkdtemp())
+    (folder / "board").write_bytes(bytes(8 * 4))
+    try:
+        stretches = Stretches(Board(folder), stretch, seconds, operators)
+        try:
+            train(stretches, folder)
+        except Finished:
+            pass
+        finally:
+            os.sched_setaffinity(0, cores)
+        paid, prices = payments(folder, [window for window, _ in stretches.found if window])
+    finally:
+        shutil.rmtree(folder)
+    each = np.asarray([numbers for _, numbers in stretches.found])
+    windows = np.asarray([window for window, _ in stretches.found])
+    row: dict[str, Any] = {"operators": operators, "cycles": (len(windows) - UNTOUCHED) // 4, **prices}
+    row["steps"] = each[:, 2].tolist()
+    for column, clock in enumerate(CLOCKS):
+        logs = np.log(each[:, column] / each[:, 2])
+        untouched, cycles = logs[:UNTOUCHED], logs[UNTOUCHED:].reshape(-1, 4)
+        of_window = np.asarray([paid[window][column] if window else 0.0 for window in windows])
+        kept = np.log1p(-of_window / each[:, column])[UNTOUCHED:].reshape(-1, 4)[:, 1:3].mean(1)
+        bias = cycles[:, 1:3].mean(1) - cycles[:, ::3].mean(1)
+        noise = np.asarray([b[0] - a[3] for a, b in itertools.pairwise(cycles)])
+        residue = (cycles[:, ::3].reshape(-1)[:, None] - untouched[2:]).reshape(-1)
+        row[f"stretches_{clock}"] = each[:, column].tolist()
+        row[f"paid_{clock}"] = of_window.tolist()
+        found = {"bias": bias + kept, "uncorrected_bias": bias, "noise": noise, "residue": residue}
+        for name, values in found.items():
+            row[f"{name}_{clock}"] = float(np.expm1(np.median(values)))
+            row[f"{name}_{clock}_interval"] = interval(values)
+    return row
+
+
+def payments(folder: Path, windows: Sequence[int]) -> tuple[dict[int, tuple[float, float]], dict[str, float]]:
+    """Return the seconds that a correction takes away, by window: of the wall and of CPU seconds; and the prices."""
+    recordings = {window: load(folder / str(window)) for window in windows}
+    prices = prices_of([one for found in recordings.values() for one in found])
+    some = prices[os.getpid()]
+    said = {"operation_cost": some.operation, "operator_cost": some.event or 0.0}
+    return {window: _paid(found, prices) for window, found in recordings.items()}, said
+
+
+def _paid(recordings: Sequence[Recording], prices: Mapping[int, Prices]) -> tuple[float, float]:
+    processes = break_down(recordings, prices)
+    # A wait costs no CPU seconds, so that it cannot become shorter either.
+    working = [row for process in processes for row in process.rows if row.path[-1:] != (WAIT,)]
+    cpu = sum(float((row.seconds - row.corrected).sum()) for row in working)
+    return processes[0].seconds - processes[0].corrected, cpu
+
+
+def interval(values: Numbers) -> tuple[float, float]:
+    """Bootstrap a median of logarithms: from 2.5 to 97.5 %, as shares."""
+    drawn = np.random.default_rng(0).choice(values, (N_RESAMPLED, len(values)))
+    low, high = np.expm1(np.quantile(np.median(drawn, axis=1), (0.025, 0.975)))
+    return float(low), float(high)
+
 
 ACTOR_CRITIC = partial(ActorCritic, n_inputs=4, n_actions=2), ActorCriticAgent
 Q_NETWORK = partial(QNetwork, n_inputs=4, n_actions=2), QAgent
@@ -41,9 +260,9 @@ TASKS: dict[str, tuple[Any, ...]] = {  # learner, settings, network, agent, envi
 
 def train(name: str, n_processes: int, stretches: Stretches, board: Path) -> None:
     """Train from a fixed seed, without learning, until the stretches are over."""
-    learner, settings, *factories = TASKS[name]
+    learner, defaults, *factories = TASKS[name]
     config = replace(
-        settings, n_envs=8, n_processes=n_processes, learning_rate=0.0, evaluation_processes=0, evaluation_episodes=1,
+        defaults, n_envs=8, n_processes=n_processes, learning_rate=0.0, evaluation_processes=0, evaluation_episodes=1,
         evaluation_step_limit=10_000, evaluation_interval=10**9,
     )  # fmt: skip
     run_training(learner, config, *factories, env_args={"board": board}, create_evaluator=lambda _: stretches)
@@ -52,7 +271,7 @@ def train(name: str, n_processes: int, stretches: Stretches, board: Path) -> Non
 def measure_accuracy(names: Sequence[str], *, dry: bool, **how: float) -> None:
     """Compare stretches of trainings with and without a profile."""
     rows: list[dict[str, Any]] = []
-    for name, n_processes in product(names, (0, 1)):
+    for name, n_processes in itertools.product(names, (0, 1)):
         found = compare(partial(train, name, n_processes), **how)
         rows.append({"part": "accuracy", "algorithm": name, "processes": 1 + n_processes, **found})
         if not dry:
@@ -61,7 +280,7 @@ def measure_accuracy(names: Sequence[str], *, dry: bool, **how: float) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--algorithms", nargs="+", choices=tuple(TASKS), default=tuple(TASKS))
     parser.add_argument("--seconds", type=float, default=60.0, help="of each of the eight kinds of training")
     parser.add_argument("--stretch", type=float, default=0.25, help="seconds with or without a profile in turn")

@@ -5,121 +5,59 @@
 nothing, the most that this machine has to give. ``collection``: one and two workers, of this machine and of Ray,
 TorchRL's RayCollector and RLlib's env runners, in turns. ``plan``: what a batch costs the learner's process on a
 cluster, from which docs/scaling.md plans a large one. Needs two idle cores and six minutes; what is done is written
-after each part. Where
-there is a GPU all learners share the first one.
+after each part. Where there is a GPU all learners share the first one.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import contextlib
 import os
 import statistics
-import tempfile
 import time
-from pathlib import Path
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import tables
 import torch
 from _contenders import PEERS_PYTHON, Entry, compete
 from _report import machine, write
+from _shares import opened
 from gymnasium import spaces
-from torch import Tensor, multiprocessing
+from torch import Tensor
 
 from rlstruct import DictTensor, VecEnv
-from rlstruct.agents import ActorCritic, ActorCriticAgent, RandomAgent
-from rlstruct.algos.ppo import PPOConfig, train
-from rlstruct.algos.training import TrainingLoop
+from rlstruct.agents import RandomAgent
 from rlstruct.batchers import RL_Batcher
-from rlstruct.errors import ClusterError, LearnerError, WorkerError
-from rlstruct.sims import make
 
-APART = "apart, 2 trainings"
-HIDDEN = (256, 256)
-N_ENVS = 64
-N_WARM = 2  # updates before the clock starts: code is compiled in them
+N_ENVS, T = 64, 128
 N_FRAME = 84 * 84 * 4
 WEIGHTS = 2**22  # of 4 bytes each
 OF_RAY = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}  # else its workers give way to everybody's
 
 
-def create_env(n_envs: int, seed: int, device: str = "cpu") -> Any:  # noqa: ANN401 - a simulator
-    return make("CartPole-v1", n_envs, seed, auto_reset=True, device=device)
-
-
-def create_model() -> ActorCritic:
-    return ActorCritic(4, 2, hidden=HIDDEN)
-
-
-class Timed:
-    """Notes when each update of a training in this process ends, and the CPU seconds of this process until then."""
-
-    def __init__(self) -> None:
-        self.ends: list[tuple[float, float, int]] = []
-        iterate = TrainingLoop.iterate
-
-        def timed(loop: TrainingLoop) -> None:
-            iterate(loop)
-            if loop.config.learner_device != "cpu":
-                torch.cuda.synchronize()
-            self.ends.append((time.perf_counter(), time.process_time(), loop.env_steps))
-
-        TrainingLoop.iterate = timed  # type: ignore[method-assign]
-
-    def rates(self) -> tuple[float, float]:
-        """Return all learners' steps per second, and per CPU second of one, without the first updates."""
-        (start, cpu_start, before), (end, cpu_end, after) = self.ends[N_WARM - 1], self.ends[-1]
-        self.ends.clear()
-        return (after - before) / (end - start), (after - before) / (cpu_end - cpu_start)
-
-
-def settings(n_learners: int, n_envs: int, n_updates: int, device: str) -> PPOConfig:
-    """Return the settings of a training of so many updates."""
-    places: dict[str, Any] = dict.fromkeys(("learner_device", "batcher_device", "evaluation_device"), device)
-    return PPOConfig(
-        n_env_steps=n_updates * n_envs * 128, n_envs=n_envs, n_processes=0, n_learners=n_learners,
-        evaluation_processes=0, evaluation_episodes=1, evaluation_interval=10**9, **places,
-    )  # fmt: skip
-
-
-def train_apart(rank: int, folder: str, n_updates: int, device: str) -> None:
-    """Be one of two trainings that exchange nothing, and note how fast this one is."""
-    torch.set_num_threads(1)
-    timed = Timed()
-    train(settings(1, N_ENVS, n_updates + N_WARM, device), create_model, ActorCriticAgent, create_env)
-    Path(folder, f"{rank}.json").write_text(json.dumps(timed.rates()))
-
-
-def both_apart(n_updates: int, device: str) -> tuple[float, float]:
-    """Return the steps per second of two trainings at the same time, together, and those per CPU second of each."""
-    with tempfile.TemporaryDirectory() as folder:
-        multiprocessing.spawn(train_apart, (folder, n_updates, device), nprocs=2)
-        rates = [json.loads(Path(folder, f"{rank}.json").read_text()) for rank in range(2)]
-    return sum(rate for rate, _ in rates), sum(rate for _, rate in rates)
-
-
-def learners(rounds: int, n_updates: int) -> list[dict[str, Any]]:
-    """Train with one learner and with several, in turns."""
-    timed, device = Timed(), "cuda:0" if torch.cuda.is_available() else "cpu"
-    counts = (2,) if device == "cpu" else (2, 4)
-    work = {"one": (1, N_ENVS)}
-    work |= {f"same, {k} learners": (k, N_ENVS) for k in counts}
-    work |= {f"double, {k} learners": (k, k * N_ENVS) for k in counts}
-    rates: dict[str, list[tuple[float, float]]] = {name: [] for name in (*work, APART)}
-    for _ in range(rounds):
-        rates[APART].append(both_apart(n_updates, device))
-        for name, (k, n_envs) in work.items():
-            train(settings(k, n_envs, n_updates + N_WARM, device), create_model, ActorCriticAgent, create_env)
-            rates[name].append(timed.rates())
+def learners(rounds: int, seconds: float) -> list[dict[str, Any]]:
+    """Train with one learner and with several, in turns; all processes wait while others train."""
+    device = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
+    counts = (2,) if device.type == "cpu" else (2, 4)
+    work = {"one": [(1, N_ENVS)]}  # trainings at the same time: learners, and environments of each
+    work |= {f"same, {k} learners": [(k, N_ENVS // k)] for k in counts}
+    work |= {f"double, {k} learners": [(k, N_ENVS)] for k in counts}
+    work["apart, 2 trainings"] = [(1, N_ENVS)] * 2
+    found: dict[str, list[float]] = {name: [] for name in work}
+    with contextlib.ExitStack() as stack, ThreadPoolExecutor(2) as pool:
+        trainings = {
+            name: [stack.enter_context(opened("training", k, "none", n, device, {}, T)) for k, n in each]
+            for name, each in work.items()
+        }
+        for _ in range(rounds):
+            for name, rates in trainings.items():
+                found[name].append(sum(pool.map(lambda rate: rate(seconds), rates)))
     rows: list[dict[str, Any]] = []
-    for name, found in rates.items():
-        pairs = list(zip(found, rates["one"], strict=True))
-        ratio, cpu_ratio = (statistics.median(ours[i] / one[i] for ours, one in pairs) for i in range(2))
-        rows.append(
-            {"part": "learners", "work": name, "device": device, "ratio": ratio, "cpu_ratio": cpu_ratio,
-             "steps_per_s": statistics.median(rate for rate, _ in found), "rounds_steps_per_s": found}
-        )  # fmt: skip
+    for name, values in found.items():
+        ratio = statistics.median(ours / one for ours, one in zip(values, found["one"], strict=True))
+        rates_of = {"steps_per_s": statistics.median(values), "rounds_steps_per_s": values}
+        rows.append({"part": "learners", "work": name, "device": str(device), "ratio": ratio, **rates_of})
     return rows
 
 
@@ -219,8 +157,9 @@ def plan(rounds: int) -> list[dict[str, Any]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5, help="turns of each, at least 5")
-    parser.add_argument("--updates", type=int, default=6, help="of each training")
-    parser.add_argument("--seconds", type=float, default=1.0, help="of each turn of collection")
+    parser.add_argument(
+        "--seconds", type=float, default=1.0, help="of each turn of collection; trainings get five times as long"
+    )
     parser.add_argument("--part", nargs="*", choices=("learners", "collection", "plan"), help="not written")
     parser.add_argument("--peers", default=PEERS_PYTHON, help="the peers' interpreter")
     options = parser.parse_args()
@@ -229,7 +168,7 @@ def main() -> None:
     torch.set_num_threads(1)
     print(machine())
     parts = {
-        "learners": lambda: learners(rounds, options.updates),
+        "learners": lambda: learners(rounds, 5 * options.seconds),
         "collection": lambda: collection(rounds, options.seconds, options.peers),
         "plan": lambda: plan(rounds),
     }
@@ -239,7 +178,7 @@ def main() -> None:
         try:
             rows += parts[name]()
             print(tables.text(f"scale_{name}", rows))
-        except (ImportError, ClusterError, LearnerError, WorkerError) as error:
+        except (ImportError, RuntimeError) as error:
             rows.append({"part": name, "work": "all", "not_run": f"{error}".splitlines()[0]})
             print(f"{name}: not run: {error}")
         print(f"{name} took {time.perf_counter() - start:.0f} s", flush=True)

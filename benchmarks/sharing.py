@@ -17,7 +17,6 @@ import os
 import statistics
 import tempfile
 import time
-import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -51,31 +50,27 @@ class Run(_gpu_run.Run):
     def rate(self, makers: Sequence[Maker]) -> None:
         """Time what makers make, in turns; a row for each, also for those that cannot be made or that fail."""
         with contextlib.ExitStack() as open_ones:
-            collects: list[tuple[_report.Row, Make, Collect, list[float]]] = []
-            counts: list[tuple[int, int]] = []
+            made: list[tuple[_report.Row, Make, Collect, tuple[int, int], list[float]]] = []
             for row, make in makers:
-                try:
+                with self.caught(**row):  # whatever it is, the others are measured all the same
                     if time.perf_counter() > self.deadline:
-                        raise TimeoutError("the time budget is used up")
+                        raise SharingError(_gpu_run.NO_TIME)
                     collect = open_ones.enter_context(make())
-                    counts.append(collect())  # a warm-up: kernels are loaded, graphs recorded
+                    counts = collect()  # a warm-up: kernels are loaded, graphs recorded
                     collect()
-                    collects.append((row, make, collect, []))
-                except Exception as error:  # whatever it is, the others are measured all the same
-                    traceback.print_exception(error)
-                    self.add(**row, left_out=_first_line(error))
+                    made.append((row, make, collect, counts, []))
             for _ in range(5):
-                for *_, collect, seconds in collects:
+                for _, _, collect, _, seconds in made:
                     start = time.perf_counter()
                     collect()
                     seconds.append(time.perf_counter() - start)
-        for (row, make, _, seconds), (samples, inferences) in zip(collects, counts, strict=True):
+        for row, make, _, (samples, inferences), seconds in made:
             rate = samples / statistics.median(seconds)
-            rounds = [samples / each for each in seconds]
-            counted = inferences / samples
-            load = os.getloadavg()[0]  # beyond the cores, the machine had other things to do
-            found = {"samples_per_second": rate, "inferences_per_sample": counted, "load": load, "rounds": rounds}
-            written = self.add(**row, **found)
+            written = self.add(
+                **row, samples_per_second=rate, inferences_per_sample=inferences / samples,
+                load=os.getloadavg()[0],  # beyond the cores, the machine had other things to do
+                rounds=[samples / each for each in seconds],
+            )  # fmt: skip
             with self.caught(part="use", **{name: value for name, value in row.items() if name != "part"}):
                 written |= self.use(make)
                 _report.write(self.name, self.rows)
@@ -90,15 +85,6 @@ class Run(_gpu_run.Run):
                 while time.perf_counter() < end:
                     collect()
             return _gpu_run.use_in(f"{folder}/profile")
-
-    def found(self, part: str, **where: object) -> float | None:
-        """The highest rate of samples in rows with these values, None if none was measured."""
-        rates = [
-            row["samples_per_second"]
-            for row in self.rows
-            if row["part"] == part and "samples_per_second" in row and all(row.get(k) == v for k, v in where.items())
-        ]
-        return max(rates, default=None)
 
 
 class EagerSearchAgent(SearchAgent):
@@ -117,25 +103,15 @@ def processes(run: Run, n: int, sharing: str) -> Iterator[Collect]:
     cores = len(os.sched_getaffinity(0))
     if run.device.type == "cpu" and n > cores:
         raise SharingError(f"{n} processes would wait for each other on {cores} cores")
-    model, n_simulations = SmallNet(), _n_simulations(run)
+    n_simulations = _n_simulations(run)
     with warnings.catch_warnings(), contextlib.ExitStack() as end:
         warnings.filterwarnings("ignore", "RL_Batcher: .* CUDA contexts")  # that is what is measured
+        searching = {"n_simulations": n_simulations, "max_depth": MAX_DEPTH}
         batcher = RL_Batcher(
-            1,
-            PlainSearchAgent,
-            _game,
-            agent_args={
-                "model": model,
-                "n_simulations": n_simulations,
-                "max_depth": MAX_DEPTH,
-                "device": str(run.device),
-            },
-            env_args={"n_envs": 1, "device": str(run.device)},
-            n_processes=n,
-            seed=0,
-            device=run.device,
+            1, PlainSearchAgent, _game, agent_args={"model": SmallNet(), "device": str(run.device), **searching},
+            env_args={"n_envs": 1, "device": str(run.device)}, n_processes=n, seed=0, device=run.device,
             sharing=sharing,  # type: ignore[arg-type]
-        )
+        )  # fmt: skip
         end.enter_context(batcher)
         batcher.reset()
         yield partial(_batch, batcher, n_simulations + 1)
@@ -146,21 +122,12 @@ def one_process(run: Run, n_games: int, n_simulations: int, graph: bool) -> Iter
     """One process that searches in all games at once."""
     if graph and run.device.type != "cuda":
         raise SharingError("there is no CUDA device")
-    batcher = RL_Batcher(
-        1,
-        SearchAgent if graph else EagerSearchAgent,
-        _game,
-        agent_args={
-            "model": SmallNet(),
-            "create_simulator": ConnectFour,
-            "config": SearchConfig(method="puct", n_simulations=n_simulations, max_depth=MAX_DEPTH),
-            "device": str(run.device),
-        },
-        env_args={"n_envs": n_games, "device": str(run.device)},
-        seed=0,
-        device=run.device,
-    )
-    with batcher:
+    config = SearchConfig(method="puct", n_simulations=n_simulations, max_depth=MAX_DEPTH)
+    searching = {"model": SmallNet(), "create_simulator": ConnectFour, "config": config, "device": str(run.device)}
+    with RL_Batcher(
+        1, SearchAgent if graph else EagerSearchAgent, _game, agent_args=searching,
+        env_args={"n_envs": n_games, "device": str(run.device)}, seed=0, device=run.device,
+    ) as batcher:  # fmt: skip
         batcher.reset()
         yield partial(_batch, batcher, n_simulations + 1)
 
@@ -186,11 +153,6 @@ def _game(n_envs: int, seed: int, device: str) -> ConnectFour:
 def _n_simulations(run: Run) -> int:
     """Of a sample, whose first inference is for the root."""
     return (20 if run.quick else N_INFERENCES) - 1
-
-
-def _first_line(error: Exception) -> str:
-    said = str(error).strip().splitlines() or [""]
-    return said[0] if isinstance(error, SharingError | TimeoutError) else f"{type(error).__name__}: {said[0]}"
 
 
 def table(run: Run) -> None:
@@ -224,23 +186,18 @@ def simulations(run: Run) -> None:
 
 def summary(run: Run) -> None:
     """Compute ratios and compare them with their targets; of rows that were timed in turns."""
-    run.rows = [row for row in run.rows if row["part"] != "summary"]
+    rate = partial(run.best, unit="samples_per_second")
     ratios: list[tuple[str, float | None, float | None]] = []
     for n in sorted({16, *(row["against"] for row in run.rows if "against" in row)}):
-        kinds = ("batched", "batched, CUDA graph")
-        batched = max((run.found("table", sharing=kind, against=n) or 0.0 for kind in kinds), default=0.0) or None
-        none, mps = (run.found("table", sharing=mode, processes=n) for mode in ("none", "mps"))
-        ratios.append(
-            (f"one batched process over {n} under MPS", _report.ratio(batched, mps), 1.0 if n == 16 else None)
-        )
-        ratios.append((f"one batched process over {n} in turns", _report.ratio(batched, none), None))
-        ratios.append((f"{n} under MPS over {n} in turns", _report.ratio(mps, none), 2.0 if n == 16 else None))
-    at_128 = run.found("simulations", simulations=128)
-    ratios.append(("simulations per second, 128 for each move", 128 * at_128 if at_128 else None, 1e6))
-    for name, value, target in ratios:
-        if value is not None or target is not None:
-            met = "not measured" if value is None else None if target is None else value >= target
-            run.add(part="summary", ratio=name, value=value, target=target, met=met)
+        batched = rate("table", processes=1, against=n)
+        none, mps = (rate("table", sharing=mode, processes=n) for mode in ("none", "mps"))
+        ratios += [
+            (f"one batched process over {n} under MPS", _report.ratio(batched, mps), 1.0 if n == 16 else None),
+            (f"one batched process over {n} in turns", _report.ratio(batched, none), None),
+            (f"{n} under MPS over {n} in turns", _report.ratio(mps, none), 2.0 if n == 16 else None),
+        ]
+    at_128 = rate("simulations", simulations=128)
+    run.summarise([*ratios, ("simulations per second, 128 for each move", at_128 and 128 * at_128, 1e6)])
 
 
 PARTS: dict[str, Callable[[Run], None]] = {"simulations": simulations, "table": table}

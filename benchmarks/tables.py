@@ -11,7 +11,7 @@ import json
 import re
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
@@ -19,6 +19,7 @@ from typing import Any
 
 import atari_exact
 import experiments
+import robustness
 import time_to_475
 from _learning import last_five
 from _report import Row, machine, table
@@ -38,7 +39,7 @@ DOCS = HERE.parent / "docs"
 PAGES = [
     DOCS / "workers.md", DOCS / "kernels.md", HERE / "README.md", HERE.parent / "README.md",
     *sorted((DOCS / "algorithms").glob("*.md")), DOCS / "sharing_a_gpu.md", DOCS / "profiling.md", DOCS / "scaling.md",
-    DOCS / "atari.md", DOCS / "coming_from_cule.md",
+    DOCS / "atari.md", DOCS / "coming_from_cule.md", DOCS / "robustness.md",
 ]  # fmt: skip
 Rows = list[Row]
 Table = Callable[[Rows], list[str]]
@@ -62,15 +63,21 @@ def load(name: str) -> tuple[Rows, str]:
     return found["rows"], found["machine"]["commit"]
 
 
-def columns(head: str, cells: Callable[[Row], Sequence[object]], left: int = 1, part: str = "") -> Table:
-    """Return what makes a table with one line for each row, of a part of the benchmark where it has parts."""
+def columns(head: str, cells: str | Callable[[Row], str], left: int = 1, part: str = "") -> Table:
+    """Return what makes a table with one line for each row, of a part of the benchmark where it has parts.
+
+    ``cells`` is a line with the keys of the row in braces, or what returns a line; both without the outermost bars.
+    """
 
     def make(rows: Rows) -> list[str]:
         kept = [row for row in rows if not part or row["part"] == part]
-        empty = [""] * (head.count("|") - 1)
-        lines = [
-            [row["work"], f"not run: {row['not_run']}", *empty] if "not_run" in row else cells(row) for row in kept
-        ]
+        lines = []
+        for row in kept:
+            if "not_run" in row:
+                line = f"{row['work']} | not run: {row['not_run']}" + " | " * (head.count("|") - 1)
+            else:
+                line = cells.format(**row) if isinstance(cells, str) else cells(row)
+            lines.append(line.split(" | "))
         return table(head, lines, left) if kept else [NOT_MEASURED]
 
     return make
@@ -217,28 +224,19 @@ def reasons(_: Rows) -> list[str]:
     told = {
         (row["fault"], row["library"]): row["short"].replace("names left", "names left in `/dev/shm`") for row in faults
     }
-    collect = (
-        "[CartPole with a small policy, 64 environments, 2 processes: thousand steps per second](benchmarks/README.md)"
-    )
+    queued, dummy, several = (rate[name] for name in (
+        "rlstruct RL_Batcher, compile_agent=True, queued", "SB3 collect_rollouts, DummyVecEnv",
+        "SB3 collect_rollouts, SubprocVecEnv"))  # fmt: skip
     rows = [
-        [
-            collect,
-            f"{rate['rlstruct RL_Batcher']}; "
-            f"{rate['rlstruct RL_Batcher, compile_agent=True, queued']} compiled and queued",
-            f"{rate['SB3 collect_rollouts, DummyVecEnv']} (Dummy), "
-            f"{rate['SB3 collect_rollouts, SubprocVecEnv']} (Subproc)",
-            *(rate["TorchRL MultiSyncCollector"], "", f"{rate['gymnasium SyncVectorEnv']} (Sync)"),
-        ],
-        [
-            "[PPO on CartPole-v1 until a mean return of 475, tuned (CleanRL: default): seconds](benchmarks/README.md)",
-            *(race["rlstruct PPO"], race["stable-baselines3 PPO"], "", race["CleanRL PPO"], ""),
-        ],
-        [
-            "[8 workers, one step in ten takes ten times as long: share of the ideal](benchmarks/README.md)",
-            f"{min(ours):.0%} to {max(ours):.0%}",
-            *("", "", "", f"{theirs:.0%} (Async)"),
-        ],
-    ]
+        ["[CartPole with a small policy, 64 environments, 2 processes: "
+         "thousand steps per second](benchmarks/README.md)",
+         f"{rate['rlstruct RL_Batcher']}; {queued} compiled and queued", f"{dummy} (Dummy), {several} (Subproc)",
+         rate["TorchRL MultiSyncCollector"], "", f"{rate['gymnasium SyncVectorEnv']} (Sync)"],
+        ["[PPO on CartPole-v1 until a mean return of 475, tuned (CleanRL: default): seconds](benchmarks/README.md)",
+         race["rlstruct PPO"], race["stable-baselines3 PPO"], "", race["CleanRL PPO"], ""],
+        ["[8 workers, one step in ten takes ten times as long: share of the ideal](benchmarks/README.md)",
+         f"{min(ours):.0%} to {max(ours):.0%}", "", "", "", f"{theirs:.0%} (Async)"],
+    ]  # fmt: skip
     for fault, words in (("kill", "a worker is killed"), ("stop", "a simulator hangs, with a time limit of 10 s")):
         cells = [told[fault, name] for name in ("rlstruct", "sb3", "torchrl_collector")]
         rows.append([f"[{words}](docs/robustness.md)", *cells, "", told[fault, "gymnasium"]])
@@ -255,22 +253,25 @@ def reasons(_: Rows) -> list[str]:
 
 def scale(part: str, head: str) -> Table:
     """Return the table of a part of scale.py that compares rates."""
-    return columns(
-        f"who | environment steps per second | {head}",
-        lambda row: [row["work"], f"{row['steps_per_s']:,.0f}", f"{row['ratio']:.2f}"],
-        part=part,
-    )
+    head = f"who | environment steps per second | {head}"
+    return columns(head, "{work} | {steps_per_s:,.0f} | {ratio:.2f}", part=part)
 
 
-def accuracy(row: Row) -> list[object]:
+def accuracy(row: Row) -> str:
     """Return the cells of a profiled training next to unprofiled ones."""
-    names = [f"{name}_{clock}" for clock in ("wall", "cpu") for name in ("uncorrected_bias", "bias")]
-    intervals = [
-        f"{100 * row[name]:+.1f} % ({100 * row[f'{name}_interval'][0]:+.1f} to {100 * row[f'{name}_interval'][1]:+.1f})"
-        for name in [*names, "noise_wall", "residue_wall"]
-    ]
-    who = f"{row['algorithm'].upper()}, {row['processes']} process{'es' if row['processes'] > 1 else ''}"
-    return [who, row["cycles"], *intervals]
+    processes = "1 process" if row["processes"] == 1 else f"{row['processes']} processes"
+    line = f"{row['algorithm'].upper()}, {processes} | {row['cycles']}"
+    for name in (
+        "uncorrected_bias_wall",
+        "bias_wall",
+        "uncorrected_bias_cpu",
+        "bias_cpu",
+        "noise_wall",
+        "residue_wall",
+    ):
+        low, high = row[f"{name}_interval"]
+        line += f" | {100 * row[name]:+.1f} % ({100 * low:+.1f} to {100 * high:+.1f})"
+    return line
 
 
 def experiment(name: str, _: Rows) -> list[str]:
@@ -281,56 +282,29 @@ def experiment(name: str, _: Rows) -> list[str]:
 
 TABLES: dict[str, tuple[str, Table]] = {
     "throughput": ("cpu_collect_throughput", throughput),
-    "slow": ("cpu_collect_slow", columns("| share of the ideal", lambda row: [row["name"], f"{row['share']:.0%}"])),
-    "scaling": (
-        "cpu_collect_scaling",
-        columns("| two processes over one", lambda row: [row["name"], f"{row['factor']:.2f}"]),
-    ),
-    "startup": (
-        "cpu_collect_startup",
-        columns(
-            "workers | first batch, s | first of a second batcher with 4 workers, s | private memory of a worker, MiB",
-            lambda row: [
-                *(row["workers"], f"{row['first']:.2f}", f"{row['second']:.2f}", f"{row['private'] / 2**20:.0f}")
-            ],
-            0,
-        ),
-    ),
-    "tune": (
-        "tune",
-        columns(
-            "task | answer | best of the grid | speed, of the best | probes, of the grid | seconds | memory, off by",
-            lambda row: [
-                *(row["name"], row["answer"], row["best"], f"{row['share']:.1%}"),
-                *(f"{row['probes']} of {row['grid']}", f"{row['seconds']:.0f}", f"{row['projection']:.1%}"),
-            ],
-            3,
-        ),
-    ),
+    "slow": ("cpu_collect_slow", columns("| share of the ideal", "{name} | {share:.0%}")),
+    "scaling": ("cpu_collect_scaling", columns("| two processes over one", "{name} | {factor:.2f}")),
+    "startup": ("cpu_collect_startup", columns(
+        "workers | first batch, s | first of a second batcher with 4 workers, s | private memory of a worker, MiB",
+        lambda row: "{workers} | {first:.2f} | {second:.2f} | {mib:.0f}".format(**row, mib=row["private"] / 2**20), 0,
+    )),
+    "tune": ("tune", columns(
+        "task | answer | best of the grid | speed, of the best | probes, of the grid | seconds | memory, off by",
+        "{name} | {answer} | {best} | {share:.1%} | {probes} of {grid} | {seconds:.0f} | {projection:.1%}", 3,
+    )),
     "scale_learners": ("scale", scale("learners", "times one learner")),
     "scale_collection": ("scale", scale("collection", "two workers of Ray, times as fast")),
-    "scale_plan": (
-        "scale",
-        columns(
-            "batches, from workers that do nothing | ms per batch | MiB per second | "
-            "ms more, with 16 MiB of new weights",
-            lambda row: [
-                *(row["work"], f"{1e3 * row['seconds_per_batch']:.2f}", f"{row['bytes_per_s'] / 2**20:,.0f}"),
-                f"{1e3 * row['seconds_per_16_mib_of_weights']:.1f}",
-            ],
-            part="plan",
-        ),
-    ),
+    "scale_plan": ("scale", columns(
+        "batches, from workers that do nothing | ms per batch | MiB per second | ms more, with 16 MiB of new weights",
+        lambda row: f"{row['work']} | {1e3 * row['seconds_per_batch']:.2f} | {row['bytes_per_s'] / 2**20:,.0f} | "
+        f"{1e3 * row['seconds_per_16_mib_of_weights']:.1f}", part="plan",
+    )),
     "seconds_to_475": ("time_to_475", lambda rows: time_to_475.table(rows).splitlines()),
-    "profile_accuracy": (
-        "profiler",
-        columns(
-            "| cycles | as measured | corrected | CPU seconds, as measured | CPU seconds, corrected | plain over plain "
-            "| plain over never profiled",
-            accuracy,
-            part="accuracy",
-        ),
-    ),
+    "robustness": ("robustness", robustness.report),
+    "profile_accuracy": ("profiler", columns(
+        "| cycles | as measured | corrected | CPU seconds, as measured | CPU seconds, corrected | plain over plain "
+        "| plain over never profiled", accuracy, part="accuracy",
+    )),
     **{name: ("", partial(experiment, name)) for name in experiments.EXPERIMENTS},
     "reasons": ("", reasons),
     "settings": ("", common_settings),
@@ -340,7 +314,7 @@ TABLES: dict[str, tuple[str, Table]] = {
     "strength": ("connect_four_strength", strength),
     **{f"learnt_{name}": ("", partial(learnt, name)) for name in CONFIGS if name != "alphazero"},
     **{f"settings_{name}": ("", partial(settings, kind)) for name, kind in CONFIGS.items()},
-}
+}  # fmt: skip
 
 
 def text(name: str, rows: Rows) -> str:

@@ -41,23 +41,14 @@ TARGET = 475.0
 
 @dataclass(frozen=True)
 class Contender:
-    """One line of the table: who, on what, evaluated how.
+    """One line of the table: who, on what, evaluated how."""
 
-    Attributes:
-        name: as the table says it.
-        algorithm: ``a2c``, ``dqn`` or ``ppo``.
-        task: one of ours in `_tasks.TASKS`; None for peers.
-        kind: how the policy is evaluated, with actions that are ``drawn`` or ``greedy``.
-        apart: whether its environments are others, so that it is not compared.
-        compiled: whether TorchInductor compiles agent and update.
-    """
-
-    name: str
-    algorithm: str
-    task: str | None
-    kind: str
-    apart: bool = False
-    compiled: bool = False
+    name: str  # as the table says it
+    algorithm: str  # ``a2c``, ``dqn`` or ``ppo``
+    task: str | None  # one of ours in `_tasks.TASKS`; None for peers
+    kind: str  # how the policy is evaluated, with actions that are ``drawn`` or ``greedy``
+    apart: bool = False  # its environments are others, so that it is not compared
+    compiled: bool = False  # TorchInductor compiles agent and update
 
 
 CLEANRL = "CleanRL PPO"
@@ -81,12 +72,7 @@ CONTENDERS = (
 
 
 class Stopwatch:
-    """Adds up the seconds of calls of a function.
-
-    Args:
-        owner: the class whose method it is.
-        name: of the method.
-    """
+    """Adds up the seconds of calls of a method of a class."""
 
     def __init__(self, owner: type, name: str) -> None:
         self.seconds, inner = 0.0, getattr(owner, name)
@@ -184,21 +170,14 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
         if contender.task is None:
             theirs[contender.name.split()[0]] = mean
         ratio = "" if contender.apart or contender.task is None else ratio
-        found = {row["seed"]: _words(row) for row in own}
-        cells = " | ".join(found.get(seed, "not run") for seed in seeds)
-        lines.append(f"| {contender.name} | {contender.kind} | {cells} | {mean:.1f} | {ratio} | {_rates(own)} |")
+        found = {row["seed"]: f"{row['seconds']:.1f}{'' if row['reached'] else ' (not reached)'}" for row in own}
+        speed, learning = (statistics.fmean(row[key] for row in own) for key in ("steps_per_second", "share_learning"))
+        compiling = max(row["compiling"] for row in own)
+        cells = [found.get(seed, "not run") for seed in seeds]
+        # An update that is compiled is compared meanwhile: its seconds are not only learning.
+        cells += [f"{mean:.1f}", ratio, f"{compiling:.1f}", f"{speed:,.0f}", "" if compiling else f"{learning:.0%}"]
+        lines.append(f"| {contender.name} | {contender.kind} | {' | '.join(cells)} |")
     return "\n".join(lines)
-
-
-def _rates(rows: Sequence[dict[str, Any]]) -> str:
-    means = {key: statistics.fmean(row[key] for row in rows) for key in ("steps_per_second", "share_learning")}
-    compiling = max(row["compiling"] for row in rows)
-    learning = "" if compiling else f"{means['share_learning']:.0%}"  # an update that is compiled is compared meanwhile
-    return f"{compiling:.1f} | {means['steps_per_second']:,.0f} | {learning}"
-
-
-def _words(row: dict[str, Any]) -> str:
-    return f"{row['seconds']:.1f}" + ("" if row["reached"] else " (not reached)")
 
 
 def _ask(command: tuple[str, ...]) -> dict[str, Any]:

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import signal
 import sys
 import time
+from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Protocol, TextIO
+from typing import Any, TextIO
 
 os.environ["BATCHED_PIPE_TIMEOUT"] = "10"  # TorchRL reads its time limit here
 
@@ -48,47 +50,34 @@ class TroubledEnv(gymnasium.Env[Any, Any]):
         return np.zeros(4, np.float32), 1.0, False, False, {}
 
 
-class Library(Protocol):
-    packages: tuple[str, ...]
-
-    def step(self) -> None:
-        """Step all environments at least once."""
-
-    def close(self) -> None:
-        """Close it as its documentation says."""
+Act = Callable[[], object]
+Library = tuple[Act, Act]
+"""What steps all environments at least once, and what closes the library as its documentation says."""
 
 
-class GymnasiumAsync:
-    packages = ("gymnasium",)
-
-    def __init__(self, folder: str) -> None:
-        from gymnasium.vector import AsyncVectorEnv
-
-        self.env = AsyncVectorEnv([partial(TroubledEnv, folder, index) for index in range(N_WORKERS)])
-        self.env.reset()
-
-    def step(self) -> None:
-        self.env.step_async(np.zeros(N_WORKERS, np.int64))
-        self.env.step_wait(timeout=LIMIT)
-
-    def close(self) -> None:
-        self.env.close()
+def makers(folder: str, make: Callable[[str, int], Any] = TroubledEnv) -> list[Callable[[], Any]]:
+    return [partial(make, folder, index) for index in range(N_WORKERS)]
 
 
-class StableBaselines3:
-    packages = ("stable-baselines3",)
+def gymnasium_async(folder: str) -> Library:
+    from gymnasium.vector import AsyncVectorEnv
 
-    def __init__(self, folder: str) -> None:
-        from stable_baselines3.common.vec_env import SubprocVecEnv
+    env = AsyncVectorEnv(makers(folder))
+    env.reset()
 
-        self.env = SubprocVecEnv([partial(TroubledEnv, folder, index) for index in range(N_WORKERS)])
-        self.env.reset()
+    def step() -> None:
+        env.step_async(np.zeros(N_WORKERS, np.int64))
+        env.step_wait(timeout=LIMIT)
 
-    def step(self) -> None:
-        self.env.step(np.zeros(N_WORKERS, np.int64))
+    return step, env.close
 
-    def close(self) -> None:
-        self.env.close()
+
+def stable_baselines3(folder: str) -> Library:
+    from stable_baselines3.common.vec_env import SubprocVecEnv
+
+    env = SubprocVecEnv(makers(folder))
+    env.reset()
+    return partial(env.step, np.zeros(N_WORKERS, np.int64)), env.close
 
 
 def torchrl_env(folder: str, index: int) -> Any:  # noqa: ANN401
@@ -97,38 +86,23 @@ def torchrl_env(folder: str, index: int) -> Any:  # noqa: ANN401
     return GymWrapper(TroubledEnv(folder, index))
 
 
-class TorchRLParallel:
-    packages = ("torchrl", "torch")
+def torchrl_parallel(folder: str) -> Library:
+    from torchrl.envs import ParallelEnv
 
-    def __init__(self, folder: str) -> None:
-        from torchrl.envs import ParallelEnv
-
-        self.env = ParallelEnv(N_WORKERS, [partial(torchrl_env, folder, index) for index in range(N_WORKERS)])
-        self.env.reset()
-
-    def step(self) -> None:
-        self.env.rollout(10)
-
-    def close(self) -> None:
-        self.env.close()
+    env = ParallelEnv(N_WORKERS, makers(folder, torchrl_env))
+    env.reset()
+    return partial(env.rollout, 10), env.close
 
 
-class TorchRLCollector:
-    packages = ("torchrl", "torch")
+def torchrl_collector(folder: str) -> Library:
+    from torchrl.collectors import MultiSyncCollector
 
-    def __init__(self, folder: str) -> None:
-        from torchrl.collectors import MultiSyncCollector
-
-        make = [partial(torchrl_env, folder, index) for index in range(N_WORKERS)]
-        self.collector: Any = MultiSyncCollector(make, None, frames_per_batch=10 * N_WORKERS, total_frames=-1)
-        self.batches = iter(self.collector)
-        next(self.batches)
-
-    def step(self) -> None:
-        next(self.batches)
-
-    def close(self) -> None:
-        self.collector.shutdown()
+    collector: Any = MultiSyncCollector(
+        makers(folder, torchrl_env), None, frames_per_batch=10 * N_WORKERS, total_frames=-1
+    )
+    step = partial(next, iter(collector))
+    step()
+    return step, collector.shutdown
 
 
 def rlstruct_env(folder: str, seed: int) -> Any:  # noqa: ANN401
@@ -137,39 +111,29 @@ def rlstruct_env(folder: str, seed: int) -> Any:  # noqa: ANN401
     return GymEnvInf([TroubledEnv(folder, seed)], seed=seed)  # seed 0 and one environment each: the seed is the index
 
 
-def rlstruct_agent() -> Any:  # noqa: ANN401
+def rl_batcher(folder: str) -> Library:
     from rlstruct.agents import RandomAgent
+    from rlstruct.batchers import RL_Batcher
 
-    return RandomAgent(TroubledEnv.action_space)
+    batcher = RL_Batcher(
+        10, RandomAgent, rlstruct_env, agent_args={"action_space": TroubledEnv.action_space},
+        env_args={"folder": folder}, n_processes=N_WORKERS, seed=0,
+    )  # fmt: skip
+    batcher.reset()
 
+    def step() -> None:
+        batcher.execute()
+        batcher.get(timeout=LIMIT)
 
-class RlStruct:
-    packages = ("torch",)
-
-    def __init__(self, folder: str) -> None:
-        from rlstruct.batchers import RL_Batcher
-
-        self.batcher = RL_Batcher(
-            10, rlstruct_agent, rlstruct_env, env_args={"folder": folder}, n_processes=N_WORKERS, seed=0
-        )
-        self.batcher.reset()
-        self.step()
-
-    def step(self) -> None:
-        self.batcher.execute()
-        self.batcher.get(timeout=LIMIT)
-
-    def close(self) -> None:
-        self.batcher.close()
+    step()
+    return step, batcher.close
 
 
-LIBRARIES = {
-    "gymnasium": GymnasiumAsync,
-    "sb3": StableBaselines3,
-    "torchrl_parallel": TorchRLParallel,
-    "torchrl_collector": TorchRLCollector,
-    "rlstruct": RlStruct,
-}
+LIBRARIES: dict[str, tuple[Any, ...]] = {  # what starts it, and the packages that it uses
+    "gymnasium": (gymnasium_async, "gymnasium"), "sb3": (stable_baselines3, "stable-baselines3"),
+    "torchrl_parallel": (torchrl_parallel, "torchrl", "torch"),
+    "torchrl_collector": (torchrl_collector, "torchrl", "torch"), "rlstruct": (rl_batcher, "torch"),
+}  # fmt: skip
 
 
 def asked(folder: str) -> str:
@@ -177,16 +141,17 @@ def asked(folder: str) -> str:
     return next((word for word in ("exit", "error", "forget") if os.path.exists(f"{folder}/{word}")), "")
 
 
-def work(library: Library, folder: str, channel: TextIO) -> None:
+def work(library: Library, packages: Sequence[str], folder: str, channel: TextIO) -> None:
     """Step until something happens; report what is raised, and how closing goes."""
 
     def tell(event: str, **facts: Any) -> None:  # noqa: ANN401
         print(json.dumps({"event": event, "at": time.monotonic(), **facts}), file=channel)
 
-    tell("ready", versions={name: version(name) for name in library.packages})
+    step, close = library
+    tell("ready", versions={"Python": platform.python_version(), **{name: version(name) for name in packages}})
     try:
         while not asked(folder):
-            library.step()
+            step()
     except Exception as error:
         origin = error.__cause__ or error.__context__
         cause = None if origin is None else repr(origin)
@@ -194,7 +159,7 @@ def work(library: Library, folder: str, channel: TextIO) -> None:
     else:
         return
     try:
-        library.close()
+        close()
         tell("closed", error=None)
     except Exception as error:
         tell("closed", error=repr(error)[:200])
@@ -206,10 +171,12 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     channel = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
-    library: Library = LIBRARIES[sys.argv[1]](sys.argv[2])
-    library.step()
-    work(library, sys.argv[2], channel)
-    if (ending := asked(sys.argv[2])) == "exit":
+    name, folder = sys.argv[1:]
+    start, *packages = LIBRARIES[name]
+    library: Library = start(folder)
+    library[0]()
+    work(library, packages, folder, channel)
+    if (ending := asked(folder)) == "exit":
         sys.exit(7)
     if ending == "error":
         raise ValueError("a mistake in my own loop")
