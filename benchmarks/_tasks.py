@@ -175,7 +175,7 @@ def _tuned(
     create_env: Callable[..., VecEnv] | None = None, agent: tuple[Any, Any] | None = None,
     changes: dict[str, Any] | None = None, **of_task: Any,  # noqa: ANN401 - of `_task`
 ) -> Task:  # fmt: skip
-    """Make a task with the settings that ``rlstruct train`` begins with, too; on simulators unless told otherwise."""
+    """Make a task with the settings that ``rlstruct train`` begins with, too; on simulators by default."""
     chosen = PRESETS[algorithm, preset or env]
     agent = agent or {"dqn": VALUES, "sac": SOFT}.get(algorithm, DISCRETE)
     config, create_env = replace(chosen.config, **(changes or {})), create_env or partial(simulator, env)

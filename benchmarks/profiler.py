@@ -43,7 +43,7 @@ from numpy.typing import NDArray
 
 from rlstruct.agents import ActorCritic, ActorCriticAgent, QAgent, QNetwork
 from rlstruct.algos import a2c, dqn, ppo, reinforce
-from rlstruct.algos.evaluation import Evaluation
+from rlstruct.algos.callbacks import Callback, TrainingContext
 from rlstruct.algos.training import run_training
 from rlstruct.core import DictTensor
 from rlstruct.envs import GymEnv, GymEnvInf
@@ -62,10 +62,6 @@ N_RESAMPLED = 2_000
 CLOCKS = ("wall", "cpu")
 PLAIN, PROFILED = 0, 1
 WINDOW, FOLLOWED, TOOK, STEPS = range(4)  # words of a board: the open window, which one the worker has joined, …
-
-
-class Finished(Exception):
-    """All stretches are over; ends the training."""
 
 
 class Board:
@@ -115,32 +111,26 @@ class Episodic(_Watched, GymEnv):
     """Stand still at the end of an episode."""
 
 
-class Stretches:
-    """Stands where a training evaluates: is asked after each iteration, and opens and closes windows; plays nothing."""
-
-    busy = False
+class Stretches(Callback):
+    """Opens and closes windows between the iterations of a training, and ends it."""
 
     def __init__(self, board: Board, seconds: float, total: float, operators: float) -> None:
         self._board, self._seconds, self._total, self._operators = board, seconds, total, operators
-        self._script: Iterator[None] | None = None
+        self._script: Iterator[bool] | None = None
         self._clocks: list[int] = []
         self.found: list[tuple[int, list[float]]] = []  # number of the window, 0 for none; seconds and steps
 
-    def start(self, weights: Mapping[str, Any], *, env_steps: int, policy_version: int) -> None:
-        self._asked = env_steps, policy_version
+    def on_update(self, context: TrainingContext) -> None:
+        if self._script is None:  # all processes have started
+            pids = [os.getpid(), *(child.pid for child in multiprocessing.active_children() if child.pid)]
+            for pid, core in zip(pids, sorted(os.sched_getaffinity(0), reverse=True), strict=False):
+                os.sched_setaffinity(pid, {core})
+            self._clocks = [(~pid << 3) | SCHEDULED for pid in pids]
+            self._script = self._all()
+        if not next(self._script, False):
+            context.stop("all stretches are over")
 
-    def wait(self) -> Evaluation:
-        pids = [os.getpid(), *(child.pid for child in multiprocessing.active_children() if child.pid)]
-        for pid, core in zip(pids, sorted(os.sched_getaffinity(0), reverse=True), strict=False):
-            os.sched_setaffinity(pid, {core})
-        self._clocks = [(~pid << 3) | SCHEDULED for pid in pids]
-        self._script = self._all()
-        return Evaluation(*self._asked, returns=(0.0,), lengths=(1,), seconds=0.0)
-
-    def poll(self) -> None:
-        next(self._script)
-
-    def _all(self) -> Iterator[None]:
+    def _all(self) -> Iterator[bool]:
         end = time.perf_counter() + self._total
         for _ in range(UNTOUCHED):
             yield from self._one(0)
@@ -150,13 +140,13 @@ class Stretches:
             for place, kind in enumerate((PLAIN, PROFILED, PROFILED, PLAIN)):
                 yield from self._one(kind * (2 + 4 * cycle + place))
             if time.perf_counter() > end:
-                raise Finished
+                return
 
-    def _one(self, window: int) -> Iterator[None]:
+    def _one(self, window: int) -> Iterator[bool]:
         words = self._board.words
         settled = time.perf_counter() + SETTLE
         while time.perf_counter() < settled or words[FOLLOWED]:
-            yield
+            yield True
         words[TOOK] = 0
         if window:
             said = settings(self._board.folder / str(window), window=3600.0, operators=self._operators)
@@ -165,7 +155,7 @@ class Stretches:
             words[WINDOW] = window
         begun = self._read()
         while time.perf_counter() - begun[0] < self._seconds:
-            yield
+            yield True
         wall, cpu, steps = self._read() - begun
         took = 1e-9 * words[TOOK]
         self.found.append((window, [wall - took, cpu - took, steps]))
@@ -183,7 +173,7 @@ Train = Callable[[Stretches, Path], object]
 
 
 def compare(train: Train, *, seconds: float, stretch: float, operators: float) -> dict[str, Any]:
-    """Train with profiled and plain stretches in turn; ``train`` gets what to ask for evaluations, and a folder.
+    """Train with profiled and plain stretches in turn; ``train`` gets a callback, and the folder of the board.
 
     A row has, by the wall and in CPU seconds, with 95 % intervals: how much more a step takes in profiled stretches,
     corrected (``bias``) and as measured (``uncorrected_bias``), as a share of what it takes in plain ones; how much
@@ -196,8 +186,6 @@ def compare(train: Train, *, seconds: float, stretch: float, operators: float) -
         stretches = Stretches(Board(folder), stretch, seconds, operators)
         try:
             train(stretches, folder)
-        except Finished:
-            pass
         finally:
             os.sched_setaffinity(0, cores)
         paid, prices = payments(folder, [window for window, _ in stretches.found if window])
@@ -265,7 +253,7 @@ def train(name: str, n_processes: int, stretches: Stretches, board: Path) -> Non
         defaults, n_envs=8, n_processes=n_processes, learning_rate=0.0, evaluation_processes=0, evaluation_episodes=1,
         evaluation_step_limit=10_000, evaluation_interval=10**9,
     )  # fmt: skip
-    run_training(learner, config, *factories, env_args={"board": board}, create_evaluator=lambda _: stretches)
+    run_training(learner, config, *factories, env_args={"board": board}, callbacks=[stretches])
 
 
 def measure_accuracy(names: Sequence[str], *, dry: bool, **how: float) -> None:

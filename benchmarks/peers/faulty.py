@@ -52,7 +52,7 @@ class TroubledEnv(gymnasium.Env[Any, Any]):
 
 Act = Callable[[], object]
 Library = tuple[Act, Act]
-"""What steps all environments at least once, and what closes the library as its documentation says."""
+"""A step of all environments, and the way to close that the documentation of the library names."""
 
 
 def makers(folder: str, make: Callable[[str, int], Any] = TroubledEnv) -> list[Callable[[], Any]]:
