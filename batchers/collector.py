@@ -53,8 +53,8 @@ class Collector:
     """One agent in one VecEnv. Each batch continues for T steps from where the last one stopped.
 
     The random stream of environment b has the seed ``seed + b``. ``allocate`` is called once the layout of a slab is
-    known, which is after the agent's first action. With ``gives``, the memory of a large batch passes to the caller,
-    and the next batch gets new memory.
+    known, which is after the agent's first action. Without it slabs are on the device, and the memory of a large batch
+    passes to the caller, so the next batch gets new memory.
 
     Attributes:
         steps: the steps of the last batch. The next batch overwrites them unless they are ``owned``.
@@ -74,10 +74,9 @@ class Collector:
         n_timesteps: int,
         device: torch.device,
         seed: int,
-        allocate: Allocate,
         progress: Progress,
+        allocate: Allocate | None = None,
         compile_agent: bool = False,
-        gives: bool = False,
     ) -> None:
         if env.device != device:
             raise DeviceMismatchError(
@@ -92,13 +91,13 @@ class Collector:
         self._act: Callable[..., Answer] = agent if self._eager else self._runner
         self._slab: Slab | None = None  # holds the last batch, then the next; allocated on first use
         self.steps: Steps
-        self.layout, self._gives, self.owned = Layout(), gives, False
+        self.layout, self._gives, self.owned = Layout(), allocate is None, False
         self.version = 0
         self._T = self.n_timesteps = n_timesteps
         self._step_into = steps_into(env) if device.type == "cpu" else None
         self._device = device
         self._checks = BatchChecks(env.action_space)
-        self._allocate = allocate
+        self._allocate = allocate or (lambda layout: layout.allocate(device))
         self._progress = progress
         self.seed = seed
         self._unprobed = 0  # steps since the agent's purity was last checked

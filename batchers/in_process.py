@@ -42,8 +42,7 @@ class InProcess:
         self._n_envs: list[int] = []
         self._progress.enter(Phase.START)
         agent_seed = (settings.agent_seeds or settings.seeds)[0]
-        kind = {"whole": settings.graph, "gives": True}
-        self._collector = self._run(recipe.make, self._seed, agent_seed, self._progress, **kind)
+        self._collector = self._run(recipe.make, self._seed, agent_seed, self._progress, whole=settings.graph)
         env = self._collector.env
         self._n_envs, self.auto_reset, self.has_gaps = [env.n_envs()], env.auto_reset, env.restarts_take_steps
         # Such an environment uses only torch; others may launch work that is not ordered with torch's streams.

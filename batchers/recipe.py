@@ -46,7 +46,6 @@ class Recipe:
         allocate: Allocate | None = None,
         *,
         whole: bool = False,
-        gives: bool = False,
     ) -> Collector:
         """Call both factories, seed the agent and create a collector. If that fails, close what has been created.
 
@@ -54,9 +53,8 @@ class Recipe:
             seed: seed of the first environment.
             agent_seed: argument of ``agent.seed``.
             progress: see `Collector`.
-            allocate: likewise; by default on the device.
+            allocate: see `Collector`.
             whole: take T steps at once, if the environments can.
-            gives: see `Collector`.
         """
         with contextlib.ExitStack() as undo:
             env = self.create_env(**{**self.env_args, "seed": seed})
@@ -77,10 +75,9 @@ class Recipe:
                 n_timesteps=self.n_timesteps,
                 device=self.device,
                 seed=seed,
-                allocate=allocate or (lambda layout: layout.allocate(self.device)),
                 progress=progress,
+                allocate=allocate,
                 compile_agent=self.compile_agent,
-                gives=gives,
             )
             undo.pop_all()
         return collector

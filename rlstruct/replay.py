@@ -42,7 +42,7 @@ def replay_agent(
     if replay_method_name is not None:
         raise BadTypeError(
             f"replay_agent: got replay_method_name={replay_method_name!r}, an argument of rlstructures; here it "
-            f"always is call_replay. Leave the argument out, and do in call_replay what {replay_method_name} does; a "
+            f"is always call_replay. Leave the argument out, and do in call_replay what {replay_method_name} does; a "
             "subclass may replay in another way. Losses that you compute from the outputs go into a plain dict, "
             "{'loss': loss}. docs/migrating_from_rlstructures.md lists every such change."
         )

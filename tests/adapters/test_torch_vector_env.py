@@ -13,7 +13,6 @@ from rlstruct import DictTensor, resolve_device
 from rlstruct.adapters import TorchVectorEnv
 from rlstruct.batchers import RL_Batcher
 from rlstruct.errors import ShapeMismatchError
-from rlstruct.rl_agent import RL_Agent
 from rlstruct.testing import check_vec_env, forbid_host_sync
 
 B = 4
@@ -102,22 +101,6 @@ class Clamping(Counters):
         return observation, motors.sum(1), terminated, truncated, info
 
 
-class Remembering(RL_Agent):
-    """Acts far outside of the space, and keeps the very tensor of its action in its state."""
-
-    def initial_state(self, agent_info: DictTensor, B: int) -> DictTensor:
-        return DictTensor({"chosen": torch.zeros(B, 2)}).to(self.device)
-
-    def __init__(self, device: str) -> None:
-        self.device = device
-
-    def __call__(
-        self, state: DictTensor, observation: DictTensor, agent_info: DictTensor, history: Any = None
-    ) -> tuple[DictTensor, DictTensor]:
-        action = observation["frame"][:, :2] + 3  # from 3 on
-        return DictTensor({"action": action, "before": state["chosen"]}), DictTensor({"chosen": action})
-
-
 @pytest.mark.parametrize("nested", [False, True])
 @pytest.mark.parametrize("device", ["cpu", "sim:1"])
 def test_a_simulation_may_change_its_action_in_place(device: str, nested: bool) -> None:
@@ -130,27 +113,6 @@ def test_a_simulation_may_change_its_action_in_place(device: str, nested: bool) 
     assert (reached[f"last_{key}"] == 3).all()
     assert (current[f"last_{key}"] == 3).all()
     assert (reached["reward"] == 2).all()  # the simulation used what it had clamped
-
-
-@pytest.mark.parametrize("device", ["cpu", "sim:1"])
-def test_a_batch_and_the_agent_keep_the_action_that_was_chosen(device: str) -> None:
-    with RL_Batcher(
-        6,
-        Remembering,
-        lambda seed: TorchVectorEnv(Clamping(device), device),
-        agent_args={"device": device},
-        seed=0,
-        device=device,
-    ) as batcher:
-        batcher.reset()
-        batcher.execute()
-        steps = batcher.get()[0].trajectories
-    chosen = steps["observation/frame"] + 3
-    assert torch.equal(steps["action/action"], chosen)
-    assert torch.equal(steps["_observation/last_action"], chosen)
-    assert torch.equal(steps["action/before"][:, 1:], chosen[:, :-1])
-    again = ~steps["observation/initial_state"][:, 1:].unsqueeze(2)
-    assert torch.equal(steps["observation/last_action"][:, 1:], chosen[:, :-1] * again)
 
 
 def test_final_observations_of_the_ended_rows_alone_are_refused() -> None:

@@ -109,6 +109,8 @@ def collect(n_batches: int, device: str, adapted: bool, **settings: Any) -> None
             assert torch.equal(steps["action/action"], steps["action/copy"])
             clamped = steps["action/action"].clamp(-1.0, 1.0)
             assert not torch.equal(clamped, steps["action/action"])
+            if adapted:
+                assert torch.equal(steps["_observation/last_action"], steps["action/action"])
             before = steps["observation/frame"][:, :1]
             torch.testing.assert_close(steps["_observation/frame"], before + clamped.cumsum(1))
 
