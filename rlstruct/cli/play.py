@@ -102,8 +102,7 @@ def _play_connect_four(arguments: Sequence[str]) -> None:
     """Run ``rlstruct play connect-four`` with these arguments; columns are read from standard input."""
     options: Game = tyro.cli(Game, args=arguments, prog="rlstruct play connect-four")
     torch.set_num_threads(1)
-    model, who = (None, "random games") if options.run is None else _trained(options.run)
-    method: Literal["uct", "gumbel"] = "uct" if model is None else "gumbel"
+    model, who, method = _trained(options.run)
     settings = SearchConfig(method=method, n_simulations=options.simulations, max_depth=24)
     agent = SearchAgent(model, create_simulator=ConnectFour, config=settings, stochastic=False)
     say(f"You are X, the search is O ({options.simulations} simulations of each move, judged by {who}).")
@@ -170,9 +169,12 @@ def _ask(legal: Sequence[bool]) -> int:
         say(f"{word!r} is no column with a free place. Type a number from 1 to 7, or q to quit.")
 
 
-def _trained(run: Path) -> tuple[nn.Module, str]:
+def _trained(run: Path | None) -> tuple[nn.Module | None, str, Literal["uct", "gumbel"]]:
+    """Return the network that judges positions, its description, and the kind of search."""
+    if run is None:
+        return None, "random games", "uct"
     trained = load_trained(run, auto_reset=True)
     record = trained.record
     if (record.algorithm, record.task.env) != ("alphazero", "ConnectFour-v0"):
         raise UserError(f"--run {run}: {record.algorithm} on {record.task.env}, expected alphazero on ConnectFour-v0.")
-    return trained.model, f"a network after {trained.env_steps:,} moves of self-play"
+    return trained.model, f"a network after {trained.env_steps:,} moves of self-play", "gumbel"

@@ -38,10 +38,10 @@ def run(arguments: Sequence[str]) -> None:
         SystemExit: the command failed.
         KeyboardInterrupt: Ctrl-C, after the recording so far has been reported.
     """
-    options, command = _parse(list(arguments))
-    if "help" in options:
+    if arguments[:1] in (["-h"], ["--help"]):
         say(_USAGE)
         return
+    options, command = _parse(list(arguments))
     # Imported here, because they import torch, which is not needed to report mistakes.
     from rlstruct.profiling.operations import settings
     from rlstruct.profiling.recorder import VARIABLE
@@ -80,8 +80,6 @@ def _parse(words: list[str]) -> tuple[dict[str, str], list[str]]:
     options: dict[str, str] = {}
     while words and words[0].startswith("-"):
         word = words.pop(0)
-        if word in ("-h", "--help"):
-            return {"help": ""}, []
         if word == "--diff":
             if len(words) != 2:
                 raise UserError(f"--diff needs the folders of two profiles, got {len(words)}.")

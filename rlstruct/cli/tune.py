@@ -189,8 +189,8 @@ def _tune_training(algorithm: str, given: TuneTraining) -> None:
         options.out.mkdir(parents=True, exist_ok=True)
         (options.out / "config.json").write_text(json.dumps(asdict(record), indent=2, default=str) + "\n")
         say(f"preset: rlstruct train --config {options.out}")
-    say(f"default: {config.n_processes} x {config.n_envs} environments x {config.n_timesteps} steps.\n"
-        "More steps per update may need another learning rate.")  # fmt: skip
+    default = f"--n-processes {config.n_processes} --n-envs {config.n_envs} --n-timesteps {config.n_timesteps}"
+    say(f"default: {default}\nMore steps per update may need another learning rate.")
 
 
 def _create_learner(algorithm: str, config: TrainingConfig, create_agent: Callable[..., Any], model: nn.Module) -> Any:  # noqa: ANN401 - of that algorithm
