@@ -75,8 +75,9 @@ class BatchChecks:
 
     def _raise_first(self, places: Iterable[tuple[str, int]], B: int, steps: Steps | None = None) -> None:
         """Raise an error for the earliest position, since one NaN or wrong action leads to others."""
-        found = [(2 * (place // B) + (name in self._actions), name, place) for name, place in places]
-        for _, name, place in sorted(entry for entry in found if entry[2] != _FINE)[:1]:
+        found = [(2 * (at // B) + (name in self._actions), name, at) for name, at in places if at != _FINE]
+        if found:
+            _, name, place = min(found)
             t, j = divmod(place, B)
             shown = "out of range"
             if steps is not None and name in self._actions:

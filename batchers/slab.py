@@ -19,6 +19,7 @@ from rlstruct.core import DictTensor, Layout, TemporalDictTensor, expect
 from rlstruct.core.named import part_of
 from rlstruct.engine.graph import copy_grouped
 from rlstruct.errors import UsageError
+from rlstruct.functional.random import StepKeys
 from rlstruct.in_place import FLAGS, Ended, ObservationBuffer
 from rlstruct.vec_env import Observed
 
@@ -74,11 +75,12 @@ class Slab(Steps):
 
     def __init__(self, tensors: dict[str, Tensor], in_place: bool = False) -> None:
         super().__init__(tensors)
-        keys = self.stream["rng"].unbind(0)
+        self._keys = StepKeys(self.stream["rng"])
         planes = {key: plane for key, plane in self.stream.items() if key != "rng"}
         self.slots = [DictTensor.unchecked(dict(zip(planes, r, strict=True))) for r in _rows([*planes.values()])]
         self.shown = [
-            DictTensor.unchecked({**slot._tensors, "rng": key}) for slot, key in zip(self.slots, keys, strict=True)
+            DictTensor.unchecked({**slot._tensors, "rng": key})
+            for slot, key in zip(self.slots, self._keys.rows, strict=True)
         ]
         self._layouts = {
             "environment: observation": Layout.of(self.slots[0]),
@@ -111,7 +113,7 @@ class Slab(Steps):
         self.check("agent: state", state)
         if self.state:
             state = self.apart(state)
-        self.stream["rng"].copy_(keys)
+        self._keys.write(keys)
         slot = self.slots[0]._tensors
         values = [*map(observation._tensors.__getitem__, slot), *map(state._tensors.__getitem__, self.state)]
         self._copy([*slot.values(), *self.state.values()], values)

@@ -33,6 +33,7 @@ _GAMMA = -7046029254386353131  # 0x9E3779B97F4A7C15 as int64: the odd number nea
 _MIX_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
 _MIX_2 = -7723592293110705685  # 0x94D049BB133111EB
 _TRIES = 8  # rejection sampling of gamma variates: all tries fail once in 10^10 draws
+_PREPARED = "_rlstruct_uniform"  # attribute of a key: what `_lower_uniform` returns for it, [B, 1]; see `StepKeys`
 _LOW = {bits: (1 << (64 - bits)) - 1 for bits in (27, 30, 31, 40)}  # clears the sign bits that >> shifts in
 
 
@@ -194,20 +195,59 @@ def categorical(logits: Tensor, key: Tensor, stream: int | None = None) -> Tenso
         [B] int64, from 0 to A - 1; the invalid class A in rows whose logits contain NaN or are all -inf. Batchers check
         for such actions once per batch, and raise.
     """
-    # The default uses the key's lower bits: as random as the upper ones, which are number 0, and no mixing needed.
-    u = (key & 0xFFFFFF).to(torch.float32) * 2.0**-24 if stream is None else uniform(key, (), stream)
+    traced = type(logits) is not Tensor or torch.compiler.is_compiling()
+    prepared = None if traced or stream is not None else getattr(key, _PREPARED, None)
+    if prepared is not None:
+        u = prepared
+    else:
+        u = (_lower_uniform(key) if stream is None else uniform(key, (), stream)).unsqueeze(-1)
     # Scale u < 1 by the last sum, which rounding may move off 1: the result is below A and skips empty classes.
     if not logits.is_cpu:  # few launches
         cumulative = torch.softmax(logits, -1, dtype=torch.float32).cumsum(-1)
     else:  # softmax is slow for few classes, and the sum need not be 1
-        scores = logits.to(torch.float32).contiguous()
-        cumulative = (scores - scores.amax(-1, keepdim=True)).exp_().cumsum(-1)
-    scaled = u.unsqueeze(-1) * cumulative.narrow(-1, -1, 1)
-    traced = logits.is_cpu and (type(logits) is not Tensor or torch.compiler.is_compiling())
-    if traced or key.shape != logits.shape[:-1]:
+        scores = logits if logits.dtype is torch.float32 else logits.to(torch.float32)
+        cumulative = (scores.contiguous() - scores.amax(-1, keepdim=True)).exp_().cumsum(-1)
+    scaled = u * cumulative.narrow(-1, -1, 1)
+    if (traced and logits.is_cpu) or key.shape != logits.shape[:-1]:
         # Fuses into one loop. Counting down from A gives A for NaN, because comparisons with NaN are False.
         return logits.shape[-1] - (cumulative > scaled).sum(-1)
     return torch.searchsorted(cumulative, scaled, right=True).squeeze(-1)  # NaN sorts above every number
+
+
+def _lower_uniform(key: Tensor) -> Tensor:
+    """Return the uniform numbers that `categorical` uses by default, float32 of the keys' shape.
+
+    They come from a key's lower bits, which are as random as the upper ones, number 0, and need no mixing.
+    """
+    return (key & 0xFFFFFF).to(torch.float32) * 2.0**-24
+
+
+class StepKeys:
+    """Memory for the keys of a batch. On the CPU it also holds the uniform numbers that `categorical` needs.
+
+    Computing these for all steps at once saves a third of a draw for few environments. Each row has its own numbers as
+    an attribute; copies and views of a row do not have them, so `categorical` computes them.
+
+    Args:
+        memory: where to write the keys.  [T, B] int64
+
+    Attributes:
+        rows: the keys of each step.      T of [B] int64
+    """
+
+    def __init__(self, memory: Tensor) -> None:
+        self._memory, self.rows = memory, memory.unbind(0)
+        self._uniform: Tensor | None = None
+        if type(memory) is Tensor and memory.is_cpu:
+            self._uniform = torch.empty((*memory.shape, 1), dtype=torch.float32, device=memory.device)
+            for row, numbers in zip(self.rows, self._uniform.unbind(0), strict=True):
+                setattr(row, _PREPARED, numbers)
+
+    def write(self, keys: Tensor) -> None:
+        """Write the keys of all steps, [T, B] int64."""
+        self._memory.copy_(keys)
+        if self._uniform is not None:
+            self._uniform.copy_(_lower_uniform(keys).unsqueeze(-1))
 
 
 def gumbel(key: Tensor, shape: tuple[int, ...] = (), stream: int | None = None) -> Tensor:

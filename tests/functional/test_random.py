@@ -224,6 +224,30 @@ def test_several_keys_for_each_row_draw_as_often(A: int) -> None:
     assert torch.equal(random.categorical(logits, keys), torch.stack([random.categorical(logits, k) for k in keys]))
 
 
+@given(T=st.integers(1, 5), B=st.integers(1, 40), A=st.integers(1, 9), seed=st.integers(0, 10**6))
+def test_keys_of_a_batch_draw_like_copies_of_them_in_every_batch(T: int, B: int, A: int, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    memory = torch.full((T, B), -1, dtype=torch.int64)
+    batch = random.StepKeys(memory)
+    for episode in range(3):
+        keys = random.step_keys(seed + torch.arange(B), episode, torch.arange(T))
+        batch.write(keys)
+        assert torch.equal(memory, keys)
+        for row, key in zip(batch.rows, keys, strict=True):
+            logits = torch.randn(B, A, generator=generator)
+            assert torch.equal(random.categorical(logits, row), random.categorical(logits, key.clone()))
+            assert torch.equal(random.categorical(logits, row, stream=3), random.categorical(logits, key, stream=3))
+            assert torch.equal(random.categorical(logits[1:], row[1:]), random.categorical(logits[1:], key[1:]))
+
+
+def test_code_traced_with_a_key_of_a_batch_holds_no_numbers_of_that_batch() -> None:
+    logits, batch = torch.randn(6, 3), random.StepKeys(torch.zeros(2, 6, dtype=torch.int64))
+    batch.write(make_keys(1200).view(2, -1)[:, :6])
+    traced = torch.compile(random.categorical, backend="eager", fullgraph=True)
+    for row in (batch.rows[0], batch.rows[1], batch.rows[1].flip(0)):
+        assert torch.equal(traced(logits, row), random.categorical(logits, row.clone()))
+
+
 def test_streams_make_independent_draws_from_one_key() -> None:
     logits, keys = torch.zeros(N, 4), make_keys()
     pair = random.categorical(logits, keys, stream=0) * 4 + random.categorical(logits, keys, stream=1)
