@@ -115,8 +115,7 @@ class Collector:
 
     def reset(self, agent_info: DictTensor, env_info: DictTensor) -> None:
         """Start new episodes in all environments."""
-        self._progress.step = 0
-        self._progress.enter(Phase.RESET)
+        self._progress.at(Phase.RESET, 0)
         self._observation, self.running = self.env.reset(env_info)
         self._expect_rows("environment.reset: observation", self._observation)
         self._set_agent_info(agent_info)

@@ -46,15 +46,15 @@ class FastCollector(Collector):
             self._report(f"the agent does not promise to be pure: {PROMISE}")
         kernel = None if rollout is None else lambda _: LaunchedBatch(self, rollout)
         graph = None if capture is None else lambda _: CapturedBatch(self, capture)
-        self._kernel = None if kernel is None else Runner(self._by_graph, agent, self._device, kernel, alike=True)
-        self._graph = None if graph is None else Runner(self._by_steps, agent, self._device, graph, failed=self._warn)
-        self._runners += [] if self._graph is None else [self._graph]
+        self._kernel = Runner(self._by_graph, agent, self._device, kernel, alike=True)
+        self._graph = Runner(self._by_steps, agent, self._device, graph, failed=self._warn)
+        self._runners.append(self._graph)
 
     def collect(self, agent_info: DictTensor | None) -> Collected:
         """Collect a batch into ``steps``; see `Collector.collect`."""
         if agent_info is not None:
             self._set_agent_info(agent_info)
-        if self._kernel is None:
+        if self._kernel.make is None:
             return self._by_graph()
         if products(self._device) > EXACT:
             self._report('torch.set_float32_matmul_precision is not "highest", as its products are', "kernel")
@@ -97,7 +97,7 @@ class FastCollector(Collector):
 
     def _by_graph(self, _: object = None) -> Collected:
         """Replay a graph if its results equal those of single steps; otherwise take single steps."""
-        if self._graph is None:
+        if self._graph.make is None:
             return self._by_steps()
         if self.agent_info.empty() or self.agent_info.device == self._device:
             return self._graph(self.loop_state())

@@ -90,10 +90,6 @@ class Progress:
         """The collector's current step in the batch."""
         return int(self._words[1])
 
-    @step.setter
-    def step(self, t: int) -> None:
-        self._words[1] = t
-
     def clear(self) -> None:
         """Reset the counters before a worker starts."""
         self._words[0], self._words[1], self._words[2] = _UNBORN, 0, 0
