@@ -28,7 +28,7 @@ def key(device: torch.device, *task: object) -> str:
 
 
 def described(value: object) -> Any:  # noqa: ANN401 - strings, lists and dicts
-    """Describe a factory or an argument so that every process describes it alike.
+    """Describe a factory or an argument in the same words in every process.
 
     A network is described by its structure, a tensor by dtype and shape.
     """

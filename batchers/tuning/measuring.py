@@ -200,7 +200,7 @@ def memory_in_use(device: torch.device) -> int:
     return 0
 
 
-def memory_there_is(device: torch.device) -> int:
+def memory_available(device: torch.device) -> int:
     """Return the bytes that may be in use: those in use by this process now, and the free ones."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[1]

@@ -187,12 +187,13 @@ class Climb:
         own = lines.get((candidate.n_processes, candidate.sharing), {})
         if len(own) > 1:
             process = project_line(own, candidate.n_envs)
-        else:  # assume that an environment, and a process without environments, take what they took elsewhere
+        else:  # an environment, and a process without environments, are assumed to take as much as elsewhere
             slopes = [project_line(line, 1) - project_line(line, 0) for line in lines.values() if len(line) > 1]
-            environment = max(slopes, default=0.0)
-            alike = [line for (k, _), line in lines.items() if bool(k) == bool(candidate.n_processes)]
-            empty = [bytes_ - environment * n_envs for line in alike for n_envs, bytes_ in line.items()]
-            process = max(empty or [self._worker]) + environment * candidate.n_envs
+            environment = max([0.0, *slopes])
+            others = [line for (k, _), line in lines.items() if bool(k) == bool(candidate.n_processes)]
+            empty = [bytes_ - environment * n_envs for line in others for n_envs, bytes_ in line.items()]
+            process = max(empty, default=self._worker if candidate.n_processes else 0.0)
+            process += environment * candidate.n_envs
         return self._size(candidate) + self._start + max(1, candidate.n_processes) * process
 
     def _saturated(self, before: Probe, after: Probe) -> bool:

@@ -18,7 +18,7 @@ from rlstruct.batchers.arguments import named, whole
 from rlstruct.batchers.batcher import RL_Batcher
 from rlstruct.batchers.recipe import CreateAgent, CreateEnv
 from rlstruct.batchers.tuning import cache as answers
-from rlstruct.batchers.tuning.measuring import Learn, Prober, batch_size, memory_there_is, worker_size
+from rlstruct.batchers.tuning.measuring import Learn, Prober, batch_size, memory_available, worker_size
 from rlstruct.batchers.tuning.search import Candidate, Climb, Measured, Probe, Space
 from rlstruct.device import DeviceLike, resolve_device, usable_cores
 from rlstruct.errors import BadTypeError, BadValueError
@@ -176,7 +176,7 @@ def tune(
         tuned["env_args"] |= given["env_args"]
         return {**given, "create_agent": create_agent, "create_env": create_env, **tuned}
 
-    limit = _SHARE * memory_there_is(device) if memory_limit is None else float(memory_limit)
+    limit = _SHARE * memory_available(device) if memory_limit is None else float(memory_limit)
     asked = {"space": repr(space), "alpha": alpha, "seconds": seconds, "limit": memory_limit, "learns": create_learner}
     key = "" if cache is None else answers.key(device, create_agent, create_env, given, asked)
     stored = None if cache is None or again else answers.read(Path(cache)).get(key)

@@ -88,7 +88,7 @@ def _percent(use: GpuUse | SharedUse) -> str:
     return f"unknown ({use.nvml_unknown})" if use.nvml is None else f"{100 * use.nvml:.0f} %"
 
 
-def uses_of(recordings: Sequence[Recording]) -> dict[tuple[str, int, int], list[tuple[Recording, Table]]]:
+def windows_by_user(recordings: Sequence[Recording]) -> dict[tuple[str, int, int], list[tuple[Recording, Table]]]:
     """Return the sampled windows of each process that uses a GPU, each with its work on that GPU.
 
     The keys are the GPU's UUID (or ``cuda:0`` if that is unknown), the pid, and the index of the GPU in the process.
@@ -108,7 +108,7 @@ def uses_of(recordings: Sequence[Recording]) -> dict[tuple[str, int, int], list[
 def work_by_gpu(recordings: Sequence[Recording]) -> dict[str, list[tuple[Intervals, Intervals]]]:
     """Return when each process that uses a GPU was recorded, and when its work ran there, by the GPU's UUID."""
     found: dict[str, list[tuple[Intervals, Intervals]]] = {}
-    for (gpu, _, _), windows in uses_of(recordings).items():
+    for (gpu, _, _), windows in windows_by_user(recordings).items():
         begun, ended = np.asarray([(one.begun, one.ended) for one, _ in windows]).T
         work = np.concatenate([work for _, work in windows])
         found.setdefault(gpu, []).append((union(begun, ended), union(work["starts"], work["ends"])))
@@ -144,7 +144,7 @@ def merged(several: Iterable[Intervals]) -> Intervals:
 def use_of_gpus(recordings: Sequence[Recording], folder: Path) -> list[GpuUse]:
     """Analyse each process's use of each GPU; ``folder`` holds NVML's samples, if there are any."""
     samples, found = read_samples(folder), []
-    for (gpu, pid, index), windows in uses_of(recordings).items():
+    for (gpu, pid, index), windows in windows_by_user(recordings).items():
         captures = [capture for one in recordings if one.pid == pid for capture in _captures(one)]
         use = GpuUse(windows[0][0].process, pid, index)
         working = [(one, work) for one, work in windows if len(work)]

@@ -15,8 +15,7 @@ from typing import ParamSpec, TypeVar
 
 import torch
 
-from rlstruct.errors import FolderTakenError, UsageError
-from rlstruct.options import Range
+from rlstruct.errors import BadValueError, FolderTakenError, UsageError
 from rlstruct.profiling.recorder import NVTX, VARIABLE, Ranges, Recorder
 
 P = ParamSpec("P")
@@ -167,7 +166,7 @@ def profile(path: str | os.PathLike[str], *, window: float = 1.0, operators: flo
 
 @contextlib.contextmanager
 def recorded() -> Iterator[None]:
-    """Record a block even between windows: the capture of a graph, say, which tells what its replays consist of."""
+    """Record a block even between windows, such as the capture of a graph: it shows what the replays consist of."""
     recorder = _of_this_thread()
     with contextlib.nullcontext() if recorder is None else recorder.extra_window():
         yield
@@ -176,8 +175,10 @@ def recorded() -> Iterator[None]:
 def settings(path: str | os.PathLike[str], *, window: float = 1.0, operators: float = SHARE) -> str:
     """Create the folder, and return the value of `VARIABLE` that makes a process record into it."""
     folder = Path(path).resolve()
-    Range(above=0).check("profile", "window", window)
-    Range(at_least=0, at_most=1).check("profile", "operators", operators)
+    if window <= 0.0:
+        raise BadValueError(f"profile: window is {window}, expected seconds, more than 0.")
+    if not 0.0 <= operators <= 1.0:
+        raise BadValueError(f"profile: operators is {operators}, expected a share of the time, from 0 to 1.")
     if list(folder.glob("*.operations.json")):
         raise FolderTakenError(f"profile: {folder} holds a profile. Give another folder, or remove this one.")
     folder.mkdir(parents=True, exist_ok=True)

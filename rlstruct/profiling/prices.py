@@ -122,7 +122,7 @@ def delays_of(
     for end, start, mine in sorted(waits, key=lambda wait: wait[:2]):
         signals = [(one, at) for one in late if (at := one.signalled(mine.recording, start, end)) is not None]
         last = max([start, *(at for _, at in signals)])
-        mine.go_on(start, end, min(1e-9 * (last - at) + one.at(at) for one, at in [(mine, start), *signals]))
+        mine.resume(start, end, min(1e-9 * (last - at) + one.at(at) for one, at in [(mine, start), *signals]))
     return [(one.spans, np.diff(one.delays)) for one in late]
 
 
@@ -148,8 +148,8 @@ class _Lateness:
         n_over = min(int(np.searchsorted(self.ends, time, side="right")), len(self.delays) - 1)
         return float(self._paid[np.searchsorted(self._times, time, side="right")]) + self.delays[n_over]
 
-    def go_on(self, start: int, end: int, late: float) -> None:
-        """Note with which lateness the next wait ends, before the process pays for the operation after it."""
+    def resume(self, start: int, end: int, late: float) -> None:
+        """Set the lateness in seconds at the end of the next wait, before paying for the operation after it."""
         n_paid = max(np.searchsorted(self._times, start, side="right"), np.searchsorted(self._times, end))
         self.delays.append(late - float(self._paid[n_paid]))
 

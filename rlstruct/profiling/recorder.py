@@ -181,9 +181,9 @@ class Recorder:
         if not self._is_on:
             self._begin_window(self._length)
         elif self._closes_at < now + self._length:
-            slices, self._closes_at = self._turns_at < self._closes_at, now + self._length
-            if not slices:
-                self._turns_at = self._closes_at
+            if self._turns_at == self._closes_at:  # it has no slices
+                self._turns_at = now + self._length
+            self._closes_at = now + self._length
 
     def _begin_window(self, length: int) -> None:
         self._torch = None

@@ -57,7 +57,7 @@ class Report:
             f"Recorded {main.seconds:.2f} s of {main.lifetime:.2f} s in {main.n_windows} window(s). What lies between "
             "windows was not recorded: a long run is sampled where the training begins, and at 0, 3, 9, 27, … times "
             "the length of a window.",
-            f"Torch's operators were recorded in {main.watched:.2f} s of that, in slices; the rest is split alike.",
+            f"Torch's operators were recorded in {main.watched:.2f} s of that, in slices; the rest is split likewise.",
             f"Measuring took {taken:.2f} s ({noting}), subtracted from all numbers above.",
         ]
         if prices.event is None:
