@@ -83,7 +83,7 @@ def _actor(what: str, simulator: Backend | None, factories: Sequence[str]) -> tu
 
 @dataclass(frozen=True, kw_only=True)
 class Game(Options):
-    """Play Connect Four in the terminal, against a trained network or a search with random games.
+    """Play Connect Four in the terminal against a tree search.
 
     Attributes:
         run: folder of an alphazero run; None for a search that evaluates positions with random games.
@@ -92,7 +92,8 @@ class Game(Options):
         seed: seed of the search.
     """
 
-    run: Annotated[Path | None, tyro.conf.arg(metavar="RUN")] = None
+    # tyro abbreviates the options of a usage from 80 columns on; a shorter name here would make a line of 106.
+    run: Annotated[Path | None, tyro.conf.arg(metavar="RUN_OF_ALPHAZERO")] = None
     simulations: int = option(400, at_least=1)
     first: Literal["you", "search"] = "you"
     seed: int = 0
