@@ -10,6 +10,7 @@ from typing import Annotated
 import tyro
 
 from rlstruct.cli.complaint import UserError, require, say
+from rlstruct.cli.record import undescribed
 from rlstruct.errors import BadValueError, MissingFileError, UsageError
 from rlstruct.policies import export, load
 
@@ -22,11 +23,14 @@ class Export:
         run: run folder, or a checkpoint.
         onnx: also write policy.onnx.
         out: output folder; None for the run folder.
+        factory: for the run of your own program whose checkpoint does not describe network and agent: its create_env,
+            create_model and create_agent, each as module:function.
     """
 
     run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     onnx: bool = False
     out: Annotated[Path | None, tyro.conf.arg(metavar="FOLDER")] = None
+    factory: tuple[str, ...] = ()
 
 
 def run(arguments: Sequence[str]) -> None:
@@ -36,10 +40,11 @@ def run(arguments: Sequence[str]) -> None:
         require("onnx", "onnx", "onnxscript", "onnxruntime", what="--onnx")
     folder = options.out or (options.run if options.run.is_dir() else options.run.parent)
     try:
-        policy = load(options.run)
+        policy = load(options.run, **undescribed(options.run, options.factory))
         folder.mkdir(parents=True, exist_ok=True)
         for name in ("policy.pt2", *(["policy.onnx"] if options.onnx else [])):
             difference = export(policy, folder / name)
             say(f"{folder / name}: checked against the policy, largest difference {difference:.2g}")
     except (BadValueError, MissingFileError, UsageError) as error:
-        raise UserError(str(error).partition(": ")[2]) from None
+        hint = " With --factory they are the second and the third." if "Pass create_" in str(error) else ""
+        raise UserError(str(error).partition(": ")[2] + hint) from None

@@ -8,6 +8,7 @@ import json
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from rlstruct.cli.agents import AgentChoice, algorithm_of, prepare
 from rlstruct.cli.complaint import UserError, nearest
 from rlstruct.cli.environments import Factory, Task, find, imported, is_own
 from rlstruct.policies.loading import load_weights
+from rlstruct.search import SearchAgent
 
 _PACKAGES = ("rlstruct", "torch", "gymnasium", "numpy", "ale-py")
 
@@ -101,16 +103,27 @@ def load_trained(run: Path, *, auto_reset: bool, factories: Sequence[str] = ()) 
     return Trained(record, factory, choice, model, int(checkpoint["env_steps"]))
 
 
-def _load_own(run: Path, names: Sequence[str], auto_reset: bool) -> Trained:
-    """Load the network of a run of the user's own program, with the factories of its training."""
+def undescribed(run: Path, names: Sequence[str]) -> dict[str, Any]:
+    """Return factories that the checkpoint may not describe: those of ``--factory``, or a game's search agent."""
     if len(names) > 3 or not all(map(is_own, names)):
         raise UserError(
             f"--factory {' '.join(names)}: expected module:create_env, and if the checkpoint does not describe them "
             "module:create_model and module:create_agent."
         )
-    create_env, *others = names
-    factory = find(Task(env=create_env), auto_reset=auto_reset)
-    makers: dict[str, Any] = dict(zip(("create_model", "create_agent"), map(imported, others), strict=False))
+    if names:
+        return dict(zip(("create_model", "create_agent"), map(imported, names[1:]), strict=False))
+    with contextlib.suppress(UserError):  # no run of rlstruct train
+        record = load(run if run.is_dir() else run.parent)
+        if algorithm_of(record.algorithm).agents == "search" and is_own(record.task.env):
+            game = find(record.task, auto_reset=True)
+            return {"create_agent": partial(SearchAgent, create_simulator=game, discount=-record.config.discount)}
+    return {}
+
+
+def _load_own(run: Path, names: Sequence[str], auto_reset: bool) -> Trained:
+    """Load the network of a run of the user's own program, with the factories of its training."""
+    makers = undescribed(run, names)
+    factory = find(Task(env=names[0]), auto_reset=auto_reset)
     try:
         policy = policies.load(run, **makers)
         env_steps = int(read_checkpoint(run / "checkpoint.pt")["env_steps"])
@@ -118,7 +131,7 @@ def _load_own(run: Path, names: Sequence[str], auto_reset: bool) -> Trained:
         raise UserError(f"{str(error).partition(': ')[2]} With --factory they are the second and the third.") from None
     name, config = type(policy.model).__name__, TrainingConfig(evaluation_stochastic=policy.stochastic)
     record = RunRecord(
-        algorithm=run.resolve().name, task=Task(env=create_env), agent=name, config=config, versions=versions()
+        algorithm=run.resolve().name, task=Task(env=names[0]), agent=name, config=config, versions=versions()
     )
     choice = AgentChoice(lambda: copy.deepcopy(policy.model), policy.create_agent, name)
     return Trained(record, factory, choice, policy.model, env_steps)

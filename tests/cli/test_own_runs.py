@@ -6,17 +6,21 @@ import importlib
 import pathlib
 import re
 from dataclasses import replace
+from functools import partial
 
 import gymnasium
+import numpy as np
 import own_games
 import pytest
 import torch
 
+import rlstruct
 from rlstruct import DictTensor
 from rlstruct.agents import ActorCritic, ActorCriticAgent, Normalised
 from rlstruct.algos import A2CConfig, RunFolder, a2c
 from rlstruct.cli.main import main
 from rlstruct.cli.record import load
+from rlstruct.search import SearchAgent, SearchConfig
 from rlstruct.testing import check_vec_env
 
 pytest.importorskip("tyro", reason="needs the extra: pip install 'rlstruct[train]'")
@@ -147,6 +151,18 @@ def test_the_game_of_the_guide_follows_its_rules_and_learns_by_self_play(
     assert main(["evaluate", str(run), "--episodes", "2"]) == 0
     assert "2 games against UCT with 4 simulations" in capsys.readouterr().out
     assert main(["play", str(run), "--steps", "3", "--out", "game.png"]) == 0
+    assert main(["export", str(run)]) == 0
+    search = partial(SearchAgent, create_simulator=game, config=SearchConfig(n_simulations=4))
+    policy = rlstruct.load(run, create_agent=search)
+    assert policy.act({"board": np.zeros((2, 3, 3), bool), "legal": np.ones(9, bool)}) in range(9)
+
+
+def test_a_run_with_a_network_of_its_own_is_exported_with_factories(capsys: Capture) -> None:
+    with RunFolder("mine", CONFIG, n_env_steps=200, progress=False) as run:
+        a2c.train(CONFIG, own_games.Policy, ActorCriticAgent, own_games.create_env, run=run)
+    assert main(["export", str(run.path)]) == 2
+    assert "With --factory they are the second and the third." in capsys.readouterr().err
+    assert main(["export", str(run.path), "--factory", "own_games:create_env", "own_games:Policy"]) == 0
 
 
 def test_images_never_get_the_settings_for_cartpole(capsys: Capture) -> None:
