@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_map_only
 
 from rlstruct.core import DictTensor, TemporalDictTensor, Trajectories
 from rlstruct.errors import BadValueError, MissingFileError, UsageError, warn_user
+from rlstruct.policies.loading import read_plain
 
 FORMAT = 2
 _NEEDED = ("format", "model", "optimizer", "config", "policy_version", "env_steps", "training", "run")
@@ -74,25 +75,9 @@ def _save(state: object, file: BinaryIO) -> None:
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
     """Read the checkpoint of a training, with its tensors on the CPU."""
-    try:
-        state = torch.load(path, weights_only=True, map_location="cpu")
-    except FileNotFoundError:
-        raise MissingFileError(
-            f"{path} does not exist. The first checkpoint is written after the first evaluation."
-        ) from None
-    except PermissionError:
-        raise
-    except Exception as error:  # torch.load fails in many ways on a damaged file
-        raise BadValueError(
-            f"{path} is damaged, or was not written by a RunFolder: torch cannot read it as plain data. Restore a "
-            "copy, or train again."
-        ) from error
-    found = sorted(map(str, state)) if isinstance(state, dict) else type(state).__name__
-    if not isinstance(state, dict) or (missing := [name for name in _NEEDED if name not in state]):
-        lack = f", without {missing}" if isinstance(state, dict) else ""
-        raise BadValueError(
-            f"{path} is no checkpoint of a training: it has {found}{lack}. Resume from the folder of a training."
-        )
+    if not path.exists():
+        raise MissingFileError(f"{path} does not exist. The first checkpoint is written after the first evaluation.")
+    state = read_plain(path, _NEEDED, "Pass the folder of a training, restore a copy, or train again.")
     if state["format"] != FORMAT:
         raise BadValueError(
             f"{path} has format {state['format']}, expected {FORMAT}. Resume it with the version of rlstruct that "

@@ -163,10 +163,14 @@ def nearest(word: str, known: Iterable[str]) -> str:
     " Did you mean 'CartPole-v1'?"
     """
     word, by_lower = word.lower(), {name.lower(): name for name in known}
-    near = difflib.get_close_matches(word, by_lower, n=1)  # the newest of several versions
-    if not near and len(word) > 2:  # a name without its version, or a part of one
-        near = sorted((name for name in by_lower if word in name), key=len)
-    return f" Did you mean {by_lower[near[0]]!r}?" if near else ""
+
+    def likeness(name: str) -> float:  # a common beginning decides between equally similar names
+        return difflib.SequenceMatcher(None, word, name).ratio() + 0.001 * name.startswith(word[:1])
+
+    near = max(sorted(by_lower, reverse=True), key=likeness, default="")  # the newest of several versions
+    if near and likeness(near) < 0.6:  # a name without its version, or a part of one
+        near = min((name for name in by_lower if word in name), key=len, default="") if len(word) > 2 else ""
+    return f" Did you mean {by_lower[near]!r}?" if near else ""
 
 
 @functools.cache

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -83,7 +83,8 @@ def load(
             f"rlstruct.load: there is no {file}, expected a run folder with a checkpoint. A run writes checkpoint.pt "
             "after its first evaluation."
         )
-    state = _read(file)
+    fix = "Pass a run folder, or a checkpoint that a training wrote."
+    state = read_plain(file, ("model",), fix, where="rlstruct.load: ", mmap=True)
     known = state.get("policy") or {}
     model = create_model() if create_model is not None else _made(known, "model", file)
     create = create_agent if create_agent is not None else _made(known, "agent", file)
@@ -112,22 +113,34 @@ def load_weights(model: nn.Module, weights: Mapping[str, Any], unfit: str) -> No
         raise BadValueError(f"{unfit}: {sizes}torch says: {' '.join(str(error).split())}") from None
 
 
-def _read(file: Path) -> Mapping[str, Any]:
-    """Read a checkpoint, with its tensors on the CPU and without running any code in it."""
+def read_plain(file: Path, needed: Sequence[str], fix: str, *, where: str = "", mmap: bool = False) -> dict[str, Any]:
+    """Read a checkpoint, with its tensors on the CPU and without running any code in it.
+
+    Args:
+        file: the file.
+        needed: names that it must contain.
+        fix: last sentence of the message of an error.
+        where: beginning of that message.
+        mmap: map the file into memory, so that tensors that are not used, such as a replay buffer, are not read.
+
+    Raises:
+        ValueError: the file is damaged, or it is no checkpoint.
+    """
     try:
-        # Mapped into memory, so that a large replay buffer is not read.
-        state = torch.load(file, weights_only=True, map_location="cpu", mmap=True)
+        state = torch.load(file, weights_only=True, map_location="cpu", mmap=mmap)
     except PermissionError:
         raise
     except Exception:  # torch.load fails in many ways on a damaged file
         raise BadValueError(
-            f"rlstruct.load: {file} is no checkpoint of a training, or it is damaged: torch cannot read it as plain "
-            "data. Pass a run folder, or a checkpoint that a training wrote."
+            f"{where}{file} is no checkpoint of a training, or it is damaged: torch cannot read it as plain data. {fix}"
         ) from None  # a traceback would print torch's words first, which advise to run the code in the file
-    if not isinstance(state, Mapping) or "model" not in state:
-        found = sorted(map(str, state)) if isinstance(state, Mapping) else type(state).__name__
-        raise BadValueError(f"rlstruct.load: {file} is no checkpoint of a training: it has {found}.")
-    return state
+    names = sorted(map(str, state)) if isinstance(state, dict) else []
+    if missing := [name for name in needed if name not in names]:
+        found = names if isinstance(state, dict) else type(state).__name__
+        raise BadValueError(
+            f"{where}{file} is no checkpoint of a training: it has {found}, without {', '.join(missing)}. {fix}"
+        )
+    return dict(state)
 
 
 def _made(known: Mapping[str, Any], what: str, file: Path) -> Any:  # noqa: ANN401 - a network or a factory

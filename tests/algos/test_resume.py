@@ -177,13 +177,13 @@ def test_what_cannot_be_resumed_says_why(tmp_path: Path, monkeypatch: pytest.Mon
     whole = file.read_bytes()
     for damaged in (b"", whole[: len(whole) // 2], b"something else"):
         file.write_bytes(damaged)
-        with pytest.raises(ValueError, match=r"checkpoint\.pt is damaged, or was not written by a RunFolder: "):
+        with pytest.raises(ValueError, match=r"checkpoint\.pt is no checkpoint of a training, or it is damaged: "):
             RunFolder.resume(run.path)
     torch.save({"model": {}}, file)
-    with pytest.raises(ValueError, match=r"is no checkpoint of a training: it has \['model'\], without \['format', "):
+    with pytest.raises(ValueError, match=r"is no checkpoint of a training: it has \['model'\], without format, "):
         RunFolder.resume(run.path)
     torch.save([1.0], file)
-    with pytest.raises(ValueError, match=r"is no checkpoint of a training: it has list\. Resume from the folder"):
+    with pytest.raises(ValueError, match=r"is no checkpoint of a training: it has list, without format, .*\. Pass the"):
         RunFolder.resume(run.path)
     file.write_bytes(whole)
     torch.save({**torch.load(file, weights_only=True), "format": 99}, file)

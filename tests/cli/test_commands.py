@@ -246,7 +246,7 @@ def test_a_stopped_run_goes_on_as_if_it_had_not_been_stopped(monkeypatch: pytest
     assert load(stopped).config.n_env_steps == 300
     (stopped / "checkpoint.pt").write_bytes(b"half of it")
     assert main(["evaluate", str(stopped)]) == 2
-    assert "checkpoint.pt is damaged, or was not written by" in capsys.readouterr().err
+    assert "checkpoint.pt is no checkpoint of a training, or it is damaged" in capsys.readouterr().err
 
 
 def test_two_runs_are_plotted_as_one_curve_and_a_film_of_the_agent_moves(capsys: Capture) -> None:
