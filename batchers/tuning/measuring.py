@@ -11,6 +11,7 @@ import statistics
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -76,49 +77,36 @@ class Session:
         return int(batch.lengths.sum())  # sync: once a batch, to count steps and to wait for the device
 
 
+@dataclass
 class Prober:
-    """Measurements of candidates, with at most two open batchers.
+    """Measurements of candidates, with at most two open batchers."""
 
-    Args:
-        create: creates the batcher of a candidate.
-        create_learner, device, seconds: see `rlstruct.batchers.tune`.
-        limit: bytes that may be in use.
-        show: called with each candidate before its probe.
+    create: CreateBatcher
+    create_learner: Callable[[], Learn] | None  # see `rlstruct.batchers.tune`, as for device and seconds
+    device: torch.device
+    limit: float = float("inf")  # bytes that may be in use
+    seconds: float = float("inf")
+    show: Callable[[Candidate], None] = lambda candidate: None  # called with each candidate before its probe
+    _opening: float = field(default=0.0, init=False)  # seconds from creating the last batcher to its first batch
+    _open: dict[Candidate, Session] = field(default_factory=dict, init=False)
+    _rates: dict[Candidate, float] = field(default_factory=dict, init=False)
 
-    Attributes:
-        start: bytes in use before the first probe.
-    """
-
-    def __init__(
-        self,
-        create: CreateBatcher,
-        create_learner: Callable[[], Learn] | None,
-        device: torch.device,
-        *,
-        limit: float = float("inf"),
-        seconds: float = float("inf"),
-        show: Callable[[Candidate], None] = lambda candidate: None,
-    ) -> None:
-        self._create, self._create_learner, self._device, self._limit = create, create_learner, device, limit
-        self._show = show
-        self._longest = max(_LONGEST_BATCH[0], _LONGEST_BATCH[1] * seconds)
-        self._deadline = time.perf_counter() + seconds
-        self._opening = 0.0  # seconds from creating the last batcher to its first batch
-        self._open: dict[Candidate, Session] = {}
-        self._rates: dict[Candidate, float] = {}
-        self.start = memory_in_use(device)
+    def __post_init__(self) -> None:
+        """Start the clock, and measure the bytes in use before the first probe."""
+        self._deadline = time.perf_counter() + self.seconds
+        self.start = memory_in_use(self.device)
 
     def __call__(self, candidate: Candidate, best: Candidate | None, projected: float) -> Measured:
         """Measure a candidate in turns with the fastest one so far; see `Measure`."""
         turn = self._turn(candidate)
-        if turn > self._longest:
+        if turn > max(_LONGEST_BATCH[0], _LONGEST_BATCH[1] * self.seconds):
             raise NotStarted(f"a batch would take {turn:.1f} s")
         a_round = turn + (self._turn(best) if best else 0.0)
         if self._rates and time.perf_counter() + self._opening + (_ROUNDS[0] + 1) * a_round > self._deadline:
             raise TimeIsUp
-        self._show(candidate)
+        self.show(candidate)
         self.close(but=best)
-        if sum(one.bytes for one in self._open.values()) + projected > self._limit:
+        if sum(one.bytes for one in self._open.values()) + projected > self.limit:
             self.close()  # both batchers together would use too much
         session = self._open[candidate] = self._opened(candidate)
         rival = self._open.get(best) if best else None
@@ -140,14 +128,14 @@ class Prober:
         return max(_TURN, candidate.n_steps() / max(rates)) if rates else _TURN
 
     def _opened(self, candidate: Candidate) -> Session:
-        before, begin = memory_in_use(self._device), time.perf_counter()
+        before, begin = memory_in_use(self.device), time.perf_counter()
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*CUDA contexts")  # whether they pay is measured here
-            learn = self._create_learner() if self._create_learner else None
-            batcher = self._create(candidate)
+            learn = self.create_learner() if self.create_learner else None
+            batcher = self.create(candidate)
             session = Session(batcher, learn)
         self._opening = time.perf_counter() - begin
-        session.bytes = memory_in_use(self._device) - before + batcher.memory_report().batch
+        session.bytes = memory_in_use(self.device) - before + batcher.memory_report().batch
         return session
 
     def close(self, but: Candidate | None = None) -> None:

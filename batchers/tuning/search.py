@@ -10,7 +10,7 @@ candidate so far, until no change pays.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from rlstruct.sharing import Mode
@@ -100,34 +100,19 @@ def project_line(known: Mapping[int, float], n_envs: int) -> float:
     return (n_envs - e2) / (e2 - e1) * (known[e2] - known[e1]) + known[e2]
 
 
+@dataclass
 class Climb:
-    """A search that changes one setting at a time, always starting from the fastest candidate so far, ``best``.
+    """A search that changes one setting at a time, always starting from the fastest candidate so far, ``best``."""
 
-    Args:
-        space: values to choose from.
-        measure: measures a candidate, or raises `NotStarted` or `TimeIsUp`.
-        size: returns the bytes of a candidate's batches, which can be computed.
-        start: bytes in use before the search.
-        worker: bytes that a worker is assumed to use without its environments, until one has been measured.
-        limit: bytes that may be in use.
-        alpha: see `rlstruct.batchers.tune`.
-    """
-
-    def __init__(
-        self,
-        space: Space,
-        measure: Measure,
-        size: Callable[[Candidate], float],
-        start: float = 0.0,
-        worker: float = 0.0,
-        *,
-        limit: float = float("inf"),
-        alpha: float | None = None,
-    ) -> None:
-        self.space, self.limit, self.alpha = space, limit, alpha
-        self.best: Probe | None = None
-        self._measure, self._size, self._start, self._worker = measure, size, start, worker
-        self._seen: dict[Candidate, Probe] = {}
+    space: Space
+    measure: Measure  # or raises `NotStarted` or `TimeIsUp`
+    size: Callable[[Candidate], float]  # bytes of a candidate's batches, which can be computed
+    start: float = 0.0  # bytes in use before the search
+    worker: float = 0.0  # bytes that a worker is assumed to use without environments, until one has been measured
+    limit: float = float("inf")  # bytes that may be in use
+    alpha: float | None = None  # see `rlstruct.batchers.tune`
+    best: Probe | None = field(default=None, init=False)
+    _seen: dict[Candidate, Probe] = field(default_factory=dict, init=False)
 
     @property
     def probes(self) -> list[Probe]:
@@ -181,7 +166,7 @@ class Climb:
         lines: dict[tuple[int, Mode], dict[int, float]] = {}  # bytes of each process, by workers, sharing, environments
         for known, probe in self._seen.items():
             if probe.measured:
-                bytes_ = probe.measured.memory - self._size(known) - self._start
+                bytes_ = probe.measured.memory - self.size(known) - self.start
                 line = lines.setdefault((known.n_processes, known.sharing), {})
                 line[known.n_envs] = bytes_ / max(1, known.n_processes)
         own = lines.get((candidate.n_processes, candidate.sharing), {})
@@ -192,13 +177,13 @@ class Climb:
             environment = max([0.0, *slopes])
             others = [line for (k, _), line in lines.items() if bool(k) == bool(candidate.n_processes)]
             empty = [bytes_ - environment * n_envs for line in others for n_envs, bytes_ in line.items()]
-            process = max(empty, default=self._worker if candidate.n_processes else 0.0)
+            process = max(empty, default=self.worker if candidate.n_processes else 0.0)
             process += environment * candidate.n_envs
-        return self._size(candidate) + self._start + max(1, candidate.n_processes) * process
+        return self.size(candidate) + self.start + max(1, candidate.n_processes) * process
 
     def _saturated(self, before: Probe, after: Probe) -> bool:
         """Return True if a change no longer pays: speed grew by less than alpha times the growth of memory."""
-        smaller, larger = sorted((self._size(before.candidate), self._size(after.candidate)))
+        smaller, larger = sorted((self.size(before.candidate), self.size(after.candidate)))
         gain = after.score / before.score - 1.0
         noise = after.measured.noise if after.measured else 0.0
         alpha = min(max(noise, MIN_ALPHA), MAX_ALPHA) if self.alpha is None else self.alpha
@@ -218,7 +203,7 @@ class Climb:
             try:
                 if probe.projected > self.limit:
                     raise NotStarted(f"it would take {_size(probe.projected)}, {_size(self.limit)} is the limit")
-                probe.measured = self._measure(candidate, best.candidate if best else None, probe.projected)
+                probe.measured = self.measure(candidate, best.candidate if best else None, probe.projected)
             except NotStarted as reason:
                 probe.explain(f"not started: {reason}")
             else:

@@ -26,6 +26,7 @@ from rlstruct.options import Range
 from rlstruct.sharing import Mode, mig_instances
 from rlstruct.sharing.gpu_sharing import best_mode, running_daemon
 
+_ROW = "{:>7} {:>6} {:>5} {:>10} {:>6} {:>8} {:>6}  "  # of the table
 _SHARE = 0.8  # default memory_limit, as a share of the memory that may be in use
 
 
@@ -88,18 +89,14 @@ class Tuning(Mapping[str, Any]):
 
     def __str__(self) -> str:
         """Format the probes as a table of 80 columns, with the reason why each climb continued or stopped."""
-        lines = [
-            f"{'workers':>7} {'envs':>6} {'steps':>5} {'steps/s':>10} {'noise':>6} {'est. MiB':>8} {'MiB':>6}  why"
-        ]
+        lines = [_ROW.format("workers", "envs", "steps", "steps/s", "noise", "est. MiB", "MiB") + "why"]
         for probe in self.probes:
             candidate, measured = probe.candidate, probe.measured
-            found = ["", "", ""]
+            rate = noise = memory = ""
             if measured is not None:
-                found = [f"{measured.rate:,.0f}", f"{100 * measured.noise:.1f}%", f"{measured.memory / 2**20:.0f}"]
-            numbers = (
-                f"{candidate.n_processes:>7} {candidate.n_envs:>6} {candidate.n_timesteps:>5} {found[0]:>10} "
-                f"{found[1]:>6} {probe.projected / 2**20:>8.0f} {found[2]:>6}  "
-            )
+                rate, noise = f"{measured.rate:,.0f}", f"{100 * measured.noise:.1f}%"
+                memory = f"{measured.memory / 2**20:.0f}"
+            numbers = _ROW.format(*candidate[:3], rate, noise, f"{probe.projected / 2**20:.0f}", memory)
             shared = f" ({candidate.sharing})" if candidate.sharing != "none" else ""
             why = f"{'FASTEST ' if candidate == self.best else ''}{probe.why}{shared}"
             lines += textwrap.wrap(why, 80, initial_indent=numbers, subsequent_indent=" " * len(numbers)) or [numbers]
@@ -192,9 +189,9 @@ def tune(
     size = batch_size(create, smallest)
     worker = worker_size(create, smallest, device) if any(space.n_processes) else 0
     with _bar(seconds, progress) as show:
-        prober = Prober(create, create_learner, device, limit=limit, seconds=seconds, show=show)
+        prober = Prober(create, create_learner, device, limit, seconds, show)
         with contextlib.closing(prober):
-            search = Climb(space, prober, size, prober.start, worker, limit=limit, alpha=alpha)
+            search = Climb(space, prober, size, prober.start, worker, limit, alpha)
             found = search.run()
     if found is None:
         raise BadValueError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -153,17 +154,19 @@ def _add_window(
     """Add the operations of a window to ``rows``."""
     segments, spans, n = segments_of(recording), recording.spans, len(recording.keys)
     region, (key, kind) = _REGION_BY_ACTIVITY[segments.active], np.divmod(segments.label, N_KINDS)
-    measured, paid = np.zeros((2, n, N_KINDS, N_REGIONS))
-    np.add.at(measured, (key, kind, region), 1e-9 * segments.lengths)
+    measured = _sums((n, N_KINDS, N_REGIONS), (key, kind, region), 1e-9 * segments.lengths)
     at = segments.at(payments[0])  # the cost of an event belongs to the segment before it
-    np.add.at(paid, (key[at], kind[at], region[at]), payments[1])
-    cpu, moves = region % len(REGIONS), np.zeros((n, len(REGIONS), len(REGIONS)))
+    paid = _sums((n, N_KINDS, N_REGIONS), (key[at], kind[at], region[at]), payments[1])
+    cpu = region % len(REGIONS)
     moved = np.flatnonzero((np.diff(cpu) != 0) & (kind[1:] == WATCHED)) + 1
-    np.add.at(moves, (key[moved], cpu[moved - 1], cpu[moved]), 1)
-    new, pieces = np.flatnonzero(np.diff(segments.label, prepend=-1)), np.zeros((n, N_KINDS))
-    np.add.at(pieces, (key[new], kind[new]), 1)
-    longer = np.bincount(spans.key[delays[0]], weights=delays[1], minlength=n)
-    lengths, whole = 1e-9 * (spans.ends - spans.starts), _whole(recording)
+    moves = _sums((n, len(REGIONS), len(REGIONS)), (key[moved], cpu[moved - 1], cpu[moved]), 1.0)
+    new = np.flatnonzero(np.diff(segments.label, prepend=-1))
+    pieces = _sums((n, N_KINDS), (key[new], kind[new]), 1.0)
+    longer = _sums((n,), (spans.key[delays[0]],), delays[1])
+    lengths = 1e-9 * (spans.ends - spans.starts)
+    first, last = (np.searchsorted(recording.slices[0], times, side="right") for times in (spans.starts, spans.ends))
+    # These lie within one plain slice, undisturbed by torch's recording.
+    whole = (first == last) & (lookup(recording.slices, spans.starts) == PLAIN)
     for one in np.union1d(key, spans.key):
         row = rows.setdefault(recording.keys[one], Row(*recording.keys[one]))
         entries = np.flatnonzero(spans.key == one)
@@ -177,9 +180,8 @@ def _add_window(
         row.per_entry += [float(part.mean()) for part in np.array_split(lengths[chosen], N_BLOCKS) if len(part)]
 
 
-def _whole(recording: Recording) -> NDArray[np.bool_]:
-    """Select the operations that lie within one plain slice, undisturbed by torch's recording.  [K] bool."""
-    times, spans = recording.slices[0], recording.spans
-    is_same = np.searchsorted(times, spans.starts, side="right") == np.searchsorted(times, spans.ends, side="right")
-    found: NDArray[np.bool_] = is_same & (lookup(recording.slices, spans.starts) == PLAIN)
-    return found
+def _sums(shape: tuple[int, ...], index: tuple[Integers, ...], values: NDArray[Any] | float) -> Floats:
+    """Sum the values [K] with the same index [K]: an array of this shape."""
+    sums = np.zeros(shape)
+    np.add.at(sums, index, values)
+    return sums

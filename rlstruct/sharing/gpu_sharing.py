@@ -176,7 +176,7 @@ class GpuSharing:
         self._is_client = "CUDA_MPS_PIPE_DIRECTORY" in os.environ and running_daemon() is not None
         self._places: Sequence[DeviceLike] = gpus or [device]
         n_on_one = -(-n_processes // len(self._places))
-        on_gpu = _is_shared(device, n_processes)
+        on_gpu = device.type == "cuda" and n_processes > 0
         instances = mig_instances() if on_gpu and sharing != "none" else []
         self._instances = [one for one in instances if not gpus or one.gpu in gpus]
         if sharing == "auto":
@@ -278,10 +278,6 @@ def _cuda_in_use() -> bool:
     return code != 3  # CUDA_ERROR_NOT_INITIALIZED
 
 
-def _is_shared(device: torch.device, n_processes: int) -> bool:
-    return device.type == "cuda" and n_processes > 0
-
-
 def _check(where: str, device: torch.device, n_processes: int, sharing: str, thread_percentage: float | None) -> None:
     """Raise ValueError for arguments that contradict each other on any machine."""
     Range(choices=get_args(Mode)).check(where, "sharing", sharing)
@@ -293,7 +289,7 @@ def _check(where: str, device: torch.device, n_processes: int, sharing: str, thr
         )
     if sharing in ("none", "auto"):
         return
-    if not _is_shared(device, n_processes):
+    if device.type != "cuda" or n_processes < 1:
         raise BadValueError(
             f"{where}: sharing={sharing!r} with device={str(device)!r} and n_processes={n_processes}, expected "
             "worker processes on a GPU. Pass device='cuda:0' and n_processes=2 or more, or sharing='none'."
@@ -321,7 +317,7 @@ def _lacking(mode: str, n_processes: int, instances: list[MigInstance]) -> str:
 
 def best_mode(where: str, device: torch.device, n_processes: int, instances: list[MigInstance]) -> Mode:
     """Return the best available mode, and log why it is not MPS."""
-    if not _is_shared(device, n_processes) or n_processes < 2:
+    if device.type != "cuda" or n_processes < 2:
         return "none"
     if device.index:
         why = "each worker would see one GPU, as cuda:0"
