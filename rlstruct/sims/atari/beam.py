@@ -12,6 +12,8 @@ from rlstruct.sims.atari.tia import BLANK, LINE, is_late, write_delay
 WORDS = 40  # of four pixels in a line
 FULL = wp.uint32(0xFFFFFFFF)
 EACH_BYTE = wp.uint32(0x01010101)
+STAR_SHIFTS = wp.uint32(0x11002112)
+"""Pixels to the left by which a star moves in lines 0 to 3, one byte each."""
 Objects = wp.types.vector(length=6, dtype=wp.uint32)
 P0, P1, M0, M1, BALL, FIELD = range(6)
 COLLISIONS = (
@@ -38,14 +40,8 @@ def mix(under: wp.uint32, over: int, bits: wp.uint32) -> wp.uint32:
 def move_star(m: Registers):
     """Move missile 0 each line, as ALE does once HMM0 was written 21 cycles after HMOVE, whose pulses never stop."""
     m.stars_line = (m.stars_line + 1) & 3
-    shift = int(18)
-    if m.stars_line == 1:
-        shift = 33
-    elif m.stars_line == 2:
-        shift = 0
-    elif m.stars_line == 3:
-        shift = 17
-    m.position[2] = around(m.position[2] - shift)
+    shift = (STAR_SHIFTS >> wp.uint32(8 * m.stars_line)) & wp.uint32(0xFF)
+    m.position[2] = around(m.position[2] - int(shift))
 
 
 @wp.func

@@ -129,22 +129,12 @@ def write_chip(m: Registers, outer: Outer):
         write_riot(m, outer, m.address, m.value)
 
 
-@wp.func(inline=False)
-def read_chip_apart(m: Registers, outer: Outer):
-    """Call `read_chip` without inlining it. CPU code exists once per frequent opcode, so large functions are shared."""
-    read_chip(m, outer)
+def apart(function: wp.Function) -> wp.Function:
+    """Copy a Warp function without inlining: CPU code exists once per frequent opcode, and shares what is large."""
+    return wp.func(function.func, name=f"{function.key}_apart", inline=False)
 
 
-@wp.func(inline=False)
-def write_chip_apart(m: Registers, outer: Outer):
-    """Call `write_chip` without inlining it."""
-    write_chip(m, outer)
-
-
-@wp.func(inline=False)
-def follow_beam_apart(board: Shared, i: int, m: Registers, outer: Outer, touches: int, reads: int, writes: int):
-    """Call `follow_beam` without inlining it."""
-    follow_beam(board, i, m, outer, touches, reads, writes)
+read_chip_apart, write_chip_apart, follow_beam_apart = apart(read_chip), apart(write_chip), apart(follow_beam)
 
 
 @wp.func
@@ -344,10 +334,7 @@ def step(board: Shared, i: int, m: Registers, outer: Outer):
     execute(board, i, m, outer, int(text >> wp.uint64(32)), int(text >> wp.uint64(8)) & 0xFFFF, int(text) & 0xFF)
 
 
-@wp.func(inline=False)
-def step_apart(board: Shared, i: int, m: Registers, outer: Outer):
-    """Call `step` without inlining it."""
-    step(board, i, m, outer)
+step_apart = apart(step)
 
 
 @wp.func(inline=True)
