@@ -31,7 +31,7 @@ STICKY_STREAM = 90  # of the step's key; the games draw from the streams below
 
 
 def start(value: bool | int, *shape: int) -> Any:  # noqa: ANN401 - a field's type is Tensor
-    """Declare a field of a state, [B, *shape] bool or int64, by its value at the start of a game."""
+    """Declare a field of a state, [B, *shape] bool or int64, and its value at the start of a game."""
     return field(metadata={"value": value, "shape": shape})
 
 
@@ -66,25 +66,19 @@ class MinAtarGame(TensorEnv[State]):
         minimal_actions: bool = True,
         **settings: Any,  # noqa: ANN401 - passed on
     ) -> None:
-        actions = self.useful_actions if minimal_actions else tuple(range(6))
-        self.action_space = spaces.Discrete(len(actions))
+        self.actions = self.useful_actions if minimal_actions else tuple(range(6))
+        self.action_space = spaces.Discrete(len(self.actions))
         self.observation_space = spaces.Box(0, 1, (SIZE, SIZE, len(self.channels)), np.bool_)
         self.sticky_probability = sticky_probability
         self.ramping = ramping
-        self.actions = actions
         super().__init__(n_envs, seed, **settings)
-        self._table = torch.tensor(actions, dtype=torch.int64, device=self.device)
+        self._table = torch.tensor(self.actions, dtype=torch.int64, device=self.device)
         self._cells = torch.arange(CELLS, dtype=torch.int64, device=self.device)
 
     def initial(self, key: Tensor) -> State:
         """Start every game with the values that the state's fields declare."""
         begun = {
-            f.name: torch.full(
-                (*key.shape, *f.metadata["shape"]),
-                value := f.metadata["value"],
-                dtype=torch.bool if isinstance(value, bool) else torch.int64,
-                device=key.device,
-            )
+            f.name: torch.full((*key.shape, *f.metadata["shape"]), f.metadata["value"], device=key.device)
             for f in fields(self.state)
         }
         state: State = self.state(**begun)
