@@ -219,11 +219,11 @@ def _named(one: Callback, method: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        said = f"run_training: raised by the callback {type(one).__qualname__}.{method}"
+        note = f"run_training: raised by the callback {type(one).__qualname__}.{method}"
         if hasattr(error, "add_note"):  # Python 3.11 or newer
-            error.add_note(said)
+            error.add_note(note)
         else:
-            _logger.error("%s", said)
+            _logger.error("%s", note)
         raise
 
 

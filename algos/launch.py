@@ -63,16 +63,16 @@ class Place:
     @classmethod
     def of_launcher(cls) -> Place | None:
         """Read the variables that torchrun and similar launchers set; None if there is only one process."""
-        said = os.environ
-        if int(said.get("WORLD_SIZE", "1")) < 2:
+        env = os.environ
+        if int(env.get("WORLD_SIZE", "1")) < 2:
             return None
-        if missing := [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if name not in said]:
+        if missing := [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if name not in env]:
             raise LearnerError(
-                f"run_training: WORLD_SIZE is {said['WORLD_SIZE']}, but {', '.join(missing)} is not set. Start the "
+                f"run_training: WORLD_SIZE is {env['WORLD_SIZE']}, but {', '.join(missing)} is not set. Start the "
                 "script with torchrun, which sets all of them, or unset WORLD_SIZE to learn alone."
             )
-        rank, size, port = int(said["RANK"]), int(said["WORLD_SIZE"]), int(said["MASTER_PORT"])
-        return cls(rank, size, int(said.get("LOCAL_RANK", rank)), said["MASTER_ADDR"], port)
+        rank, size, port = int(env["RANK"]), int(env["WORLD_SIZE"]), int(env["MASTER_PORT"])
+        return cls(rank, size, int(env.get("LOCAL_RANK", rank)), env["MASTER_ADDR"], port)
 
 
 def launched_rank() -> int:
@@ -258,9 +258,9 @@ def _follow(payload: bytes, rank: int, size: int, port: int, n_threads: int, par
     if parent is not None and sys.platform == "linux":
         die_with(parent)
     torch.set_num_threads(n_threads)
-    said = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    said |= {"TORCHELASTIC_RESTART_COUNT": 0}  # torchrun may have restarted rank 0, but not this process
-    os.environ.update({name: str(value) for name, value in said.items()})
+    variables = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    variables |= {"TORCHELASTIC_RESTART_COUNT": 0}  # torchrun may have restarted rank 0, but not this process
+    os.environ.update({name: str(value) for name, value in variables.items()})
     try:
         cloudpickle.loads(payload)()
     except Exception as error:

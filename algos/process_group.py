@@ -247,11 +247,11 @@ def learning_in(group: Group) -> Iterator[None]:
         with summing_by(torch.ops.rlstruct.sum_over_learners):
             yield
     except Exception as error:
-        found = group.others.lost or error  # without the lost learner, anything that the device computed may be wrong
-        group.others.report(found)
-        if found is error:
+        cause = group.others.lost or error  # without the lost learner, anything that the device computed may be wrong
+        group.others.report(cause)
+        if cause is error:
             raise
-        raise found from error
+        raise cause from error
     finally:
         _present.pop()
 
