@@ -220,11 +220,13 @@ class Recorder:
 
     def _write_window(self, number: int) -> None:
         ended, self._is_on = _now(), False
-        process = multiprocessing.current_process().name
+        process, parent = multiprocessing.current_process().name, multiprocessing.parent_process()
         found = {
             "process": "main" if process == "MainProcess" else process,
             "pid": os.getpid(),
-            "parent": os.getppid(),
+            "parent": os.getppid()
+            if parent is None
+            else parent.pid,  # a worker is forked by a server, not by its parent
             "window": number,
             "begun": self._begun,
             "ended": ended,

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import pathlib
 import time
 from dataclasses import replace
@@ -16,6 +17,7 @@ from rlstruct.algos.training import run_training
 from rlstruct.batchers import RL_Batcher
 from rlstruct.envs import GymEnvInf
 from rlstruct.profiling import profile, read
+from rlstruct.profiling.events import load
 
 
 def create_env(n_envs: int, seed: int) -> GymEnvInf:
@@ -61,6 +63,9 @@ def test_the_seconds_of_a_batcher_are_those_of_its_profile(n_processes: int, tmp
         assert main.inclusive("wait", corrected=False) == pytest.approx(stats.wait, rel=0.01)
         # They share a clock: no worker began before this process or ended after it.
         assert {one.n_windows for one in report.processes} == {1}
+        # A server forks the workers, but this process waits for them: its wait is corrected for what they pay.
+        assert {one.parent for one in load(tmp_path) if one.pid != os.getpid()} == {os.getpid()}
+        assert sum(row.waited for row in main.rows) > 0.0
 
 
 def test_workers_are_profiled_whenever_their_server_was_started(tmp_path: pathlib.Path) -> None:
