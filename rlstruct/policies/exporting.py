@@ -90,7 +90,13 @@ def export(policy: Policy, file: str | Path) -> float:
     try:
         with _quiet():
             try:
-                again = (_as_onnx if file.suffix == ".onnx" else _as_program)(original, inputs, unfinished)
+                rows = {key: {0: torch.export.Dim("B", min=1)} for key in inputs}
+                program = torch.export.export(original, (inputs,), dynamic_shapes=(rows,))
+                if file.suffix == ".onnx":
+                    again = _written_as_onnx(program, original, inputs, unfinished)
+                else:
+                    torch.export.save(program, unfinished)
+                    again = torch.export.load(unfinished).module()
             except (MissingPackageError, OSError):
                 raise
             except Exception as error:  # torch.export fails in many ways
@@ -118,9 +124,8 @@ def compare(original: ExportedPolicy, again: Acting) -> float:
             with torch.no_grad():
                 expected, found = original(inputs), again(inputs)
             largest = max(largest, *(_difference(key, expected, found) for key in expected))
-            state = {key: expected[f"new_{key}"] if key.startswith("state/") else value for key, value in state.items()}
-            if state:
-                state["initial_state"] = torch.rand(B, generator=generator, device="cpu") < 0.2
+            begins = torch.rand(B, generator=generator, device="cpu") < 0.2
+            state = {key: expected.get(f"new_{key}", begins) for key in state}
     return largest
 
 
@@ -160,27 +165,17 @@ def _sample(specs: Mapping[str, TensorSpec], B: int, generator: torch.Generator)
     return drawn
 
 
-def _program(original: ExportedPolicy, inputs: Tensors) -> torch.export.ExportedProgram:
-    rows = {key: {0: torch.export.Dim("B", min=1)} for key in inputs}
-    return torch.export.export(original, (inputs,), dynamic_shapes=(rows,))
-
-
-def _as_program(original: ExportedPolicy, inputs: Tensors, file: Path) -> Acting:
-    """Write a torch.export program, and load it again."""
-    torch.export.save(_program(original, inputs), file)
-    return torch.export.load(file).module()
-
-
-def _as_onnx(original: ExportedPolicy, inputs: Tensors, file: Path) -> Acting:
+def _written_as_onnx(
+    program: torch.export.ExportedProgram, original: ExportedPolicy, inputs: Tensors, file: Path
+) -> Acting:
     """Write an ONNX file, and load it again."""
     for name in ("onnx", "onnxscript"):
         import_extra(name, "onnx", "export: an .onnx file")
     runtime = import_extra("onnxruntime", "onnx", "export: an .onnx file")
     with torch.no_grad():
         names = list(original(inputs))
-    settings: dict[str, Any] = {"input_names": list(inputs), "output_names": names}
-    program: Any = torch.onnx.export(_program(original, inputs), dynamo=True, verbose=False, **settings)
-    program.save(file)
+    onnx: Any = torch.onnx.export(program, dynamo=True, verbose=False, input_names=list(inputs), output_names=names)
+    onnx.save(file)
     session = runtime.InferenceSession(file, providers=["CPUExecutionProvider"])
 
     def run(inputs: Tensors) -> Tensors:

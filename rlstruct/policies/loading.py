@@ -28,16 +28,19 @@ def description(
     ``shown`` are the specs of one environment's frames, None before the first batch. ``stochastic`` is True if
     evaluations sample actions.
     """
-    known: dict[str, Any] = {}
-    parts: dict[str, tuple[Callable[[Any], Any], object]]
-    parts = {"model": (describe_network, model), "agent": (describe, agent.creator())}
-    for name, (make, value) in parts.items():
-        try:
-            known[name] = {"made": make(value)}
-        except BadTypeError as error:  # its text is the name of the part that cannot be described
-            known[name] = {"foreign": str(error)}
-    seen = {key: [list(spec.shape), str(spec.dtype).removeprefix("torch.")] for key, spec in (shown or {}).items()}
-    return {**known, "observation": seen, "stochastic": stochastic}
+    return {
+        "model": _described(describe_network, model),
+        "agent": _described(describe, agent.creator()),
+        "observation": {key: [list(s.shape), str(s.dtype).removeprefix("torch.")] for key, s in (shown or {}).items()},
+        "stochastic": stochastic,
+    }
+
+
+def _described(how: Callable[[Any], Any], part: object) -> dict[str, Any]:
+    try:
+        return {"made": how(part)}
+    except BadTypeError as error:  # its text is the name of the part that cannot be described
+        return {"foreign": str(error)}
 
 
 def shown_by(stored: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:

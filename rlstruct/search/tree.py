@@ -16,6 +16,7 @@ from torch import Tensor
 
 from rlstruct.core import DictTensor
 from rlstruct.engine.host_syncs import intended
+from rlstruct.functional.masks import rows_of
 from rlstruct.search.selection import mask_logits
 
 Tensors = dict[str, Tensor]
@@ -138,22 +139,15 @@ class Tree:
         first = roots.unsqueeze(1)
         kept["children"] = (place.gather(1, children.flatten(1)) + first).view(-1, children.shape[2])
         kept["onward"] = (place.gather(1, rows["onward"]) + first).view(-1)
-        self._take(kept, (place + first).view(-1))
-
-    def _take(self, kept: Tensors, slots: Tensor) -> None:
-        """Copy nodes to slots, but leave the spare slots and the roots' fresh evaluation unchanged."""
-        mine = torch.cat([self.roots(), self.roots() + self.n_nodes])
-        before = self.tensors().index(mine)
+        # The roots keep their fresh evaluation; nodes that are dropped write to a spare slot what it already holds.
+        place, slots = place.view(-1), (place + first).view(-1)
+        is_root = (place == 0).unsqueeze(1)
+        before = self.tensors().index(slots)
+        logits = torch.where(is_root, before["edges"][:, 0], kept["edges"][:, 0])
+        kept["edges"] = torch.cat([logits.unsqueeze(1), kept["edges"][:, 1:]], 1)
+        kept["nodes"] = torch.where(is_root, before["nodes"], kept["nodes"])
         for name, part in self.tensors().items():
-            part.index_copy_(0, slots, kept[name])
-        B = len(mine) // 2
-        logits, _, _ = before["edges"].unbind(1)
-        _, visits, q = self.edges.index_select(0, mine).unbind(1)
-        known = torch.stack([logits[:B], visits[:B], q[:B]], 1)
-        self.edges.index_copy_(0, mine, torch.cat([known, before["edges"][B:]]))
-        self.nodes.index_copy_(0, mine, before["nodes"])
-        for name in ("children", "action", "onward"):
-            getattr(self, name).index_copy_(0, mine[B:], before[name][B:])
+            part.index_copy_(0, slots, torch.where(rows_of(place == N, part), before[name], kept[name]))
 
     def roots(self) -> Tensor:
         """Return the slots of the roots.  [B] int64."""

@@ -118,6 +118,8 @@ class TreeSearch:
         n = config.n_simulations
         plans = [selection.considered_visits(max(1, k), n) for k in range(config.n_considered + 1)]
         self._plans = torch.tensor(plans, dtype=torch.int64, device=self.device)  # [n_considered + 1, n]
+        scale, offset = config.value_scale, config.visit_offset
+        self._values = partial(selection.completed_values, value_scale=scale, visit_offset=offset)
         self._compiled = self._compiled_growth() if config.compiled and self.device.type == "cpu" else None
         self.n_kept = n if config.reuse_tree else 1  # maximum nodes from an earlier tree, including the root
         self._n_bytes = 0  # size of the largest trees known to fit
@@ -185,7 +187,7 @@ class TreeSearch:
         n_legal = selection.is_legal(logits).sum(-1).clamp(max=config.n_considered)
         considered = self._plans.index_select(0, n_legal).t().to(logits.dtype)  # [n, B]: visits of the due actions
         roots = tree.roots()
-        tree.choose(roots.unsqueeze(0), self._root_scores(noise, considered[0]), self._scores())
+        tree.choose(roots.unsqueeze(0), *self._scores(noise, considered[0]))
         if self._compiled is not None:
             self._compiled.weights_changed()
         tensors = tree.tensors()
@@ -214,7 +216,7 @@ class TreeSearch:
 
     def _grow(self, tree: Tree, path: Tensor, fresh: Tensor, noise: Tensor, considered: Tensor) -> None:
         """Simulate once, in place, along the slots ``path`` [D, B]."""
-        tree.grow(path, self.model, fresh, self._root_scores(noise, considered), self._scores())
+        tree.grow(path, self.model, fresh, *self._scores(noise, considered))
 
     def _compiled_growth(self) -> Runner[Tensor]:
         """Return a runner of compiled `_grow`, compiled once for paths of up to 4, 8, 16, … levels each."""
@@ -240,26 +242,22 @@ class TreeSearch:
             )
         self._n_bytes = needed
 
-    def _scores(self) -> Scores:
+    def _scores(self, gumbel: Tensor, considered: Tensor) -> tuple[Scores, Scores]:
+        """Return the functions that choose the next action of the roots and of all other nodes."""
         config = self.config
-        if config.method == "puct":
-            return partial(selection.puct_scores, c_init=config.c_init, c_base=config.c_base)
-        if config.method == "uct":
-            return lambda logits, visits, q, raw: selection.uct_scores(logits, visits, q, c_init=config.c_init)
-        return lambda logits, visits, q, raw: selection.gumbel_scores(
-            logits, visits, self._values(logits, visits, q, raw)
-        )
 
-    def _root_scores(self, gumbel: Tensor, considered: Tensor) -> Scores:
-        if self.config.method != "gumbel":
-            return self._scores()
-        return lambda logits, visits, q, raw: selection.considered_scores(
-            logits, visits, self._values(logits, visits, q, raw), gumbel, considered
-        )
+        def scores(logits: Tensor, visits: Tensor, q: Tensor, raw: Tensor) -> Tensor:
+            if config.method == "puct":
+                return selection.puct_scores(logits, visits, q, raw, c_init=config.c_init, c_base=config.c_base)
+            if config.method == "uct":
+                return selection.uct_scores(logits, visits, q, c_init=config.c_init)
+            return selection.gumbel_scores(logits, visits, self._values(logits, visits, q, raw))
 
-    def _values(self, logits: Tensor, visits: Tensor, q: Tensor, raw: Tensor) -> Tensor:
-        scale, offset = self.config.value_scale, self.config.visit_offset
-        return selection.completed_values(logits, visits, q, raw, value_scale=scale, visit_offset=offset)
+        def halving_scores(logits: Tensor, visits: Tensor, q: Tensor, raw: Tensor) -> Tensor:
+            values = self._values(logits, visits, q, raw)
+            return selection.considered_scores(logits, visits, values, gumbel, considered)
+
+        return halving_scores if config.method == "gumbel" else scores, scores
 
     def _result(self, tree: Tree, noise: Tensor, key: Tensor, explore: Tensor | None) -> SearchResult:
         logits, visits, q, raw = tree.root_edges()

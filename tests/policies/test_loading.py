@@ -21,6 +21,7 @@ from rlstruct.agents import ActorCritic, ActorCriticAgent
 from rlstruct.algos import ppo
 from rlstruct.algos.checkpoint import read_checkpoint
 from rlstruct.batchers import RL_Batcher
+from rlstruct.core import TensorSpec
 from rlstruct.policies.blueprint import build, describe, describe_network
 from rlstruct.search import SearchAgent, SearchConfig
 from rlstruct.sims import ConnectFour
@@ -114,6 +115,15 @@ def test_tensors_come_back_as_tensors(tmp_path: Path) -> None:
     assert policy.act(frames[0]).shape == (1,)
     assert not found.requires_grad
     assert policy.act(frames.double(), stochastic=True).dtype == torch.float32
+
+
+def test_a_policy_shows_its_agent_and_what_it_acts_on() -> None:
+    specs = {"frame": TensorSpec((4,), torch.float32)}
+    policy = rlstruct.Policy(ActorCritic(4, 2), ActorCriticAgent, specs)
+    shown = "<Policy: ActorCriticAgent with ActorCritic on cpu, takes the best action for frame [4] torch.float32>"
+    assert repr(policy) == shown
+    policy.stochastic = True
+    assert "samples actions for frame" in repr(policy)
 
 
 def test_the_policy_follows_the_evaluations_of_its_training(tmp_path: Path) -> None:
