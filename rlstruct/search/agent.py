@@ -69,8 +69,8 @@ class SearchAgent(RL_Agent):
         stochastic: bool = True,
         copy_model: bool = True,
     ) -> None:
-        found = None if model is None else next(model.parameters(), None)
-        self.device = resolve_device(device or ("cpu" if found is None else found.device))
+        first = None if model is None else next(model.parameters(), None)
+        self.device = resolve_device(device or ("cpu" if first is None else first.device))
         self.model = copy.deepcopy(model).to(self.device) if model is not None and copy_model else model
         self._simulator = simulator = create_simulator(n_envs=1, device=self.device)
         if not hasattr(simulator, "state_from"):
@@ -124,15 +124,12 @@ class SearchAgent(RL_Agent):
         history: TemporalDictTensor | None = None,
     ) -> tuple[DictTensor, DictTensor]:
         """Search from the frames, drawing from ``observation["rng"]``; see `RL_Agent.__call__`."""
-        frames = observation.truncate_key("frame/")
-        seen = observation["frame"] if frames.empty() else dict(frames.items())
-        kept = state if not state.empty() else self.initial_state(agent_info, observation.n_elems())
+        kept = dict((self.initial_state(agent_info, observation.n_elems()) if state.empty() else state).items())
         if "moves" in kept:
-            moves = torch.where(observation["initial_state"], 0, kept["moves"])
-            kept = DictTensor({**dict(kept.items()), "moves": moves})
+            kept["moves"] = torch.where(observation["initial_state"], 0, kept["moves"])
         self.n_inferences += observation.n_elems() * (1 + self.search.config.n_simulations)
         self._move.weights_changed()
-        return self._move(seen, observation["rng"], kept)
+        return self._move(_frames(observation), observation["rng"], DictTensor(kept))
 
     def creator(self) -> Callable[..., RL_Agent]:
         """Return a factory of equal agents, with the simulator's own settings; see `RL_Agent.creator`."""
@@ -141,15 +138,16 @@ class SearchAgent(RL_Agent):
 
     def without_search(self) -> NetworkAgent:
         """Return an agent that acts by the network alone and shares it."""
-        if self.model is None:
-            raise BadTypeError("SearchAgent.without_search: this agent has no model, it plays random games.")
-        return NetworkAgent(self.model)
+        return NetworkAgent(self._network("without_search"))
 
     def update(self, info: Mapping[str, Tensor]) -> None:
         """Load new weights; see `RL_Agent.update`."""
+        self._network("update").load_state_dict(info)
+
+    def _network(self, method: str) -> nn.Module:
         if self.model is None:
-            raise BadTypeError("SearchAgent.update: this agent has no model, it plays random games.")
-        self.model.load_state_dict(info)
+            raise BadTypeError(f"SearchAgent.{method}: this agent has no model, it plays random games.")
+        return self.model
 
     def _search(self, seen: Tensor | Tensors, rng: Tensor, kept: DictTensor) -> tuple[DictTensor, DictTensor]:
         """Search from frames; return the agent's answer and its new state."""
@@ -165,6 +163,11 @@ class SearchAgent(RL_Agent):
             after = after + found.tree.rows().prepend_key("tree/")
         action = {"action": found.action, "action_policy": found.policy}
         return DictTensor({**action, "action_visits": found.visits, "action_value": found.expected}), after
+
+
+def _frames(observation: DictTensor) -> Tensor | Tensors:
+    """Return what the simulator showed: a frame, or a dict of its parts."""
+    return dict(observation.truncate_key("frame/").items()) or observation["frame"]
 
 
 def _warn_unrecorded(why_not: str) -> None:
@@ -190,8 +193,7 @@ class NetworkAgent(RL_Agent):
         history: TemporalDictTensor | None = None,
     ) -> tuple[DictTensor, DictTensor]:
         """Evaluate the frames; see `RL_Agent.__call__`."""
-        nested = dict(observation.truncate_key("frame/").items())
-        frame, legal = split_frames(nested or observation["frame"])
+        frame, legal = split_frames(_frames(observation))
         logits, value = self.model(frame)
         if legal is not None:
             logits = logits.masked_fill(~legal, -torch.inf)
