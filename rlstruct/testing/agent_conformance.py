@@ -20,7 +20,17 @@ from rlstruct.functional.random import step_keys
 from rlstruct.replay import replay_agent
 from rlstruct.rl_agent import RL_Agent, RL_Agent_CheckDevice
 from rlstruct.spaces import leaves
-from rlstruct.testing.conformance import check_in_space, check_keys, check_layout, check_same, fail, holds, on_cpu, same
+from rlstruct.testing.conformance import (
+    check_bounds,
+    check_layout,
+    check_present,
+    check_same,
+    fail,
+    holds,
+    layout_of,
+    on_cpu,
+    same,
+)
 from rlstruct.testing.host_sync import forbid_host_sync
 from rlstruct.testing.purity import check_modes, check_pure, weights_of_modules
 from rlstruct.vec_env import DeviceEnv, VecEnv
@@ -129,15 +139,13 @@ class _Kit:
 
     def check_initial_state(self) -> None:
         """Compare the initial states of 1 and of B environments."""
-        states = {}
+        specs = None
         for B in (1, self.B):
-            where = f"{self.name}.initial_state(agent_info, {B})"
             agent_info = self.agent_info if B == self.B or self.agent_info.empty() else self.agent_info.slice(0)
-            states[B] = state = self.agent.initial_state(agent_info, B)
-            check_layout(where, state, None, "Make one row for each of the B environments, whatever B is.", B)
-        where = f"{self.name}.initial_state(agent_info, {self.B})"
-        fix = "The state has the same keys, dtypes and shapes for every B."
-        check_layout(where, states[self.B], states[1].specs(), fix, self.B)
+            state = self.agent.initial_state(agent_info, B)
+            fix = "Make one row for each of the B environments, with the same keys, dtypes and shapes for every B."
+            check_layout(f"{self.name}.initial_state(agent_info, {B})", state, specs, fix, B)
+            specs = state.specs()
 
     @torch.no_grad()
     def check_acting(self) -> None:
@@ -198,17 +206,16 @@ class _Kit:
     def _check_states_at(self, trajectories: Trajectories, steps: list[_Step]) -> None:
         """Compare the states that `states_at` returns with those of the steps."""
         fix = "Return the state with which step t of row b acted as row b * T + t, or None."
+        acted = {key: torch.stack([step.state[key] for step in steps], 1) for key in steps[0].state.keys()}
+        expected = DictTensor({key: states.flatten(0, 1) for key, states in acted.items()})  # [B * T]
         backwards = torch.arange(self.B * len(steps), device=self.env.device).flip(0)
         for numbers in (None, backwards):
             where = f"{self.name}.states_at(trajectories, {'None' if numbers is None else '[B * T - 1, ..., 0]'})"
             states = self.agent.states_at(trajectories, numbers)
             if states is None:
                 return
-            check_keys(where, set(states.keys()), set(steps[0].state.keys()), fix)
-            for key in states.keys():
-                expected = torch.stack([step.state[key] for step in steps], 1).flatten(0, 1)  # [B * T]
-                wanted = DictTensor({key: expected if numbers is None else expected.flip(0)})
-                check_same(f"{where}, {key!r}", DictTensor({key: states[key]}).map(on_cpu), wanted.map(on_cpu), fix)
+            wanted = expected if numbers is None or expected.empty() else expected.index(numbers)
+            check_same(where, states.map(on_cpu), wanted.map(on_cpu), fix)
 
     def check_update(self) -> None:
         """Update the agent to other weights and back.
@@ -229,7 +236,7 @@ class _Kit:
         passed = {k: v.clone() for k, v in other.items()}
         self.agent.update(passed)
         for key, value in {} if module is None else module.state_dict().items():
-            if not holds(same(on_cpu(value).unsqueeze(0), other[key].unsqueeze(0))):
+            if not holds(same(on_cpu(value), other[key])):
                 fix = "Define update(self, info), usually self.model.load_state_dict(info)."
                 fail(where, key, "the old weights", "those that were given", fix)
         changed = self._answer(step)
@@ -292,11 +299,10 @@ class _Kit:
 
     def _check_action(self, where: str, action: DictTensor, before: DictTensor) -> None:
         expected = leaves(self.env.action_space, "action")
-        got = set(action.keys())
-        check_keys(where, got & set(expected), set(expected), "Return what the action space asks for.")
+        fix = "Return what the action space asks for, one row for each environment."
+        check_present(where, action, layout_of(expected), fix, self.B)
         for key, leaf in expected.items():
-            check_in_space(where, key, on_cpu(action[key]), leaf, self.B)
-        check_layout(where, action, None, "Return one row for each environment.", self.B)
+            check_bounds(where, key, on_cpu(action[key]), leaf)
         fix = "Return the same keys, dtypes and shapes in each call."
         check_layout(f"{where}, action", action, before.specs(), fix, self.B)
 

@@ -41,17 +41,14 @@ class ConformanceError(Explained, AssertionError):
     mend = property(lambda self: self.fix, doc="Alias of ``fix``, its name in 0.2.")
 
 
-def build_error(where: str, key: str | None, got: object, expected: object, fix: str) -> ConformanceError:
-    """Build a ConformanceError from its parts."""
+def fail(
+    where: str, key: str | None, got: object, expected: object, fix: str, cause: Exception | None = None
+) -> NoReturn:
+    """Raise a ConformanceError with these parts."""
     named = "" if key is None else f" tensor {key!r}:"
     error = ConformanceError(f"{where}:{named} got {got}, expected {expected}. {fix}")
     error.where, error.key, error.got, error.expected, error.fix = where, key, str(got), str(expected), fix
-    return error
-
-
-def fail(where: str, key: str | None, got: object, expected: object, fix: str) -> NoReturn:
-    """Raise a ConformanceError with these parts."""
-    raise build_error(where, key, got, expected, fix)
+    raise error from cause
 
 
 def holds(mask: Tensor) -> bool:
@@ -69,11 +66,13 @@ def same(got: Tensor, expected: Tensor, tolerance: float = 0.0) -> Tensor:
 
     Floating-point numbers may differ by ``tolerance * (1 + abs(expected))``; integers must be equal.
     """
-    equal = got == expected
-    if got.is_floating_point() or got.is_complex():
-        close = (got - expected).abs() <= tolerance * (1 + expected.abs())
-        equal = equal | close | (got.isnan() & expected.isnan())
-    return equal.flatten(1).all(dim=1) if equal.dim() > 1 else equal  # [B]
+    allowed = tolerance if got.is_floating_point() or got.is_complex() else 0.0
+    return _rows(torch.isclose(got, expected, rtol=allowed, atol=allowed, equal_nan=True))
+
+
+def _rows(holds: Tensor) -> Tensor:
+    """Return which rows of a mask [B, ...] are True everywhere.  [B]."""
+    return holds.flatten(1).all(dim=1) if holds.dim() > 1 else holds
 
 
 def check_same(
@@ -91,14 +90,6 @@ def check_same(
             fail(f"{where}, row {b}", key, short(got[key][b]), short(expected[key][b]), _fix_of(key, fixes))
 
 
-def check_keys(where: str, got: set[str], expected: set[str], fix: str) -> None:
-    """Compare two sets of keys."""
-    for key in sorted(expected - got):
-        fail(where, key, f"no such key among {sorted(got)}", "it to be there", fix)
-    for key in sorted(got - expected):
-        fail(where, key, "this key", f"only {sorted(expected)}", fix)
-
-
 def check_layout(
     where: str, tensors: Named, layout: Layout | None, fixes: str | Mapping[str, str], rows: int | None = None
 ) -> None:
@@ -112,28 +103,28 @@ def _fix_of(key: str, fixes: str | Mapping[str, str]) -> str:
     return fixes if isinstance(fixes, str) else fixes.get(key.partition("/")[0], fixes[""])
 
 
-def check_in_space(where: str, key: str, tensor: Tensor, leaf: Leaf, n_rows: int, *, values: bool = True) -> None:
-    """Compare the shape, dtype and (optionally) values of a CPU tensor [n_rows, ...] with a plain space."""
-    fix = f"Return it in the shape and dtype of {leaf.space}, one row for each environment, or correct the space."
-    check_layout(where, {key: tensor}, Layout({key: (leaf.shape, leaf.torch_dtype)}), fix, n_rows)
-    if not values:
-        return
-    beyond = _outside(leaf, tensor)
-    if not holds(~beyond):
-        rows = ~beyond.flatten(1).any(dim=1) if beyond.dim() > 1 else ~beyond
-        fix = "Keep the values inside the space, or widen the space."
-        fail(f"{where}, row {first_false(rows)}", key, short(tensor[beyond][:3]), f"values inside {leaf.space}", fix)
+def check_present(where: str, tensors: DictTensor, layout: Layout, fix: str, rows: int) -> None:
+    """Check that the keys of a layout are among the tensors, in its shapes and dtypes."""
+    check_layout(where, {key: tensors[key] for key in layout if key in tensors}, layout, fix, rows)
 
 
-def _outside(leaf: Leaf, rows: Tensor) -> Tensor:
-    """Return where CPU values [n, ...] are NaN, or exceed the space's bounds by more than rounding."""
+def layout_of(leaves: Mapping[str, Leaf]) -> Layout:
+    """Return shape and dtype of the plain spaces inside a space."""
+    return Layout({key: (leaf.shape, leaf.torch_dtype) for key, leaf in leaves.items()})
+
+
+def check_bounds(where: str, key: str, tensor: Tensor, leaf: Leaf) -> None:
+    """Check that a CPU tensor [n, ...] lies within the bounds of a plain space, up to rounding."""
     low, high = (torch.from_numpy(np.array(bound)) for bound in leaf.bounds())
-    values = rows
-    if rows.is_floating_point():
-        values, low, high = rows.double(), low.double(), high.double()
+    values = tensor
+    if tensor.is_floating_point():
+        values, low, high = tensor.double(), low.double(), high.double()
         low, high = low - _ROUNDING * (1 + low.abs()), high + _ROUNDING * (1 + high.abs())
         low, high = low.nan_to_num(-torch.inf, neginf=-torch.inf), high.nan_to_num(torch.inf, posinf=torch.inf)
-    return ~((values >= low) & (values <= high))
+    inside = (values >= low) & (values <= high)  # False for NaN
+    if not holds(inside):
+        where, got = f"{where}, row {first_false(_rows(inside))}", short(tensor[~inside][:3])
+        fail(where, key, got, f"values inside {leaf.space}", "Keep the values inside the space, or widen the space.")
 
 
 def first_false(rows: Tensor) -> int:

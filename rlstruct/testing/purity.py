@@ -20,7 +20,6 @@ from types import CodeType, FunctionType, ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
 from rlstruct.core import DictTensor
@@ -52,7 +51,7 @@ def check_pure(name: str, agent: object, answer: Callable[[], DictTensor]) -> No
     the CPU.
     """
     seen = {id(tensor) for tensor in weights_of_modules(agent)}
-    places = [(place, _copied(place.get())) for place in _inside(agent, name, seen)]
+    places = [(place, _copied(place.get())) for place in _places(_fixed(name, agent), seen)]
     expected = answer()
     for place, before in places:
         if not _equal(place.get(), before):
@@ -83,7 +82,7 @@ class _Place(NamedTuple):
 
     path: str
     get: Callable[[], Any]
-    set: Callable[[Any], object]
+    set: Callable[[Any], object] | None  # None: only tensors and arrays can be changed, in place
 
     def put(self, value: Any) -> None:
         held = self.get()
@@ -91,7 +90,7 @@ class _Place(NamedTuple):
             held.detach().copy_(value)
         elif isinstance(held, np.ndarray):
             held[...] = value
-        else:
+        elif self.set is not None:
             self.set(value)
 
 
@@ -99,92 +98,97 @@ def _attribute(path: str, holder: object, name: str) -> _Place:
     return _Place(path, functools.partial(getattr, holder, name), functools.partial(setattr, holder, name))
 
 
-def _at(place: _Place, seen: set[int]) -> Iterator[_Place]:
+def _entry(path: str, holder: Any, key: Any) -> _Place:
+    """Return the place of an entry of a dict or list."""
+    return _Place(path, functools.partial(operator.getitem, holder, key), functools.partial(holder.__setitem__, key))
+
+
+def _fixed(path: str, value: Any) -> _Place:
+    return _Place(path, lambda: value, None)
+
+
+def _places(place: _Place, seen: set[int]) -> Iterator[_Place]:
     """Yield a place, or all places within its value; ``seen`` holds the ids of values visited so far."""
     value = place.get()
-    if type(value) is tuple:
+    if _is_leaf(value):
+        is_array = isinstance(value, Tensor | np.ndarray)
+        if (is_array or place.set is not None) and not (is_array and id(value) in seen):
+            yield place
+    elif type(value) is tuple:
         for i in range(len(value)):
-
-            def put(new: Any, i: int = i) -> None:
-                now = place.get()
-                place.set((*now[:i], new, *now[i + 1 :]))
-
-            def get(i: int = i) -> Any:
-                return place.get()[i]
-
-            yield from _at(_Place(f"{place.path}[{i}]", get, put), seen)
-    elif not _is_leaf(value):
-        yield from _inside(value, place.path, seen)
-    elif id(value) not in seen or not isinstance(value, Tensor):
-        yield place
+            yield from _places(_part(place, i), seen)
+    elif value is not None and id(value) not in seen:
+        seen.add(id(value))
+        for inner in [*_entries(value, place.path)]:
+            yield from _places(inner, seen)
 
 
-def _items(holder: Any, keys: Mapping[str, Any], seen: set[int]) -> Iterator[_Place]:
-    """Yield the places in entries of a dict or list; ``keys`` maps the name of an entry in messages to its key."""
-    for path, key in keys.items():
-        get, put = functools.partial(operator.getitem, holder, key), functools.partial(holder.__setitem__, key)
-        yield from _at(_Place(path, get, put), seen)
+def _part(place: _Place, i: int) -> _Place:
+    """Return the place of an entry of a tuple, which is replaced to change it."""
+
+    def put(new: Any) -> None:
+        now = place.get()
+        if place.set is not None:
+            place.set((*now[:i], new, *now[i + 1 :]))
+
+    return _Place(f"{place.path}[{i}]", lambda: place.get()[i], put if place.set is not None else None)
 
 
-def _inside(value: Any, path: str, seen: set[int]) -> Iterator[_Place]:
-    if value is None or id(value) in seen:
-        return
-    seen.add(id(value))
+def _entries(value: Any, path: str) -> Iterator[_Place]:
+    """Yield the places directly within a value, and those that its code reads."""
     if isinstance(value, dict | list):
-        keys = value if isinstance(value, dict) else range(len(value))
-        yield from _items(value, {f"{path}[{key!r}]": key for key in keys}, seen)
+        for key in value if isinstance(value, dict) else range(len(value)):
+            yield _entry(f"{path}[{key!r}]", value, key)
     elif isinstance(value, functools.partial):
-        yield from _inside(list(value.args), path, seen)
-        yield from _inside(value.func, path, seen)
+        yield from (_fixed(path, inner) for inner in (*value.args, value.func))
     elif isinstance(value, FunctionType):
-        yield from _function(value, seen)
+        yield from _read_by(value)
     elif inspect.ismethod(value):
-        yield from _inside(value.__self__, path, seen)
+        yield _fixed(path, value.__self__)
     elif not isinstance(value, type | ModuleType):
-        yield from _object(value, path, seen)
+        yield from _attributes(value, path)
 
 
-def _object(value: Any, path: str, seen: set[int]) -> Iterator[_Place]:
-    """Yield the places in the attributes of an object and of its classes, and those that their methods read."""
+def _attributes(value: Any, path: str) -> Iterator[_Place]:
+    """Yield the attributes of an object and of its classes, and its methods."""
     kind, own, skipped = type(value), getattr(value, "__dict__", {}), frozenset[str]()
     if isinstance(value, nn.Module):
         skipped = _OF_MODULES
         for key, module in value._modules.items():
-            yield from _inside(module, f"{path}.{key}", seen)
+            yield _fixed(f"{path}.{key}", module)
     is_users = not _is_library(kind.__module__) or isinstance(value, argparse.Namespace | SimpleNamespace)
     if not is_users and not kind.__module__.startswith("rlstruct."):
         return
-    keys = {f"{path}.{key}": key for key in own if key not in skipped and not _is_constant(kind, key)}
-    yield from _items(own, keys, seen)
+    for key in own:
+        if key not in skipped and not _is_constant(kind, key):
+            yield _entry(f"{path}.{key}", own, key)
     for base in kind.__mro__:
-        if _is_library(base.__module__):
-            continue
-        for key, held in list(vars(base).items()):
+        for key, held in () if _is_library(base.__module__) else [*vars(base).items()]:
             function = held.fget if isinstance(held, property) else getattr(held, "__func__", held)
             if isinstance(function, FunctionType):
-                yield from _function(function, seen)
+                yield _fixed(path, function)
             elif _is_leaf(held) and not key.startswith("__") and key not in own and not _is_constant(base, key):
                 yield _attribute(f"{base.__name__}.{key}", base, key)
 
 
-def _function(function: FunctionType, seen: set[int]) -> Iterator[_Place]:
+def _read_by(function: FunctionType) -> Iterator[_Place]:
     """Yield the places that a function reads: closure, globals of its module, attributes of other modules."""
     code, name = function.__code__, function.__module__ or ""
-    if id(code) in seen or _is_library(name):
+    if _is_library(name):
         return
-    seen.add(id(code))
     for cell, key in zip(function.__closure__ or (), code.co_freevars, strict=True):
-        path = f"{key!r} of the closure of {function.__qualname__}"
         with contextlib.suppress(ValueError):  # nothing was assigned yet
-            yield from _at(_attribute(path, cell, "cell_contents"), seen)
+            _ = cell.cell_contents
+            yield _attribute(f"{key!r} of the closure of {function.__qualname__}", cell, "cell_contents")
     names, module = _names(code), sys.modules.get(name)
     for key in [key for key in names if key in function.__globals__ and not _is_declared(module, key)]:
         value = function.__globals__[key]
         if not isinstance(value, ModuleType | type):
-            yield from _items(function.__globals__, {f"the global {key} of module {name}": key}, seen)
+            yield _entry(f"the global {key} of module {name}", function.__globals__, key)
         elif isinstance(value, ModuleType) and not _is_library(value.__name__):
-            read = [name for name in names if name in vars(value) and not _is_declared(value, name)]
-            yield from _items(vars(value), {f"the global {key} of module {value.__name__}": key for key in read}, seen)
+            for read in names:
+                if read in vars(value) and not _is_declared(value, read):
+                    yield _entry(f"the global {read} of module {value.__name__}", vars(value), read)
 
 
 def _names(code: CodeType) -> set[str]:
@@ -226,11 +230,8 @@ def _other(value: Any) -> Any:
     """Return another value of the same kind."""
     if isinstance(value, str):
         return value + "_"
-    if isinstance(value, bool):
-        return not value
-    if isinstance(value, Tensor):
-        return ~value if value.dtype is torch.bool else value + 1
-    return ~value if isinstance(value, np.ndarray) and value.dtype == bool else value + 1
+    is_bool = isinstance(value, bool) or str(getattr(value, "dtype", "")).endswith("bool")
+    return value ^ True if is_bool else value + 1
 
 
 def _equal(one: Any, other: Any) -> bool:

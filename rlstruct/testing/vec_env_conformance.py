@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from typing import Any
 
 import torch
+from gymnasium import Space
 from torch import Tensor
 
 from rlstruct.core import DictTensor, Layout
@@ -16,13 +16,13 @@ from rlstruct.functional.masks import masked_dicttensor
 from rlstruct.in_place import ObservationBuffer, steps_into
 from rlstruct.spaces import leaves, sample
 from rlstruct.testing.conformance import (
-    build_error,
-    check_in_space,
-    check_keys,
+    check_bounds,
     check_layout,
+    check_present,
     check_same,
     fail,
     holds,
+    layout_of,
     on_cpu,
     same,
     short,
@@ -36,8 +36,12 @@ _COLUMNS = {
     "done": torch.bool,
     "initial_state": torch.bool,
 }
-_FRESH = "This is the first observation of an episode: reward 0, nothing done, initial_state True, last_action 0."
+_MASK = "mask/running"  # name of the mask among the columns of its observation
+_FIRST = "This is the first observation of an episode: reward 0, nothing done, initial_state True, last_action 0."
+# Remedies by the part of the key before the first "/"; "" for all others.
+_FRESH = {"mask": "After a reset all run.", "": _FIRST}
 _REACHED = {
+    "mask": "It marks who was stepped: who ran after the last call.",
     "done": "Compute it as terminated | truncated.",
     "initial_state": "A step never reaches an initial state: a restart belongs into `current` only.",
     "last_action": "Return a copy of the action that was taken in this step.",
@@ -46,15 +50,15 @@ _REACHED = {
 _CURRENT = {
     "frame": "Without a restart, current shows what was reached; after one, the new episode's first observation.",
     "": f"Where an auto-resetting environment restarted, in the step that ended the episode or (still_running False "
-    f"until then) in the next one: {_FRESH} Everywhere else current equals reached.",
+    f"until then) in the next one: {_FIRST} Everywhere else current equals reached.",
+    "mask": "An auto-resetting environment always runs. Only one whose restarts_take_steps is True may leave out the "
+    "step after an episode's end, and restarts in it.",
 }
-_EPISODIC = {"": "An episodic environment does not restart: return reached itself."}
-_EPISODIC_RUNS = "An episodic environment runs until it is done, and then not before the next reset."
-_ALWAYS = (
-    "An auto-resetting environment always runs. Only one whose restarts_take_steps is True may leave out the step "
-    "after an episode's end, and restarts in it."
-)
-# Calls for which a returned tensor must keep its value; those of the first reset must always keep theirs.
+_EPISODIC = {
+    "mask": "An episodic environment runs until it is done, and then not before the next reset.",
+    "": "An episodic environment does not restart: return reached itself.",
+}
+# Number of calls in which a returned tensor must keep its value; results of the first reset must always keep theirs.
 _REMEMBERED_CALLS = 4
 _STEPS_OF_SECOND_RUN = 40
 _ENDS_TO_REPORT = 5  # if this many ends all show a first frame, it is no coincidence
@@ -103,27 +107,27 @@ def check_vec_env(
     try:
         made.close()
     except Exception as error:
-        where = f"{type(made).__name__}.close (second call)"
-        fix = "Remember in close() that it ran before."
-        raise build_error(where, None, repr(error), "nothing to happen", fix) from error
+        where, fix = f"{type(made).__name__}.close (second call)", "Remember in close() that it ran before."
+        fail(where, None, repr(error), "nothing to happen", fix, error)
 
 
 def _check_seeds(create: Callable[[], VecEnv], seed: int, n_steps: int) -> None:
-    envs = [create(), create(), create()]
+    envs = [create(), create()]
+    if steps_into(envs[0]) is not None:
+        envs.append(_Placed(create()))
+    named = (
+        (f" made twice with seed={seed}", "Draw everything from generators seeded with the factory's seed."),
+        (".step_into", "step_into shows what step does: write every key of `out`, in every row."),
+    )
     try:
-        placed = [_Placed(envs[2])] if steps_into(envs[2]) is not None else []
-        first, second, *third = (_Walk(env, seed, check_bounds=False) for env in (*envs[:2], *placed))
-        for walk in (first, second, *third):
-            walk.reset(None)
+        walks = [_Walk(env, seed, check_bounds=False) for env in envs]
         for t in range(n_steps + 1):
-            after = "after reset" if t == 0 else f"step {t}"
-            fix = "Draw everything from generators seeded with the factory's seed."
-            check_same(f"{first.name} made twice with seed={seed}, {after}", second.current, first.current, fix)
-            fix = "step_into shows what step does: write every key of `out`, in every row."
-            for walk in third:
-                check_same(f"{first.name}.step_into, {after}", walk.current, first.current, fix)
-            for walk in (first, second, *third):
-                walk.step()
+            for walk in walks:
+                walk.step() if t else walk.reset(None)
+            first, *others = walks
+            for walk, (name, fix) in zip(others, named, strict=False):
+                where = f"{first.name}{name}, {f'step {t}' if t else 'after reset'}"
+                check_same(where, walk.current, first.current, fix)
     finally:
         for env in envs:
             env.close()
@@ -168,13 +172,11 @@ class _Walk:
     def __init__(self, env: VecEnv, seed: int, check_bounds: bool) -> None:
         self.env = env
         self.name = f"{type(env.env).__name__} (step_into)" if isinstance(env, _Placed) else type(env).__name__
-        self.current = DictTensor()  # on the CPU, as are all tensors kept here
-        self.running = torch.zeros(0, dtype=torch.bool, device="cpu")
+        self.current = DictTensor()  # the observation and its mask, on the CPU, as are all tensors kept here
         self._calls = 0
         self._bounds = check_bounds
-        self._keys: set[str] = set()
-        self._first: list[tuple[str, DictTensor, DictTensor]] = []
-        self._latest: deque[tuple[str, DictTensor, DictTensor]] = deque(maxlen=4 * _REMEMBERED_CALLS)  # 4 things a step
+        self._layout: Layout | None = None  # of the first observation
+        self._returned: list[tuple[str, DictTensor, DictTensor]] = []  # call, result and a copy of it
         # Frames that changed, episodes that ended, and episodes that ended in the next one's first frame.
         self._n_changes = self._n_ends = self._n_lost = 0
         self._check_attributes()
@@ -191,7 +193,7 @@ class _Walk:
         idle = 0
         for t in range(n_steps):
             self.step()
-            idle = idle + 1 if not self.running.any() else 0
+            idle = idle + 1 if not self.current[_MASK].any() else 0
             if idle == 3 or t == n_steps // 2:
                 self.reset(None)
                 idle = 0
@@ -205,10 +207,9 @@ class _Walk:
             answer = self.env.reset(env_info)
         except Exception as error:
             fix = "reset works with its defaults where env_info is missing or empty."
-            raise build_error(where, None, repr(error), "an observation", fix) from error
-        self.current, self.running = self._observed(where, answer)
+            fail(where, None, repr(error), "an observation", fix, error)
+        self.current = self._observed(where, answer)
         check_same(where, self.current, self._fresh(self.current), _FRESH)
-        self._check_mask(where, "running", self.running, torch.ones_like(self.running), "After a reset all run.")
         self._check_memory(where)
 
     def step(self) -> None:
@@ -219,30 +220,27 @@ class _Walk:
         action.set("unrelated", torch.arange(self._B, device=self.env.device))
         sent = action.map(on_cpu)
         answer = self._pair(where, "((reached, running), (current, still_running))", self.env.step(action))
-        reached, ran = self._observed(f"{where}, reached", answer[0])
-        current, running = self._observed(f"{where}, current", answer[1])
+        reached = self._observed(f"{where}, reached", answer[0])
+        current = self._observed(f"{where}, current", answer[1])
         check_same(f"{where}, action", action.map(on_cpu), sent, "Do not write to the action: copy it first.")
-        self._check_mask(
-            f"{where}, reached", "running", ran, self.running, "It marks who was stepped: who ran after the last call."
-        )
-        self._check_reached(f"{where}, reached", reached, ran, sent)
+        ran = self.current[_MASK]
+        check_same(f"{where}, reached", reached, self._expected(reached, sent), _REACHED)
         ended = ran & reached["done"]
         if self.env.auto_reset:
-            waits = ended & ~running & self.env.restarts_take_steps  # and restarts in the next step
-            restarted, runs, fixes, fix = ~ran | (ended & ~waits), ~waits, _CURRENT, _ALWAYS
+            waits = ended & ~current[_MASK] & self.env.restarts_take_steps  # and restarts in the next step
+            restarted, runs, fixes = ~ran | (ended & ~waits), ~waits, _CURRENT
         else:
-            restarted, runs, fixes, fix = torch.zeros_like(ran), ran & ~ended, _EPISODIC, _EPISODIC_RUNS
+            restarted, runs, fixes = torch.zeros_like(ran), ran & ~ended, _EPISODIC
         expected = masked_dicttensor(reached, self._fresh(current), restarted)
-        check_same(f"{where}, current", current, expected, fixes)
-        self._check_mask(f"{where}, current", "still_running", running, runs, fix)
+        check_same(f"{where}, current", current, _changed(expected, {_MASK: runs}), fixes)
         if not getattr(answer, "restarted", True):
             fix = "Say restarted=False only where no environment restarted: the final observation is not kept then."
-            check_same(f"{where}, current", current, reached, fix)
+            check_same(f"{where}, current", current, _changed(reached, {_MASK: runs}), fix)
         changed = ran & ~ended & ~self._same_frames(reached, self.current)
         self._n_changes += int(changed.sum())  # sync: the kit looks at every step
         self._n_ends += int(restarted.sum())  # sync: as above
         self._n_lost += int((restarted & self._same_frames(reached, current)).sum())  # sync: as above
-        self.current, self.running = current, running
+        self.current = current
         self._check_memory(where)
 
     def _same_frames(self, one: DictTensor, other: DictTensor) -> Tensor:
@@ -261,26 +259,26 @@ class _Walk:
             )
 
     def _check_attributes(self) -> None:
-        env, where = self.env, self.name
-        n_envs = env.n_envs()
+        env = self.env
+        n_envs, device = env.n_envs(), env.device
         if not isinstance(n_envs, int) or n_envs < 1:
-            fail(f"{where}.n_envs", None, repr(n_envs), "an int, at least 1", "Return B, the number of environments.")
-        if not isinstance(env.device, torch.device) or env.device != resolve_device(env.device):
+            fix = "Return B, the number of environments."
+            fail(f"{self.name}.n_envs", None, repr(n_envs), "an int, at least 1", fix)
+        if not isinstance(device, torch.device) or device != resolve_device(device):
             fix = "Keep what rlstruct.resolve_device(...) returns."
-            fail(f"{where}.device", None, repr(env.device), "a torch.device with its index", fix)
-        for attribute in ("auto_reset", "action_space", "observation_space"):
-            if not hasattr(env, attribute):
-                fail(f"{where}.{attribute}", None, "nothing", "an attribute", f"Set self.{attribute} in __init__.")
-        if not isinstance(env.auto_reset, bool):
-            fail(f"{where}.auto_reset", None, repr(env.auto_reset), "True or False", "Set it in __init__.")
+            fail(f"{self.name}.device", None, repr(device), "a torch.device with its index", fix)
+        for name, kind in {"auto_reset": bool, "action_space": Space, "observation_space": Space}.items():
+            value = getattr(env, name, None)
+            if not isinstance(value, kind):
+                fail(f"{self.name}.{name}", None, repr(value), f"a {kind.__name__}", f"Set self.{name} in __init__.")
 
     def _pair(self, where: str, shape: str, value: object) -> tuple[Any, Any]:
         if not isinstance(value, tuple) or len(value) != 2:
             fail(where, None, type(value).__name__, f"the pair {shape}", "Return a tuple of two.")
         return value
 
-    def _observed(self, where: str, value: object) -> tuple[DictTensor, Tensor]:
-        """Check one (observation, mask) on its own, remember it, and return it on the CPU."""
+    def _observed(self, where: str, value: object) -> DictTensor:
+        """Check one (observation, mask) on its own, remember it, and return both on the CPU."""
         observation, mask = self._pair(where, "(observation, mask)", value)
         if not isinstance(observation, DictTensor) or not isinstance(mask, Tensor):
             got = f"({type(observation).__name__}, {type(mask).__name__})"
@@ -292,61 +290,51 @@ class _Walk:
                 fail(where, key, found, device, fix)
         if self.env.n_envs() != self._B:
             fail(where, None, f"n_envs() = {self.env.n_envs()}", self._B, "B never changes: let finished rows idle.")
-        copy = observation.map(on_cpu)
-        self._remember(where, observation, copy)
-        masks = DictTensor({"mask": mask})
-        check_layout(where, masks, Layout({"mask": ((self._B,), torch.bool)}), "The mask is [B] bool.")
-        self._remember(where, masks, masks.map(on_cpu))
+        masks = DictTensor({_MASK: mask})
+        check_layout(where, masks, Layout({_MASK: ((self._B,), torch.bool)}), "The mask is [B] bool.")
+        copy, copied_masks = observation.map(on_cpu), masks.map(on_cpu)
+        self._returned += [(where, observation, copy), (where, masks, copied_masks)]
         self._check_columns(where, copy)
-        return copy, on_cpu(mask)
+        return _changed(copy, copied_masks)
 
     def _check_columns(self, where: str, observation: DictTensor) -> None:
-        expected = {*self._frames, *_COLUMNS, *self._last_actions}
-        got = set(observation.keys())
-        check_keys(where, got & expected, expected, "Every observation carries all keys of the VecEnv contract.")
-        check_keys(where, got, self._keys or got, "Return the same keys in every call.")
-        self._keys = got
+        columns = {key: ((), dtype) for key, dtype in _COLUMNS.items()}
+        expected = Layout({**columns, **layout_of(self._frames), **layout_of(self._last_actions)})
+        fix = "Every observation carries all keys of the VecEnv contract, in the shapes and dtypes of the spaces."
+        check_present(where, observation, expected, fix, self._B)
         for key, writer in (("rng", "The batcher"), ("chosen_action", "A replay")):
-            if key in got:
+            if key in observation:
                 fail(where, key, "this key", "it to be free", f"{writer} writes {key}: give yours another name.")
-        columns = Layout({key: ((), dtype) for key, dtype in _COLUMNS.items()})
-        check_layout(where, observation.get(columns), columns, "Return one value for each environment.", self._B)
-        for key, leaf in self._frames.items():
-            check_in_space(where, key, observation[key], leaf, self._B, values=self._bounds)
-        for key, leaf in self._last_actions.items():  # 0 after a reset, which a space need not hold
-            check_in_space(where, key, observation[key], leaf, self._B, values=False)
+        check_layout(where, observation, self._layout, "Return the same keys in every call.")
+        self._layout = Layout.of(observation)
+        for key, leaf in self._frames.items() if self._bounds else ():  # last_action is 0 after a reset, in any space
+            check_bounds(where, key, observation[key], leaf)
         reward = observation["reward"]
         if not holds(reward.isfinite()):
             fail(where, "reward", short(reward), "finite numbers", "Look for a division by zero in the environment.")
 
     def _fresh(self, observation: DictTensor) -> DictTensor:
         """Return the observation with the columns that the first one of an episode must have."""
-        columns = dict(observation.items())
-        for key in ("reward", "terminated", "truncated", "done", *self._last_actions):
-            columns[key] = torch.zeros_like(columns[key])
-        columns["initial_state"] = torch.ones_like(columns["initial_state"])
-        return DictTensor(columns)
+        zeros = ("reward", "terminated", "truncated", "done", *self._last_actions)
+        columns = {key: torch.zeros_like(observation[key]) for key in zeros}
+        return _changed(
+            observation, columns | {key: torch.ones_like(observation[key]) for key in ("initial_state", _MASK)}
+        )
 
-    def _check_reached(self, where: str, reached: DictTensor, ran: Tensor, sent: DictTensor) -> None:
-        stepped = dict(reached.items())
-        stepped["done"] = reached["terminated"] | reached["truncated"]
-        stepped["initial_state"] = torch.zeros_like(ran)
-        for key in self._last_actions:
-            stepped[key] = sent[key.removeprefix("last_")]
-        idle = dict(self.current.items())
-        idle["reward"] = torch.zeros_like(idle["reward"])
-        expected = masked_dicttensor(DictTensor(idle), DictTensor(stepped), ran)
-        check_same(where, reached, expected, _REACHED)
-
-    def _check_mask(self, where: str, key: str, got: Tensor, expected: Tensor, fix: str) -> None:
-        check_same(where, DictTensor({key: got}), DictTensor({key: expected}), fix)
-
-    def _remember(self, where: str, observation: DictTensor, copy: DictTensor) -> None:
-        if len(self._first) < 2:
-            self._first.append((where, observation, copy))
-        self._latest.append((where, observation, copy))
+    def _expected(self, reached: DictTensor, sent: DictTensor) -> DictTensor:
+        """Return what a step with these actions must have reached, as far as the contract says."""
+        ran, done = self.current[_MASK], reached["terminated"] | reached["truncated"]
+        last_actions = {key: sent[key.removeprefix("last_")] for key in self._last_actions}
+        stepped = {"done": done, "initial_state": torch.zeros_like(ran), _MASK: ran, **last_actions}
+        idle = _changed(self.current, {"reward": torch.zeros_like(reached["reward"])})
+        return masked_dicttensor(idle, _changed(reached, stepped), ran)
 
     def _check_memory(self, where: str) -> None:
+        del self._returned[2 : -4 * _REMEMBERED_CALLS]  # a step returns 4 things
         fix = "Return fresh tensors: clone whatever a later call writes to."
-        for origin, observation, copy in [*self._first, *self._latest]:
-            check_same(f"{where} changed the result of {origin}", observation.map(on_cpu), copy, fix)
+        for origin, returned, copy in self._returned:
+            check_same(f"{where} changed the result of {origin}", returned.map(on_cpu), copy, fix)
+
+
+def _changed(observation: DictTensor, columns: Mapping[str, Tensor]) -> DictTensor:
+    return DictTensor({**dict(observation.items()), **dict(columns.items())})

@@ -23,7 +23,7 @@ from rlstruct.functional.masks import masked_dicttensor
 from rlstruct.in_place import ObservationBuffer
 from rlstruct.rl_agent import RL_Agent
 from rlstruct.testing import ConformanceError, HostSyncError, check_agent, check_vec_env
-from rlstruct.testing.conformance import build_error
+from rlstruct.testing.conformance import fail
 from rlstruct.vec_env import StepResult
 
 EMPTY = DictTensor()
@@ -31,8 +31,9 @@ B = 3
 
 
 def test_the_error_carries_its_parts_and_survives_pickling() -> None:
-    error = build_error("MyEnv.step", "reward", "float64", "float32", "Convert it.")
-    assert isinstance(error, AssertionError)
+    with pytest.raises(AssertionError) as raised:
+        fail("MyEnv.step", "reward", "float64", "float32", "Convert it.")
+    error: Any = raised.value
     assert str(error) == "MyEnv.step: tensor 'reward': got float64, expected float32. Convert it."
     twin = pickle.loads(pickle.dumps(error))
     assert (str(twin), twin.where, twin.key, twin.fix) == (str(error), "MyEnv.step", "reward", "Convert it.")
@@ -120,11 +121,11 @@ WRONG_ENVS: dict[str, tuple[dict[str, Any], str | None, str]] = {
     "a dict for an observation": ({"on_reset": lambda o, r: (dict(o.items()), r)}, None, "DictTensor({...})"),
     "observation elsewhere": ({"on_reset": lambda o, r: (o.to("meta"), r)}, "observation", "DeviceEnv"),
     "mask elsewhere": ({"on_reset": lambda o, r: (o, r.to("meta"))}, "mask", "got meta, expected cpu"),
-    "mask of numbers": ({"on_reset": lambda o, r: (o, r.float())}, "mask", "expected [3] torch.bool"),
-    "mask of another shape": ({"on_reset": lambda o, r: (o, r[:2])}, "mask", "got [2] torch."),
+    "mask of numbers": ({"on_reset": lambda o, r: (o, r.float())}, "mask/running", "expected [3] torch.bool"),
+    "mask of another shape": ({"on_reset": lambda o, r: (o, r[:2])}, "mask/running", "got [2] torch."),
     "fewer rows": ({"on_reset": lambda o, r: (o.slice(0, 2), r)}, "reward", "got [2] torch."),
-    "no truncated": (at_reset(truncated=lambda _: None), "truncated", "no such key"),
-    "no frame": (at_reset(frame=lambda _: None), "frame", "no such key"),
+    "no truncated": (at_reset(truncated=lambda _: None), "truncated", "got missing, expected [3] torch.bool"),
+    "no frame": (at_reset(frame=lambda _: None), "frame", "got missing"),
     "reward in double": (at_reset(reward=Tensor.double), "reward", "got [3] torch.float64, expected [3] torch.float32"),
     "reward not a number": (at_reached(reward=lambda t: t / 0 - t / 0), "reward", "finite"),
     "done as a number": (at_reset(done=Tensor.int), "done", "expected [3] torch.bool"),
@@ -152,11 +153,11 @@ WRONG_ENVS: dict[str, tuple[dict[str, Any], str | None, str]] = {
     "terminated after a reset": (at_reset(terminated=torch.ones_like), "terminated", "first observation"),
     "initial_state False after a reset": (at_reset(initial_state=torch.zeros_like), "initial_state", "expected True"),
     "last_action after a reset": (at_reset(last_action=lambda t: t + 1), "last_action", "got 1, expected 0"),
-    "not all run after a reset": ({"on_reset": lambda o, r: (o, r & False)}, "running", "After a reset all run"),
-    "ran is who runs next": ({"on_step": lambda a, _: ((a[0][0], a[1][1]), a[1])}, "running", "who was stepped"),
-    "runs on when done": (masks(right, torch.ones_like), "still_running", "until it is done"),
-    "stops before it is done": (masks(right, torch.zeros_like), "still_running", "until it is done"),
-    "auto-resetting stops": (masks(right, torch.zeros_like, True), "still_running", "always runs"),
+    "not all run after a reset": ({"on_reset": lambda o, r: (o, r & False)}, "mask/running", "After a reset all run"),
+    "ran is who runs next": ({"on_step": lambda a, _: ((a[0][0], a[1][1]), a[1])}, "mask/running", "who was stepped"),
+    "runs on when done": (masks(right, torch.ones_like), "mask/running", "until it is done"),
+    "stops before it is done": (masks(right, torch.zeros_like), "mask/running", "until it is done"),
+    "auto-resetting stops": (masks(right, torch.zeros_like, True), "mask/running", "always runs"),
     "done forgets truncated": (
         {"on_step": lambda a, _: tuple((changed(o, done=o["terminated"]), m) for o, m in a)},
         "done",
@@ -222,7 +223,7 @@ class SettingItsObservation(CountingEnv):
 
 
 @pytest.mark.parametrize(
-    ("kind", "key"), [(Reusing, "frame"), (ReusingItsMask, "mask"), (SettingItsObservation, "reward")]
+    ("kind", "key"), [(Reusing, "frame"), (ReusingItsMask, "mask/running"), (SettingItsObservation, "reward")]
 )
 def test_results_that_change_later_are_found(kind: type[CountingEnv], key: str) -> None:
     with pytest.raises(ConformanceError, match=r"changed the result of .*Return fresh tensors") as error:
@@ -290,8 +291,8 @@ class ClosesOnce(CountingEnv):
         (Growing, "Growing.reset", "B never changes"),
         (NoEnvs, "NoEnvs.n_envs", "at least 1"),
         (WordForADevice, "WordForADevice.device", "a torch.device with its index"),
-        (NumberForAutoReset, "NumberForAutoReset.auto_reset", "got 1, expected True or False"),
-        (NoSpace, "NoSpace.action_space", "got nothing, expected an attribute"),
+        (NumberForAutoReset, "NumberForAutoReset.auto_reset", "got 1, expected a bool"),
+        (NoSpace, "NoSpace.action_space", "got None, expected a Space"),
         (NeedsInfo, "NeedsInfo.reset(None)", "missing or empty"),
         (NeedsKeys, "NeedsKeys.reset(an empty env_info)", "missing or empty"),
         (ClosesOnce, "ClosesOnce.close (second call)", "already closed"),
@@ -460,7 +461,7 @@ def test_an_environment_may_restart_on_its_own_clock() -> None:
     check_vec_env(LateRestarts, env_args={"n_envs": 3})
     with pytest.raises(ConformanceError, match="Where an auto-resetting environment restarted"):
         check_vec_env(SilentlyLate, env_args={"n_envs": 3})
-    with pytest.raises(ConformanceError, match=r"'still_running'.*restarts_take_steps is True may leave out the step"):
+    with pytest.raises(ConformanceError, match=r"'mask/running'.*restarts_take_steps is True may leave out the step"):
         check_vec_env(NeverBack, env_args={"n_envs": 3})
 
 
@@ -603,7 +604,7 @@ def row_number(action: DictTensor, observation: DictTensor) -> DictTensor:
 
 WRONG_AGENTS: dict[str, tuple[type[RL_Agent], str, str]] = {
     # name: (the class, the key that is named, a piece of the message)
-    "no action": (with_action(lambda a, _: changed(a, action=None)), "action", "no such key"),
+    "no action": (with_action(lambda a, _: changed(a, action=None)), "action", "got missing"),
     "action in another dtype": (
         with_action(lambda a, _: changed(a, action=a["action"].float())),
         "action",
@@ -621,7 +622,7 @@ WRONG_AGENTS: dict[str, tuple[type[RL_Agent], str, str]] = {
     "state gains a key": (with_state(lambda s: changed(s, c=torch.zeros(B))), "c", "shapes of initial_state"),
     "state changes its dtype": (with_state(lambda s: s.map(Tensor.double)), "h", "torch.float64, expected"),
     "state changes its shape": (with_state(lambda s: s.map(lambda t: t[:, :1])), "h", "got [3, 1] torch"),
-    "initial state of one row": (with_state(initial=lambda s, B: s.slice(0)), "h", "expected [3, ...]"),
+    "initial state of one row": (with_state(initial=lambda s, B: s.slice(0)), "h", "expected [3, 2]"),
     "initial state knows one B": (with_state(initial=lambda s, _: s.index([0] * B)), "h", "expected [1, ...]"),
     "initial state of other keys": (
         with_state(initial=lambda s, B: changed(s, one=torch.zeros(1)) if B == 1 else s),
