@@ -4,22 +4,10 @@ from typing import Any
 
 import pytest
 import torch
-from gymnasium import spaces
-from random_env import RandomEnv
+from observed import observe
 
 from rlstruct import DeviceMismatchError, DictTensor
-from rlstruct.agents import ActorCritic, ActorCriticAgent, RandomAgent, RecurrentActorCritic, RecurrentAgent
-from rlstruct.functional.random import step_keys
-from rlstruct.testing import check_agent
-
-FRAMES = spaces.Box(-1.0, 1.0, (4,))
-ACTIONS = spaces.Discrete(3)
-NESTED = spaces.Dict(
-    {
-        "move": spaces.Discrete(3, start=-1),
-        "rest": spaces.Tuple([spaces.Box(-2.0, 2.0, (2,)), spaces.MultiDiscrete([2, 5]), spaces.MultiBinary(3)]),
-    }
-)
+from rlstruct.agents import ActorCritic, ActorCriticAgent, RecurrentActorCritic, RecurrentAgent
 
 
 def make_agent(kind: str, **arguments: Any) -> ActorCriticAgent | RecurrentAgent:
@@ -28,35 +16,10 @@ def make_agent(kind: str, **arguments: Any) -> ActorCriticAgent | RecurrentAgent
     return RecurrentAgent(RecurrentActorCritic(4, 3, n_hidden=8), **arguments)
 
 
-def observe(B: int, *, initial: bool = False) -> DictTensor:
-    return DictTensor(
-        {
-            "frame": torch.randn(B, 4),
-            "initial_state": torch.full((B,), initial),
-            "rng": step_keys(torch.arange(B), 0, torch.arange(1))[0],
-        }
-    )
-
-
-@pytest.mark.parametrize("device", ["cpu", "sim:1"])
-@pytest.mark.parametrize("stochastic", [True, False])
-@pytest.mark.parametrize("kind", ["feed-forward", "recurrent"])
-def test_agents_keep_the_contract_and_never_sync(kind: str, stochastic: bool, device: str) -> None:
-    agent = make_agent(kind, device=device, stochastic=stochastic)
-    check_agent(agent, RandomEnv(FRAMES, ACTIONS, device=device), host_syncs=True, executors=False)
-
-
-@pytest.mark.parametrize("device", ["cpu", "sim:1"])
-@pytest.mark.parametrize("space", [ACTIONS, NESTED, FRAMES], ids=["discrete", "nested", "box"])
-def test_the_random_agent_keeps_the_contract_and_never_syncs(space: spaces.Space[Any], device: str) -> None:
-    agent = RandomAgent(space, device=device)
-    check_agent(agent, RandomEnv(FRAMES, space, device=device), host_syncs=True, executors=False)
-
-
 @pytest.mark.parametrize("kind", ["feed-forward", "recurrent"])
 def test_outputs_have_the_documented_keys_and_agree_with_each_other(kind: str) -> None:
     agent = make_agent(kind)
-    action, _ = agent(agent.initial_state(DictTensor(), 5), observe(5), DictTensor())
+    action, _ = agent(agent.initial_state(DictTensor(), 5), observe(5, 4), DictTensor())
     assert set(action.keys()) == {"action", "action_logits", "log_probability", "value"}
     assert action["action"].dtype == torch.int64
     oracle = torch.distributions.Categorical(logits=action["action_logits"])
@@ -69,7 +32,7 @@ def test_a_stochastic_agent_follows_its_logits_and_a_deterministic_one_takes_the
         last = model.actor.layers[-1]
         last.weight.zero_()
         last.bias.copy_(torch.tensor([0.7, 0.2, 0.1]).log())
-    observation = observe(4000)
+    observation = observe(4000, 4)
     drawn, _ = ActorCriticAgent(model)(DictTensor(), observation, DictTensor())
     frequencies = torch.bincount(drawn["action"], minlength=3) / 4000
     torch.testing.assert_close(frequencies, torch.tensor([0.7, 0.2, 0.1]), rtol=0, atol=0.03)
@@ -88,7 +51,7 @@ def test_a_copying_agent_shares_no_storage_and_a_sharing_one_all() -> None:
 
 def test_gradients_reach_the_shared_model() -> None:
     model = ActorCritic(4, 3)
-    action, _ = ActorCriticAgent(model, copy_model=False)(DictTensor(), observe(5), DictTensor())
+    action, _ = ActorCriticAgent(model, copy_model=False)(DictTensor(), observe(5, 4), DictTensor())
     (action["log_probability"].sum() + action["value"].sum()).backward()
     assert all(weight.grad is not None for weight in model.parameters())
 
@@ -96,7 +59,7 @@ def test_gradients_reach_the_shared_model() -> None:
 def test_update_copies_the_weights() -> None:
     agent, source = ActorCriticAgent(ActorCritic(4, 3)), ActorCritic(4, 3)
     agent.update(source.state_dict())
-    observation = observe(5)
+    observation = observe(5, 4)
     expected = source(observation["frame"])[1].detach().clone()
     with torch.no_grad():
         for weight in source.parameters():
@@ -117,10 +80,9 @@ def test_a_copy_moves_and_a_shared_model_must_be_there_already() -> None:
 def test_recurrent_state_starts_again_at_initial_states_only() -> None:
     agent = make_agent("recurrent")
     state = DictTensor({"hidden": torch.randn(2, 8)})
-    observation = observe(2)
+    observation = observe(2, 4)
     observation.set("initial_state", torch.tensor([True, False]))
     _, new_state = agent(state, observation, DictTensor())
-    fresh, _ = agent.initial_state(DictTensor(), 2), None
-    _, from_zero = agent(fresh, observation, DictTensor())
+    _, from_zero = agent(agent.initial_state(DictTensor(), 2), observation, DictTensor())
     torch.testing.assert_close(new_state["hidden"][0], from_zero["hidden"][0])
     assert not torch.allclose(new_state["hidden"][1], from_zero["hidden"][1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium
@@ -9,30 +10,51 @@ import pytest
 import torch
 
 from rlstruct import RL_Agent, Trajectories, replay_agent, replay_agent_stateless
-from rlstruct.agents import ActorCritic, ActorCriticAgent, RecurrentActorCritic, RecurrentAgent
+from rlstruct.agents import (
+    ActorCritic,
+    ActorCriticAgent,
+    GaussianActorCritic,
+    GaussianAgent,
+    RecurrentActorCritic,
+    RecurrentAgent,
+    RecurrentGaussianActorCritic,
+    RecurrentGaussianAgent,
+)
 from rlstruct.batchers import RL_Batcher
 from rlstruct.envs import GymEnv, GymEnvInf
+
+KINDS: dict[str, tuple[Any, Callable[[], Any], str]] = {
+    "feed-forward": (ActorCriticAgent, lambda: ActorCritic(4, 2), "CartPole-v1"),
+    "recurrent": (RecurrentAgent, lambda: RecurrentActorCritic(4, 2, n_hidden=16), "CartPole-v1"),
+    "gaussian": (GaussianAgent, lambda: GaussianActorCritic(3, 1), "Pendulum-v1"),
+    "recurrent gaussian": (
+        RecurrentGaussianAgent,
+        lambda: RecurrentGaussianActorCritic(3, 1, n_hidden=8),
+        "Pendulum-v1",
+    ),
+}
 
 
 def make_model(kind: str) -> Any:
     torch.manual_seed(1)
-    return ActorCritic(4, 2) if kind == "feed-forward" else RecurrentActorCritic(4, 2, n_hidden=16)
+    return KINDS[kind][1]()
 
 
 def make_agent(kind: str, model: Any, **arguments: Any) -> RL_Agent:
-    return ActorCriticAgent(model, **arguments) if kind == "feed-forward" else RecurrentAgent(model, **arguments)
+    return KINDS[kind][0](model, **arguments)
 
 
-def create_env(n_envs: int, seed: int, auto_reset: bool) -> GymEnv | GymEnvInf:
-    limit = 12 if auto_reset else 500
-    envs = [gymnasium.make("CartPole-v1", max_episode_steps=limit) for _ in range(n_envs)]
+def create_env(n_envs: int, seed: int, kind: str, auto_reset: bool) -> GymEnv | GymEnvInf:
+    envs = [gymnasium.make(KINDS[kind][2], max_episode_steps=12 if auto_reset else 500) for _ in range(n_envs)]
+    if "gaussian" in kind:
+        envs = [gymnasium.wrappers.ClipAction(env) for env in envs]
     return (GymEnvInf if auto_reset else GymEnv)(envs, seed=seed)
 
 
 def collect(kind: str, model: Any, *, auto_reset: bool, batches: int = 1) -> Trajectories:
     with RL_Batcher(
         40, make_agent, create_env, agent_args={"kind": kind, "model": model},
-        env_args={"n_envs": 4, "auto_reset": auto_reset}, seed=5,
+        env_args={"n_envs": 4, "kind": kind, "auto_reset": auto_reset}, seed=5,
     ) as batcher:  # fmt: skip
         batcher.reset()
         for _ in range(batches):
@@ -43,7 +65,7 @@ def collect(kind: str, model: Any, *, auto_reset: bool, batches: int = 1) -> Tra
 
 
 @pytest.mark.parametrize("batches", [1, 2])
-@pytest.mark.parametrize("kind", ["feed-forward", "recurrent"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_replay_reproduces_log_probabilities_across_restarts(kind: str, batches: int) -> None:
     model = make_model(kind)
     trajectories = collect(kind, model, auto_reset=True, batches=batches)
@@ -53,7 +75,7 @@ def test_replay_reproduces_log_probabilities_across_restarts(kind: str, batches:
     with torch.no_grad():
         replayed = replay_agent(make_agent(kind, model), trajectories)
     assert torch.equal(replayed["action"], steps["action/action"])
-    for key in ("log_probability", "value", "action_logits"):
+    for key in replayed.keys():
         torch.testing.assert_close(replayed[key], steps[f"action/{key}"], rtol=0, atol=1e-6)
 
 

@@ -2,12 +2,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from gymnasium import spaces
-from random_env import RandomEnv
 from torch import nn
 
-from rlstruct.agents import ActorCriticAgent, ConvolutionalActorCritic, ConvolutionalTrunk
-from rlstruct.testing import check_agent, forbid_host_sync
+from rlstruct.agents import ConvolutionalActorCritic, ConvolutionalTrunk
+from rlstruct.testing import forbid_host_sync
 
 
 def convolutions(trunk: ConvolutionalTrunk) -> list[tuple[int, int, int]]:
@@ -53,14 +51,6 @@ def test_layers_that_do_not_fit_and_odd_shapes_are_named() -> None:
         ConvolutionalTrunk((84, 4, 84), layers=((32, 8, 4),))
     with pytest.raises(ValueError, match=r"frame_shape is \[4, 84, 84, 1\], expected \[C, H, W\]"):
         ConvolutionalTrunk((4, 84, 84, 1))
-
-
-@pytest.mark.parametrize("device", ["cpu", "sim:1"])
-def test_an_agent_for_images_keeps_the_contract_and_never_syncs(device: str) -> None:
-    agent = ActorCriticAgent(ConvolutionalActorCritic((4, 10, 10), 3, n_features=16), device=device)
-    frames = spaces.Box(0, 255, (4, 10, 10), "uint8")
-    env = RandomEnv(frames, spaces.Discrete(3), device=device)
-    check_agent(agent, env, host_syncs=True, executors=False)
 
 
 def test_gradients_reach_every_weight() -> None:

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from random_env import RandomEnv
 
 from rlstruct import DictTensor, TemporalDictTensor
 from rlstruct.agents import ActorCritic, ActorCriticAgent, RecurrentActorCritic, RecurrentAgent
@@ -18,7 +17,6 @@ from rlstruct.algos import A2CConfig, a2c
 from rlstruct.algos.learner import judge_actions
 from rlstruct.envs import GymEnvInf
 from rlstruct.functional.random import step_keys
-from rlstruct.testing import check_agent
 
 
 def test_several_choices_at_once_are_drawn_and_judged_as_torch_does() -> None:
@@ -81,12 +79,3 @@ class Levers(gymnasium.Env[Any, Any]):
 
 def create_levers(n_envs: int, seed: int) -> GymEnvInf:
     return GymEnvInf([Levers() for _ in range(n_envs)], seed=seed)
-
-
-def test_the_agents_keep_the_contract() -> None:
-    space = spaces.MultiDiscrete([3, 2])
-    for agent in (
-        ActorCriticAgent(ActorCritic(2, (3, 2))),
-        RecurrentAgent(RecurrentActorCritic(2, (3, 2), n_hidden=8)),
-    ):
-        check_agent(agent, RandomEnv(Levers.observation_space, space), executors=False)

@@ -3,43 +3,16 @@ from __future__ import annotations
 import pytest
 import torch
 from fake_envs import create_counting_env
-from gymnasium import spaces
-from random_env import RandomEnv
+from observed import observe
 
 from rlstruct import DictTensor, RL_Agent, Trajectories, replay_agent
 from rlstruct.agents import DuellingHead, QAgent, QNetwork
 from rlstruct.batchers import RL_Batcher
-from rlstruct.functional.random import step_keys
-from rlstruct.testing import check_agent
-
-FRAMES = spaces.Box(-1.0, 1.0, (4,))
-ACTIONS = spaces.Discrete(3)
-
-
-def observe(B: int) -> DictTensor:
-    keys = step_keys(torch.arange(B), 0, torch.arange(1))[0]
-    return DictTensor({"frame": torch.randn(B, 4), "initial_state": torch.zeros(B, dtype=torch.bool), "rng": keys})
-
-
-@pytest.mark.parametrize("device", ["cpu", "sim:1"])
-@pytest.mark.parametrize("stochastic", [True, False])
-@pytest.mark.parametrize("duelling", [True, False])
-def test_the_agent_keeps_the_contract_and_never_syncs(duelling: bool, stochastic: bool, device: str) -> None:
-    agent = QAgent(QNetwork(4, 3, duelling=duelling), device=device, stochastic=stochastic)
-    info = DictTensor({"epsilon": torch.tensor([0.0, 0.2, 0.5, 0.5, 1.0])})
-    for agent_info in (None, info):
-        check_agent(
-            agent,
-            RandomEnv(FRAMES, ACTIONS, device=device),
-            agent_info=agent_info,
-            host_syncs=True,
-            executors=False,
-        )
 
 
 def test_each_environment_explores_as_often_as_its_own_epsilon_says() -> None:
     B, model = 30_000, QNetwork(4, 3)
-    agent, observation = QAgent(model), observe(B)
+    agent, observation = QAgent(model), observe(B, 4)
     epsilon = torch.tensor([0.0, 0.25, 1.0]).repeat(B // 3)
     output, _ = agent(DictTensor(), observation, DictTensor({"epsilon": epsilon}))
     best = output["action_values"].argmax(1)
@@ -56,7 +29,7 @@ def test_each_environment_explores_as_often_as_its_own_epsilon_says() -> None:
 
 
 def test_without_epsilon_and_in_evaluation_it_is_greedy() -> None:
-    model, observation = QNetwork(4, 3), observe(500)
+    model, observation = QNetwork(4, 3), observe(500, 4)
     always = DictTensor({"epsilon": torch.ones(500)})
     best = model(observation["frame"]).argmax(1)
     for agent, info in ((QAgent(model), DictTensor()), (QAgent(model, stochastic=False), always)):

@@ -1,4 +1,4 @@
-"""The agent of SAC keeps the contract, its densities are exact within any bounds, and its critics share nothing."""
+"""The densities of SAC's agent are exact within any bounds, and its critics share nothing."""
 
 from __future__ import annotations
 
@@ -7,15 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from gymnasium import spaces
-from random_env import RandomEnv
+from observed import observe
 from torch import nn
 from torch.distributions import AffineTransform, Independent, Normal, TanhTransform, TransformedDistribution
 
 from rlstruct import DictTensor
 from rlstruct.agents import Critics, SoftActorCritic, SquashedGaussianAgent
-from rlstruct.functional.random import step_keys
-from rlstruct.testing import check_agent
 
 LOW, HIGH = (-1.0, 0.0), (3.0, 0.5)
 
@@ -25,21 +22,8 @@ def make_agent(**arguments: Any) -> SquashedGaussianAgent:
     return SquashedGaussianAgent(SoftActorCritic(3, LOW, HIGH, hidden=(8,)), **arguments)
 
 
-def observe(B: int) -> DictTensor:
-    rng = step_keys(torch.arange(B), 0, torch.arange(1))[0]
-    return DictTensor({"frame": torch.randn(B, 3), "initial_state": torch.zeros(B, dtype=torch.bool), "rng": rng})
-
-
-@pytest.mark.parametrize("device", ["cpu", "sim:1"])
-@pytest.mark.parametrize("stochastic", [True, False])
-def test_it_keeps_the_contract_and_never_syncs(stochastic: bool, device: str) -> None:
-    agent = make_agent(device=device, stochastic=stochastic)
-    frames, actions = spaces.Box(-1.0, 1.0, (3,)), spaces.Box(torch.tensor(LOW).numpy(), torch.tensor(HIGH).numpy())
-    check_agent(agent, RandomEnv(frames, actions, device=device), host_syncs=True, executors=False)
-
-
 def test_it_sees_a_dict_observation_as_one_vector_in_the_order_of_the_names() -> None:
-    agent, seen = make_agent(), observe(5)
+    agent, seen = make_agent(), observe(5, 3)
     parts = {"frame/b": seen["frame"][:, 1:], "frame/a": seen["frame"][:, :1], "rng": seen["rng"]}
     plain, _ = agent(DictTensor(), seen, DictTensor())
     nested, _ = agent(DictTensor(), DictTensor(parts), DictTensor())
@@ -47,7 +31,7 @@ def test_it_sees_a_dict_observation_as_one_vector_in_the_order_of_the_names() ->
 
 
 def test_densities_are_those_of_torchs_own_distribution_scaled_to_the_bounds() -> None:
-    agent, seen = make_agent(), observe(200)
+    agent, seen = make_agent(), observe(200, 3)
     found, _ = agent(DictTensor(), seen, DictTensor())
     mean, log_std = agent.model(seen["frame"]).double().chunk(2, -1)
     assert log_std.min() >= -5.0
@@ -67,7 +51,7 @@ def test_densities_are_those_of_torchs_own_distribution_scaled_to_the_bounds() -
 
 
 def test_epsilon_draws_uniform_actions_within_the_bounds_with_their_density() -> None:
-    agent, seen = make_agent(), observe(4000)
+    agent, seen = make_agent(), observe(4000, 3)
     epsilon = torch.zeros(4000)
     plain, _ = agent(DictTensor(), seen, DictTensor())
     none, _ = agent(DictTensor(), seen, DictTensor({"epsilon": epsilon}))

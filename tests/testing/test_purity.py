@@ -15,23 +15,10 @@ from random_env import RandomEnv
 from torch import Tensor, nn
 
 from rlstruct import DictTensor, RL_Agent
-from rlstruct.agents import (
-    ActorCritic,
-    ActorCriticAgent,
-    GaussianActorCritic,
-    GaussianAgent,
-    QAgent,
-    QNetwork,
-    RandomAgent,
-    RecurrentActorCritic,
-    RecurrentAgent,
-    RecurrentGaussianActorCritic,
-    RecurrentGaussianAgent,
-)
+from rlstruct.agents import QAgent
 from rlstruct.testing import ConformanceError, check_agent
 
-FRAME, TWO, BOX = spaces.Box(-1, 1, (4,)), spaces.Discrete(2), spaces.Box(-torch.inf, torch.inf, (2,))
-SEVERAL = spaces.MultiDiscrete([3, 2])
+FRAME, TWO = spaces.Box(-1, 1, (4,)), spaces.Discrete(2)
 SCALE = 1.0
 FIXED: Final = 1.0
 
@@ -194,49 +181,6 @@ def test_an_agent_left_in_train_mode_is_told_so(layer: nn.Module) -> None:
         check(agent)
     agent.model.eval()
     check(agent)
-
-
-def agents() -> dict[str, tuple[RL_Agent, spaces.Space[Any]]]:
-    torch.manual_seed(0)
-    return {
-        "ActorCriticAgent": (ActorCriticAgent(ActorCritic(4, 2, hidden=(8,))), TWO),
-        "greedy": (ActorCriticAgent(ActorCritic(4, 2, hidden=(8,)), stochastic=False), TWO),
-        "RecurrentAgent": (RecurrentAgent(RecurrentActorCritic(4, 2, n_hidden=8)), TWO),
-        "GaussianAgent": (GaussianAgent(GaussianActorCritic(4, 2, hidden=(8,))), BOX),
-        "RecurrentGaussianAgent": (RecurrentGaussianAgent(RecurrentGaussianActorCritic(4, 2, n_hidden=8)), BOX),
-        "QAgent": (QAgent(QNetwork(4, 2, hidden=(8,))), TWO),
-        "RandomAgent": (RandomAgent(BOX), BOX),
-        "several choices": (ActorCriticAgent(ActorCritic(4, (3, 2), hidden=(8,))), SEVERAL),
-        "several choices, recurrent": (RecurrentAgent(RecurrentActorCritic(4, (3, 2), n_hidden=8)), SEVERAL),
-    }
-
-
-@pytest.mark.parametrize("name", list(agents()))
-def test_our_own_agents_keep_their_promise(name: str) -> None:
-    agent, space = agents()[name]
-    assert agent.pure
-    info = DictTensor({"epsilon": torch.linspace(0, 1, 5)}) if name == "QAgent" else None
-    check_agent(agent, RandomEnv(FRAME, space), n_steps=3, agent_info=info, executors=False)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", list(agents()))
-def test_our_own_agents_act_alike_by_every_executor(name: str) -> None:
-    agent, space = agents()[name]
-    info = DictTensor({"epsilon": torch.linspace(0, 1, 5)}) if name == "QAgent" else None
-    check_agent(agent, RandomEnv(FRAME, space), n_steps=3, agent_info=info)
-
-
-@pytest.mark.parametrize("name", ["ActorCriticAgent", "RecurrentAgent", "QAgent"])
-def test_a_recorded_graph_acts_as_the_agent_does(name: str) -> None:
-    torch.manual_seed(0)
-    agent = {
-        "ActorCriticAgent": lambda: ActorCriticAgent(ActorCritic(4, 2, hidden=(8,)), device="sim:1"),
-        "RecurrentAgent": lambda: RecurrentAgent(RecurrentActorCritic(4, 2, n_hidden=8), device="sim:1"),
-        "QAgent": lambda: QAgent(QNetwork(4, 2, hidden=(8,)), device="sim:1"),
-    }[name]()
-    info = DictTensor({"epsilon": torch.linspace(0, 1, 5)}) if name == "QAgent" else None
-    check_agent(agent, RandomEnv(FRAME, TWO, device="sim:1"), n_steps=3, agent_info=info)
 
 
 class Drawing(RL_Agent):
