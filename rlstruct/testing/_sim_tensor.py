@@ -10,7 +10,7 @@ view of the same memory, so writes through views arrive where they do on any dev
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Final
 
 import torch
@@ -19,6 +19,7 @@ from torch import Tensor
 from rlstruct.engine.torch_private import disabled_torch_function, is_composite, schema_of, wrapper_of
 from rlstruct.testing._sim_devices import SimDeviceMismatchError, indexed
 from rlstruct.testing._sim_generator import check_generator
+from rlstruct.testing.batch_writes import tensor_arguments
 from rlstruct.testing.host_sync import calling_line
 
 # Operations that CUDA lets cross devices.
@@ -214,18 +215,6 @@ def unwrap(value: Any, met: list[Tensor]) -> Any:
     return value
 
 
-def _places(func: Any, args: Any, kwargs: Any) -> Iterator[tuple[Any, str, Tensor]]:
-    """Yield every tensor argument of the call: its entry in the schema, its name for a message, the tensor."""
-    for position, argument in enumerate(schema_of(func).arguments):
-        value = args[position] if position < len(args) else kwargs.get(argument.name)
-        if isinstance(value, Tensor):
-            yield argument, repr(argument.name), value
-        elif isinstance(value, (list, tuple)):
-            for i, item in enumerate(value):
-                if isinstance(item, Tensor):
-                    yield argument, repr(f"{argument.name}[{i}]"), item
-
-
 def _result_device(func: Any, name: str, met: list[Tensor], args: Any, kwargs: Any) -> torch.device:
     """Return the device of the results; raise if the arguments are on devices that must not meet."""
     device = next(tensor.device for tensor in met if isinstance(tensor, SimTensor))
@@ -241,12 +230,11 @@ def _check_arguments(func: Any, name: str, device: torch.device, args: Any, kwar
         torch.Tag.pointwise in func.tags or name in _TAKES_NUMBERS | _INDEXING or name.startswith("_foreach")
     )
     fits, names = True, dict[str, list[str]]()
-    for argument, label, tensor in _places(func, args, kwargs):
-        names.setdefault(str(tensor.device), []).append(label)
-        written = argument.alias_info is not None and argument.alias_info.is_write
+    for argument, label, tensor, written in tensor_arguments(func, args, kwargs):
+        names.setdefault(str(tensor.device), []).append(repr(label))
         is_number = tensor.dim() == 0 and takes_numbers and not written
-        is_index = name in _INDEXING and argument.name == "indices"
-        may_be_host = is_number or is_index or (name, argument.name) in _HOST_ARGUMENTS
+        is_index = name in _INDEXING and argument == "indices"
+        may_be_host = is_number or is_index or (name, argument) in _HOST_ARGUMENTS
         fits &= tensor.device == device or (tensor.device.type == "cpu" and may_be_host)
     if not fits:
         where = "; ".join(f"on {place}: {', '.join(labels)}" for place, labels in names.items())

@@ -28,7 +28,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from rlstruct.core import DictTensor, TemporalDictTensor, Trajectories
 from rlstruct.engine.torch_private import Watching, is_composite, schema_of
@@ -92,12 +91,20 @@ class _Operators(Watching):  # type: ignore[no-untyped-call]  # torch gives its 
         ]
 
 
-def written_tensors(func: Any, args: Any, kwargs: Any) -> Iterator[Tensor]:
-    """Yield the arguments that an operator writes to."""
+def tensor_arguments(func: Any, args: Any, kwargs: Any) -> Iterator[tuple[str, str, Tensor, bool]]:
+    """Yield the tensor arguments of an operator: name, name with index in a list, tensor, and True if written to."""
     for position, argument in enumerate(schema_of(func).arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            value = args[position] if position < len(args) else kwargs.get(argument.name)
-            yield from (leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor))
+        value = args[position] if position < len(args) else kwargs.get(argument.name)
+        written = argument.alias_info is not None and argument.alias_info.is_write
+        is_list, name = isinstance(value, list | tuple), argument.name
+        for i, item in enumerate(value if is_list else [value]):
+            if isinstance(item, Tensor):
+                yield name, f"{name}[{i}]" if is_list else name, item, written
+
+
+def written_tensors(func: Any, args: Any, kwargs: Any) -> list[Tensor]:
+    """Return the tensors that an operator writes to."""
+    return [tensor for _, _, tensor, written in tensor_arguments(func, args, kwargs) if written]
 
 
 def _bytes_of(tensor: Tensor) -> tuple[int, int]:
