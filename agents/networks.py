@@ -128,7 +128,8 @@ class ActorCritic(KeepsArguments, nn.Module):
         orthogonal: bool = True,
     ) -> None:
         super().__init__()
-        self.policy: nn.Module = (logits := ActionLogits(n_actions))
+        logits = ActionLogits(n_actions)
+        self.policy: nn.Module = logits
         self.actor = MLP(n_inputs, logits.n_outputs, hidden=hidden, orthogonal=orthogonal, output_gain=0.01)
         self.critic = MLP(n_inputs, 1, hidden=hidden, orthogonal=orthogonal)
 
@@ -162,7 +163,8 @@ class RecurrentActorCritic(KeepsArguments, nn.Module):
     ) -> None:
         super().__init__()
         self.n_hidden = n_hidden
-        self.policy: nn.Module = (logits := ActionLogits(n_actions))
+        logits = ActionLogits(n_actions)
+        self.policy: nn.Module = logits
         self.encoder = MLP(n_inputs, n_hidden, hidden=(), orthogonal=orthogonal, output_gain=2.0**0.5)
         self.memory = nn.GRUCell(n_hidden, n_hidden)
         self.actor = MLP(n_hidden, logits.n_outputs, hidden=(), orthogonal=orthogonal, output_gain=0.01)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from typing import Any, Final
 
 import torch
@@ -14,7 +13,7 @@ from rlstruct.core import DictTensor
 from rlstruct.device import DeviceLike, resolve_device
 from rlstruct.functional import random
 from rlstruct.rl_agent import RL_Agent
-from rlstruct.spaces import Leaf, leaves
+from rlstruct.spaces import leaves
 
 
 class RandomAgent(RL_Agent):
@@ -33,43 +32,36 @@ class RandomAgent(RL_Agent):
 
     pure = True
     action_space: Final[spaces.Space[Any]]
-    _draws: Final[dict[str, Callable[[Tensor], Tensor]]]
+    _parts: Final[dict[str, tuple[Tensor, Tensor, torch.dtype]]]  # least and greatest value, dtype
 
     def __init__(self, action_space: spaces.Space[Any], *, device: DeviceLike = "cpu") -> None:
         self.action_space = action_space
         self.device = resolve_device(device)
-        found = leaves(action_space, "action", where="RandomAgent")
-        self._draws = {name: _draw(leaf, self.device) for name, leaf in found.items()}
+        self._parts = {}
+        for name, leaf in leaves(action_space, "action", where="RandomAgent").items():
+            bounds = (torch.as_tensor(bound, dtype=torch.float64, device=self.device) for bound in leaf.bounds())
+            low, high = (bound.expand(leaf.shape) for bound in bounds)
+            self._parts[name] = low, high, leaf.torch_dtype
 
     def __call__(
         self, state: DictTensor, observation: DictTensor, agent_info: DictTensor, history: object = None
     ) -> tuple[DictTensor, DictTensor]:
         """Return ``action``, or ``action/<key>`` for nested spaces, in the dtypes of the space: [B, ...]."""
-        keys = random.split(observation["rng"], len(self._draws)).unbind(1)
-        return DictTensor({name: draw(key) for (name, draw), key in zip(self._draws.items(), keys, strict=True)}), state
+        keys = random.split(observation["rng"], len(self._parts)).unbind(1)
+        action = {name: _draw(*part, key) for (name, part), key in zip(self._parts.items(), keys, strict=True)}
+        return DictTensor(action), state
 
     def update(self, info: Mapping[str, Tensor]) -> None:
         """Do nothing: there are no weights."""
 
 
-def _draw(leaf: Leaf, device: torch.device) -> Callable[[Tensor], Tensor]:
-    """Return the function from keys [B] int64 to elements [B, *shape] of a plain space, in its dtype."""
-    low, high = (
-        torch.as_tensor(bound, dtype=torch.float64, device=device).expand(leaf.shape) for bound in leaf.bounds()
-    )
-    if leaf.torch_dtype.is_floating_point:
-        return partial(_draw_box, low, high, leaf.torch_dtype)
-    return partial(_draw_integers, low, high - low + 1, leaf.torch_dtype)
-
-
-def _draw_integers(start: Tensor, count: Tensor, dtype: torch.dtype, key: Tensor) -> Tensor:
-    # float64 holds the product of 24 random bits and a count exactly: floor stays below the count.
-    return (start + (random.uniform(key, tuple(start.shape)) * count).floor()).to(dtype)
-
-
-def _draw_box(low: Tensor, high: Tensor, dtype: torch.dtype, key: Tensor) -> Tensor:
+def _draw(low: Tensor, high: Tensor, dtype: torch.dtype, key: Tensor) -> Tensor:
+    """Draw from a plain space with these bounds [*shape], by keys [B] int64.  [B, *shape] dtype."""
     shape = tuple(low.shape)
     u = random.uniform(key, shape).to(torch.float64)
+    if not dtype.is_floating_point:
+        # float64 holds the product of 24 random bits and a count exactly: floor stays below the count.
+        return (low + (u * (high - low + 1)).floor()).to(dtype)
     tail = -torch.log1p(-u)  # exponential, mean 1
     free = random.normal(key, shape).to(torch.float64)
     below, above = low.isfinite(), high.isfinite()

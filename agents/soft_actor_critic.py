@@ -94,11 +94,9 @@ class SoftActorCritic(KeepsArguments, nn.Module):
         self.critics = Critics(n_inputs + len(low), hidden=hidden)
         device = torch.get_default_device()
         self.log_temperature = nn.Parameter(torch.zeros((), device=device))
-        for name, values in (
-            ("center", [(a + b) / 2 for a, b in zip(low, high, strict=True)]),
-            ("scale", [(b - a) / 2 for a, b in zip(low, high, strict=True)]),
-        ):
-            self.register_buffer(name, torch.tensor(values, device=device), persistent=False)
+        least, most = torch.tensor([low, high], dtype=torch.float64, device=device)  # [A] each
+        for name, values in (("center", (least + most) / 2), ("scale", (most - least) / 2)):
+            self.register_buffer(name, values.to(torch.get_default_dtype()), persistent=False)
 
     def forward(self, frame: Tensor) -> Tensor:
         """Return the policy for frames [B, ...] of any dtype: mean and log sigma before squashing.  [B, 2 A]."""
