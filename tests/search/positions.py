@@ -54,14 +54,25 @@ class Bitboard:
         return bool(self.wins()) or any(not reply.wins() and len(reply.passed().wins()) > 1 for reply in replies)
 
 
-def random_positions(seed: int, n_moves: range) -> Bitboard:
-    """Play at random until no player has won after a number of moves from a range."""
+def solve(board: Bitboard, known: dict[Bitboard, int]) -> int:
+    """Return 1, 0 or -1: the result for the player to move if both play perfectly. Every game is tried to its end."""
+    if board.won():
+        return -1
+    if board.full():
+        return 0
+    if board not in known:
+        known[board] = max(-solve(board.play(c), known) for c in board.legal())
+    return known[board]
+
+
+def random_position(seed: int, n_moves: range) -> Bitboard:
+    """Play games at random, of a number of moves from a range, until one of them has no winner yet."""
     draw = random.Random(seed)
     while True:
         board = Bitboard()
         for _ in range(draw.choice(n_moves)):
             board = board.play(draw.choice(board.legal()))
-            if board.won() or board.full():
+            if board.won():
                 break
         else:
             return board
@@ -73,7 +84,7 @@ def tactical(n: int, kind: str) -> list[Bitboard]:
     seed = 0
     while len(found) < n:
         seed += 1
-        board = random_positions(seed, range(6, 30))
+        board = random_position(seed, range(6, 30))
         threats = board.passed().wins()
         wins = board.wins()
         blocks = not wins and len(threats) == 1 and not board.play(threats[0]).two_threats_to_come()

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import replace
 from functools import partial
 
 import pytest
 import torch
-from positions import Bitboard, as_state, tactical
+from positions import Bitboard, as_state, random_position, solve, tactical
 from torch import Tensor, nn
 
 from rlstruct.agents import ConvolutionalActorCritic
@@ -148,27 +147,12 @@ def test_memory_is_known_before_it_is_taken(monkeypatch: pytest.MonkeyPatch) -> 
         TreeSearch(game, SearchConfig(n_simulations=100))(state, torch.arange(8))
 
 
-def solve(board: Bitboard) -> int:
-    """Return 1, 0 or -1: what who moves next gets if both play perfectly."""
-    if board.won():
-        return -1
-    if board.full():
-        return 0
-    return max(-solve(board.play(c)) for c in board.legal())
-
-
 def test_random_games_give_their_results_to_who_moves_next() -> None:
     # 41 stones, one column with one place: the result is certain.
-    boards = []
-    for seed in itertools.count():
-        board = played_out(seed)
-        if board is not None:
-            boards.append(board)
-        if len(boards) == 20:
-            break
+    boards = [random_position(seed, range(41, 42)) for seed in range(20)]
     game = RolloutModel(ConnectFour(1), 7, n_moves=5)
     _, value = game.evaluate(game.begin(as_state(boards), torch.arange(20)))
-    assert value.tolist() == [solve(board) for board in boards]
+    assert value.tolist() == [solve(board, {}) for board in boards]
     # One move is left of the empty board's game: neither player can have won.
     game = RolloutModel(ConnectFour(1), 7, n_moves=6)
     _, value = game.evaluate(game.begin(as_state([Bitboard()] * 9), torch.arange(9)))
@@ -178,18 +162,6 @@ def test_random_games_give_their_results_to_who_moves_next() -> None:
     keys = child_key(torch.arange(4000), 0)
     _, value = game.evaluate(game.begin(as_state([Bitboard()] * 4000), keys))
     assert abs(value.mean() - 0.113) < 0.06
-
-
-def played_out(seed: int) -> Bitboard | None:
-    """Fill the board at random but for one place; None if somebody wins before."""
-    import random
-
-    draw, board = random.Random(seed), Bitboard()
-    for _ in range(41):
-        board = board.play(draw.choice(board.legal()))
-        if board.won():
-            return None
-    return board
 
 
 def test_refuses_what_makes_no_sense() -> None:
