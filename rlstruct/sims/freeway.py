@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rlstruct.functional.random import randint, uniform
-from rlstruct.sims._minatar import DOWN, NOTHING, SIZE, UP, MinAtarGame, paint, start, walk
+from rlstruct.sims._minatar import DOWN, NOTHING, SIZE, UP, MinAtarGame, paint, start
 
 LANES, CHICKEN_X = 8, 4
 PLAYER_SPEED, TIME_LIMIT = 3, 2500
@@ -45,8 +45,9 @@ class Freeway(MinAtarGame[FreewayState]):
 
     def play(self, state: FreewayState, action: Tensor, key: Tensor) -> tuple[FreewayState, Tensor, Tensor]:
         """Move the chicken, then the cars, then count down the timers."""
-        walks = ((action == UP) | (action == DOWN)) & (state.move_timer == 0)
-        pos = torch.where(walks, walk(state.pos, action, UP, DOWN), state.pos)
+        step = (action == DOWN).to(torch.int64) - (action == UP).to(torch.int64)
+        walks = (step != 0) & (state.move_timer == 0)
+        pos = (state.pos + torch.where(walks, step, 0)).clamp(0, SIZE - 1)
         move_timer = torch.where(walks, PLAYER_SPEED, state.move_timer)
 
         crossed = pos == 0
