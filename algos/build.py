@@ -74,9 +74,15 @@ def create_network(create_model: Callable[[], nn.Module], seed: int) -> nn.Modul
             f"configuration's seed determines the weights. Pass lambda: {name}(…), or lambda: copy.deepcopy(model) to "
             "continue from its current weights."
         )
+    check_call("run_training", "create_model", create_model, {}, "it is called without any, so wrap it in a lambda")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = create_model()
+    if not isinstance(model, nn.Module):
+        raise BadTypeError(
+            f"run_training: create_model returned {type(model).__name__}, expected a torch.nn.Module. Does it lack a "
+            "return?"
+        )
     active = {type(part).__name__ for part in model.modules() if isinstance(part, RANDOM_IN_TRAINING) and part.training}
     if active:
         warn_user(

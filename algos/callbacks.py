@@ -245,8 +245,8 @@ def _plain(one: Callback) -> object:
 
 def for_others(callbacks: Sequence[Callback]) -> list[Callback]:
     """Return the callbacks for the other learners; a placeholder stands for each that only rank 0 calls."""
-    if isinstance(callbacks, Callback):
-        raise BadTypeError(f"run_training: callbacks is one {type(callbacks).__name__}, expected a list. Pass [it].")
+    if not isinstance(callbacks, Sequence):
+        raise BadTypeError(f"run_training: callbacks is a {type(callbacks).__name__}, expected a list of callbacks.")
     for one in callbacks:
         if not isinstance(one, Callback):
             raise BadTypeError(

@@ -89,6 +89,8 @@ def run_training(
             f"run_training: config is a {type(config).__name__}, expected the {kind.settings.__name__} of this "
             "algorithm. Import the configuration and train() from the same module of rlstruct.algos."
         )
+    if not isinstance(run, RunFolder | None):
+        raise BadTypeError(f"run_training: run is {run!r}, expected a RunFolder, or None. Pass run=RunFolder(…).")
     check_create_env(create_env, env_args or {})
     parts = kind, config, create_model, create_agent, create_env
     again = partial(run_training, *parts, env_args=env_args, create_evaluator=create_evaluator)

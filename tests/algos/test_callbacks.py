@@ -117,7 +117,7 @@ def test_what_is_no_callback_is_refused() -> None:
     for wrong in (Journal, print):
         with pytest.raises(TypeError, match=r"callbacks has .*, expected an instance of a subclass of rlstruct"):
             train([wrong])  # type: ignore[list-item]
-    with pytest.raises(TypeError, match="callbacks is one Journal, expected a list"):
+    with pytest.raises(TypeError, match="callbacks is a Journal, expected a list of callbacks"):
         train(Journal())  # type: ignore[arg-type]
 
 

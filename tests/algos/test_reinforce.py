@@ -268,6 +268,20 @@ def test_a_network_in_place_of_a_function_is_refused() -> None:
         train(SMALL, create_model(), ActorCriticAgent, create_env)
 
 
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"create_model": lambda: None}, "create_model returned NoneType, expected a torch.nn.Module"),
+        ({"create_model": ActorCritic}, "create_model is called as create_model.., but missing a required argument"),
+        ({"run": "mine"}, "run is 'mine', expected a RunFolder, or None"),
+    ],
+)
+def test_wrong_arguments_are_named(change: dict[str, Any], says: str) -> None:
+    given = {"create_model": create_model, "create_agent": ActorCriticAgent, "create_env": create_env}
+    with pytest.raises(TypeError, match=says):
+        train(SMALL, **{**given, **change})  # type: ignore[arg-type]
+
+
 def test_a_network_with_dropout_in_train_mode_is_warned_of() -> None:
     def with_dropout() -> ActorCritic:
         model = create_model()
