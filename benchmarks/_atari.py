@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from _gpu_rungs import MakeRung, Rung, synchronize
+from _gpu_rungs import MakeRung, Rung, batches, synchronize
 from _report import Row, table
 
 from rlstruct import DictTensor, VecEnv, sims
@@ -108,17 +108,7 @@ def batch_rung(name: str, engine: str, game: str, n: int, device: torch.device, 
         T, create_agent, create_env, agent_args={"model": model, "copy_model": True, "device": device},
         env_args={"engine": engine, "game": game, "n_envs": n, "device": str(device)}, device=device, seed=0,
     )  # fmt: skip
-    batcher.reset()
-
-    def run() -> None:
-        batcher.execute()
-        batch = batcher.get()[0]
-        if learns:
-            learner.update(batch, 0.0)
-            batcher.update(learner.model.state_dict())
-        synchronize(device)
-
-    return Rung(name, run, T)
+    return batches(name, batcher, device, T, learner if learns else None)
 
 
 def gpu_use(rung: Rung, device: torch.device) -> Row:

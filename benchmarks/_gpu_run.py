@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import gc
+import itertools
 import json
 import os
 import statistics
@@ -163,15 +164,19 @@ class Ladder(Run):
             where: what all rows say, with the number of environments as N.
         """
         rungs, n_envs = self.made(part, makers, **where), where["N"]
-        rounds: dict[str, list[float]] = {}
-        while rungs and not rounds:
-            calls = {rung.name: partial(_guarded, rung) for rung in rungs}
-            try:
-                with self.limited(part=part, **where):
-                    rounds = _report.interleaved_rounds(calls, 5, 0.002 if self.quick else 0.08)
-            except _RungError as failure:
-                rungs.remove(failure.rung)
-                self.failed(failure.error, part=part, rung=failure.rung.name, **where)
+        rounds: dict[str, list[float]] = {rung.name: [] for rung in rungs}
+        counts: dict[str, int] = {}
+        with self.limited(part=part, **where):
+            for _, rung in itertools.product(range(6), list(rungs)):
+                if rung in rungs:
+                    try:
+                        if rung.name in counts:
+                            rounds[rung.name].append(_report.seconds_of(rung.run, counts[rung.name]))
+                        else:
+                            counts[rung.name] = _report.calls_in(rung.run, 0.002 if self.quick else 0.08)
+                    except Exception as error:  # whatever it is, the others are measured all the same
+                        rungs.remove(rung)
+                        self.failed(error, part=part, rung=rung.name, **where)
         for rung in rungs:
             seconds = statistics.median(rounds[rung.name])
             carry = {} if rung.env is None else rung.env.state_tensors()
@@ -202,21 +207,6 @@ class Ladder(Run):
                     rung.run()
                     rungs.append(rung)
         return rungs
-
-
-class _RungError(Exception):
-    """A rung raised while it was timed."""
-
-    def __init__(self, rung: Rung, error: Exception) -> None:
-        super().__init__(rung.name)
-        self.rung, self.error = rung, error
-
-
-def _guarded(rung: Rung) -> None:
-    try:
-        rung.run()
-    except Exception as error:
-        raise _RungError(rung, error) from error
 
 
 def _name(maker: MakeRung) -> str:

@@ -16,6 +16,7 @@ from gymnasium.envs.classic_control.cartpole import CartPoleVectorEnv
 
 from rlstruct import DictTensor, VecEnv
 from rlstruct.agents import ActorCritic, ActorCriticAgent
+from rlstruct.algos.learner import GradientLearner
 from rlstruct.batchers import RL_Batcher
 from rlstruct.envs import GymVectorEnv
 from rlstruct.sims import TensorEnv, make
@@ -133,14 +134,24 @@ def batcher_rung(name: str, n_envs: int, device: torch.device, backend: str | No
         env_args={"n_envs": n_envs} | ({} if backend is None else {"device": device, "backend": backend}), seed=0,
         device=device, graph=graph,
     )  # fmt: skip
+    return batches(name, batcher, device, T)
+
+
+def batches(
+    name: str, batcher: RL_Batcher, device: torch.device, n_steps: int, learner: GradientLearner | None = None
+) -> Rung:
+    """Return batches, and an update on each where there is a learner."""
     batcher.reset()
 
     def run() -> None:
         batcher.execute()
-        batcher.get()
+        batch = batcher.get()[0]
+        if learner is not None:
+            learner.update(batch, 0.0)
+            batcher.update(learner.model.state_dict())
         synchronize(device)
 
-    return Rung(name, run, T)
+    return Rung(name, run, n_steps)
 
 
 def policy_rungs(n_envs: int, device: torch.device) -> list[MakeRung]:

@@ -20,7 +20,6 @@ import torch
 
 from rlstruct.device import processor, usable_cores
 
-Clock = Callable[[], float]
 RESULTS = Path(__file__).parent / "results"
 Row = dict[str, Any]
 
@@ -41,41 +40,20 @@ def machine() -> dict[str, Any]:
     }  # fmt: skip
 
 
-def interleaved(
-    calls: Mapping[str, Callable[[], object]], repeats: int = 7, seconds: float = 0.05, clock: Clock = time.perf_counter
-) -> dict[str, float]:
-    """Return the median over the rounds of `interleaved_rounds`, which takes the same arguments."""
-    rounds = interleaved_rounds(calls, repeats, seconds, clock)
-    return {name: statistics.median(values) for name, values in rounds.items()}
-
-
-def interleaved_rounds(
-    calls: Mapping[str, Callable[[], object]], repeats: int = 7, seconds: float = 0.05, clock: Clock = time.perf_counter
-) -> dict[str, list[float]]:
+def interleaved(calls: Mapping[str, Callable[[], object]], repeats: int, seconds: float) -> dict[str, float]:
     """Time several callables in turn, so that a slow moment of the machine hits all of them.
 
     Args:
         calls: name to callable. On a GPU the callable must synchronise itself.
-        repeats: how many rounds, at least 5.
+        repeats: how many rounds.
         seconds: how long one callable runs in one round.
-        clock: ``time.process_time`` leaves out what other processes take, for work of one thread on the CPU.
 
     Returns:
-        Name to the seconds per call in each round; numbers at the same place were taken side by side.
-
-    Raises:
-        ValueError: fewer than 5 rounds.
+        Name to the seconds of a call, the median over the rounds.
     """
-    if repeats < 5:
-        raise ValueError(
-            f"interleaved: got repeats = {repeats}, expected at least 5, so that the median says something."
-        )
-    counts = {name: _calls_in(call, seconds, clock) for name, call in calls.items()}
-    rounds: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(repeats):
-        for name, call in calls.items():
-            rounds[name].append(_time(call, counts[name], clock) / counts[name])
-    return rounds
+    counts = {name: calls_in(call, seconds) for name, call in calls.items()}
+    rounds = [{name: seconds_of(call, counts[name]) for name, call in calls.items()} for _ in range(repeats)]
+    return {name: statistics.median(one[name] for one in rounds) for name in calls}
 
 
 def write(name: str, rows: list[dict[str, Any]]) -> Path:
@@ -94,20 +72,21 @@ def result_path(name: str) -> Path:
     return RESULTS / f"{name}-{device}-{here['commit']}.json"
 
 
-def _calls_in(call: Callable[[], object], seconds: float, clock: Clock) -> int:
+def calls_in(call: Callable[[], object], seconds: float) -> int:
     """Return the number of calls that fill the time, and warm up. The first call, which may compile, is not counted."""
     call()
     count = 1
-    while (taken := _time(call, count, clock)) < seconds / 4:
+    while (taken := count * seconds_of(call, count)) < seconds / 4:
         count *= 2
     return max(1, round(count * seconds / taken))
 
 
-def _time(call: Callable[[], object], count: int, clock: Clock) -> float:
-    start = clock()
+def seconds_of(call: Callable[[], object], count: int) -> float:
+    """Return the seconds of a call, a mean over so many."""
+    start = time.perf_counter()
     for _ in range(count):
         call()
-    return clock() - start
+    return (time.perf_counter() - start) / count
 
 
 def _git(*arguments: str) -> str:

@@ -11,10 +11,15 @@ from __future__ import annotations
 
 import argparse
 import ast
+from pathlib import Path
 from typing import Any
 
 import _learning
 from _tasks import TASKS
+
+from rlstruct.algos.learning_curve import Curve, draw_panels
+
+DOCS = Path(__file__).resolve().parents[1] / "docs"
 
 
 def setting(words: str) -> tuple[str, Any]:
@@ -23,14 +28,43 @@ def setting(words: str) -> tuple[str, Any]:
     return name, ast.literal_eval(value)
 
 
+def draw_pages() -> None:
+    """Draw the pictures of README.md and docs/algorithms/, every seed of each training, from the stored results."""
+    from tables import CONFIGS, GAME, load
+
+    rows = load("reinforce_cartpole")[0]
+    curves = [Curve(*zip(*_learning.evaluations_of(row), strict=True)) for row in rows]
+    draw_panels({"REINFORCE on CartPole-v1": {"REINFORCE": curves}}, DOCS / "learning_curve.png", metric="return")
+    if found := load("connect_four_strength")[0]:
+        whole = Curve(*zip(*found[0]["returns"], strict=True))
+        picture = DOCS / "algorithms" / "alphazero.png"
+        draw_panels({"AlphaZero on Connect Four": {"AlphaZero": [whole]}}, picture, metric="return against UCT-50")
+    plain = {name: task for name, task in TASKS.items() if GAME not in name and load(name)[0]}
+    pages = {
+        kind: {task.about: ({"": load(name)[0]}, task.target) for name, task in plain.items() if name.startswith(kind)}
+        for kind in CONFIGS
+    }
+    games = dict.fromkeys(name.partition(GAME)[2] for name in TASKS if GAME in name)
+    pages["minatar"] = {
+        game: ({kind.upper(): found for kind in CONFIGS if (found := load(f"{kind}{GAME}{game}")[0])}, None)
+        for game in games
+    }
+    for name, panels in pages.items():
+        if drawn := {title: panel for title, panel in panels.items() if panel[0]}:
+            _learning.draw(drawn, DOCS / "algorithms" / f"{name}.png")
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("task", nargs="?", choices=list(TASKS))
     parser.add_argument("--seeds", type=int, nargs="+")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--set", type=setting, nargs="+", default=[], metavar="NAME=VALUE", dest="settings")
+    parser.add_argument("--draw", action="store_true", help="only draw the pictures of README and docs from results/")
     options = parser.parse_args()
-    if options.task is None:
+    if options.draw:
+        draw_pages()
+    elif options.task is None:
         for name, task in TASKS.items():
             print(f"{name:22} {task.about}, at least {task.asked() or 'nothing'}, {task.n_seeds} seeds")
     else:

@@ -42,16 +42,14 @@ ROUNDS = 5, 15  # to choose the best of the grid, and to compare the answer with
 BRIEF_SECONDS = 0.3  # after three rounds at least, of a probe of the grid
 
 
-class Frames(gymnasium.Env[Any, Any]):
-    """Frames as Atari games have them, at once; an episode has 200 steps."""
+class Frames(SlowEnv):
+    """Frames as Atari games have them, at once."""
 
     observation_space = spaces.Box(0, 255, (84, 84, 4), np.uint8)
-    action_space = spaces.Discrete(2)
     shown = np.zeros((84, 84, 4), np.uint8)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
-        self._steps = 0
         return self.shown, {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:  # noqa: ANN401
@@ -59,25 +57,18 @@ class Frames(gymnasium.Env[Any, Any]):
         return self.shown, 1.0, self._steps == 200, False, {}
 
 
-def cart_poles(n_envs: int, seed: int) -> VecEnv:
-    return GymEnvInf([gymnasium.make("CartPole-v1") for _ in range(n_envs)], seed)
-
-
-def of(kind: Callable[[], gymnasium.Env[Any, Any]], n_envs: int, seed: int) -> VecEnv:
+def create_env(kind: Callable[[], gymnasium.Env[Any, Any]], n_envs: int, seed: int) -> VecEnv:
     return GymEnvInf([kind() for _ in range(n_envs)], seed)
 
 
-def simulators(n_envs: int, seed: int) -> VecEnv:
-    return sims.make("CartPole-v1", n_envs, seed)
-
-
-def random_agent() -> RL_Agent:
-    return RandomAgent(spaces.Discrete(2))
-
-
-def acting(hidden: Sequence[int]) -> dict[str, Any]:
+def acting(*hidden: int) -> dict[str, Any]:
     """Arguments of an ActorCriticAgent."""
-    return {"model": ActorCritic(4, 2, hidden=tuple(hidden)), "device": "cpu", "stochastic": True}
+    return {"model": ActorCritic(4, 2, hidden=hidden), "device": "cpu", "stochastic": True}
+
+
+CART_POLES = partial(create_env, partial(gymnasium.make, "CartPole-v1"))
+SIMULATORS = partial(sims.make, "CartPole-v1")
+SLOW, FRAMES = partial(create_env, SlowEnv), partial(create_env, Frames)
 
 
 @dataclass(frozen=True)
@@ -106,11 +97,11 @@ class Task:
 
 
 TASKS = {
-    "CartPole, small network": Task(ActorCriticAgent, cart_poles, acting([64])),
-    "CartPole, large network": Task(ActorCriticAgent, cart_poles, acting([512, 512])),
-    "slow environments": Task(ActorCriticAgent, partial(of, SlowEnv), acting([64]), (0, 2, 4), (2, 4, 8), (8, 16, 32)),
-    "frames": Task(random_agent, partial(of, Frames), n_envs=(2, 8, 32, 128)),
-    "simulator": Task(ActorCriticAgent, simulators, acting([64]), n_envs=(16, 64, 256, 1024)),
+    "CartPole, small network": Task(ActorCriticAgent, CART_POLES, acting(64)),
+    "CartPole, large network": Task(ActorCriticAgent, CART_POLES, acting(512, 512)),
+    "slow environments": Task(ActorCriticAgent, SLOW, acting(64), (0, 2, 4), (2, 4, 8), (8, 16, 32)),
+    "frames": Task(RandomAgent, FRAMES, {"action_space": spaces.Discrete(2)}, n_envs=(2, 8, 32, 128)),
+    "simulator": Task(ActorCriticAgent, SIMULATORS, acting(64), n_envs=(16, 64, 256, 1024)),
 }
 
 
@@ -124,17 +115,15 @@ def exhaustive(task: Task) -> list[Candidate]:
 
 def side_by_side(task: Task, candidates: Sequence[Candidate], rounds: int) -> dict[Candidate, list[float]]:
     """Let candidates collect in turns; steps per second of each in each round."""
-    sessions: dict[Candidate, Session] = {}
     rates: dict[Candidate, list[float]] = {candidate: [] for candidate in candidates}
-    try:
-        for candidate in rates:
-            sessions[candidate] = Session(task.create(candidate), None)
+    with contextlib.ExitStack() as stack:
+        sessions = {
+            candidate: stack.enter_context(contextlib.closing(Session(task.create(candidate), None)))
+            for candidate in rates
+        }
         for _ in range(rounds):
             for candidate, session in sessions.items():
                 rates[candidate].append(session.rate(SECONDS))
-    finally:
-        for session in sessions.values():
-            session.close()
     return rates
 
 
