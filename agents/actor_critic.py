@@ -58,7 +58,7 @@ def gaussian_choice(agent: ModelAgent[Any], policy: Tensor, value: Tensor, obser
 
 
 class ActorCriticAgent(ModelAgent[nn.Module]):
-    """Samples one of A actions from a network's logits, or K actions at once. It keeps no state.
+    """Agent that samples one of A actions from a network's logits, or K actions at once. It keeps no state.
 
     It returns ``action`` [B] int64, ``action_logits`` [B, A], ``log_probability`` [B] of that action and ``value`` [B],
     the baseline. For a MultiDiscrete space these are ``action`` [B, K] and ``action_logits`` [B, K, A], and
@@ -130,7 +130,7 @@ class RecurrentAgent(ModelAgent[RecurrentActorCritic]):
 
 
 class GaussianAgent(ActorCriticAgent):
-    """Samples D continuous actions. It keeps no state.
+    """Agent that samples D continuous actions. It keeps no state.
 
     It returns ``action`` [B, D], ``action_mean`` and ``action_log_std`` [B, D], ``log_probability`` [B] and ``value``
     [B]. Actions are not clipped, because the policy gradient needs the density of the sampled action. If the

@@ -62,7 +62,7 @@ class MLP(KeepsArguments, nn.Module):
 
 
 class ActionLogits(nn.Module):
-    """Arranges a network's outputs as logits: [B, A] for one choice, [B, K, A] for K choices at once.
+    """Layer that arranges a network's outputs as logits: [B, A] for one choice, [B, K, A] for K choices at once.
 
     Choices with fewer than A options are padded with -inf, which is never sampled.
 
@@ -90,7 +90,7 @@ class ActionLogits(nn.Module):
 
 
 class MeanAndDeviation(nn.Module):
-    """Appends a learned standard deviation, independent of the frame, to the means of D actions.
+    """Layer that appends a learned standard deviation, independent of the frame, to the means of D actions.
 
     As in Schulman et al., "Trust region policy optimization" (ICML 2015), section 8.
 

@@ -17,7 +17,7 @@ from rlstruct.spaces import leaves
 
 
 class RandomAgent(RL_Agent):
-    """Samples every part of an action space at random, from ``observation["rng"]``.
+    """Agent that samples every part of an action space at random, from ``observation["rng"]``.
 
     The distributions are those of gymnasium's ``sample``: uniform for discrete spaces; for boxes uniform between finite
     bounds, exponential with one finite bound, and normal without.

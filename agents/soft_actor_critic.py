@@ -106,7 +106,7 @@ class SoftActorCritic(KeepsArguments, nn.Module):
 
 
 class SquashedGaussianAgent(ModelAgent[Any]):
-    """Samples continuous actions within the bounds of the action space. It keeps no state.
+    """Agent that samples continuous actions within the bounds of the action space. It keeps no state.
 
     It returns ``action`` [B, A] and its log-density ``log_probability`` [B], both with gradients. With
     ``agent_info["epsilon"]`` [B] float, that share of the actions is uniform. Without ``stochastic`` it returns only

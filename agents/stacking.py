@@ -19,7 +19,7 @@ _EARLIER = "earlier_frames"
 
 
 class StackingAgent(RL_Agent):
-    """Gives an agent stacks of the last n frames (Mnih et al., 2015) of an environment that returns single frames.
+    """Wrapper that shows an agent the last n frames (Mnih et al., 2015) of an environment that returns single ones.
 
     Actions, losses and weights equal, bit for bit, those of ``agent`` in an environment that stacks frames itself, such
     as gymnasium's FrameStackObservation; with n = 4 a batch needs a quarter of the memory. The first frame of an

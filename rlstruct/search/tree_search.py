@@ -104,7 +104,7 @@ class SearchResult:
 
 
 class TreeSearch:
-    """Searches from B states at once.
+    """Tree searches from B states at once.
 
     Args:
         model: the game, or a learned model of one.

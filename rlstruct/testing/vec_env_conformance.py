@@ -295,7 +295,7 @@ class _Walk:
         copy, copied_masks = observation.map(on_cpu), masks.map(on_cpu)
         self._returned += [(where, observation, copy), (where, masks, copied_masks)]
         self._check_columns(where, copy)
-        return _changed(copy, copied_masks)
+        return _changed(copy, {_MASK: copied_masks[_MASK]})
 
     def _check_columns(self, where: str, observation: DictTensor) -> None:
         columns = {key: ((), dtype) for key, dtype in _COLUMNS.items()}
@@ -337,4 +337,4 @@ class _Walk:
 
 
 def _changed(observation: DictTensor, columns: Mapping[str, Tensor]) -> DictTensor:
-    return DictTensor({**dict(observation.items()), **dict(columns.items())})
+    return DictTensor({**dict(observation.items()), **columns})
