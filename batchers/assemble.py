@@ -69,9 +69,9 @@ def assemble(
             batch = TemporalDictTensor.unchecked(steps, lengths)
             lend(steps.values() if lent else ())
         else:
-            batch = without_gaps(steps, join_one(filled, "running", T))
+            batch = without_gaps(steps, join_one(filled, "running", T).transpose(0, 1))
         return Trajectories.unchecked(DictTensor.unchecked(info), batch), n_envs
-    lengths = join_one(filled, "running", T).sum(1)
+    lengths = join_one(filled, "running", T).sum(0)
     on_host = lengths.cpu()  # sync: once per batch of episodes
     T = int(on_host.max())  # sync: of CPU memory. Off the CPU, collectors rarely check whether all episodes have ended
     rows = None

@@ -75,7 +75,8 @@ class InProcess:
         collector, steps = self._collector, self._collector.steps
         del collector.steps  # the memory may now belong to the caller
         self._stream.give([*steps.tensors.values(), collector.running])
-        return [Part(steps, self._collected, self._seed, 0, collector.count_running(), collector.owned)]
+        n_running = self._n_envs[0] if self.auto_reset else collector.count_running()
+        return [Part(steps, self._collected, self._seed, 0, n_running, collector.owned)]
 
     def update(self, weights: Mapping[str, Tensor], version: int) -> None:
         """Give the agent the current values of the caller's tensors."""

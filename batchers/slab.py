@@ -243,7 +243,7 @@ def history_until(steps: Steps, t: int, gaps: bool) -> TemporalDictTensor:
     With ``gaps``, environments may spend steps on their restarts. These are left out, as in Trajectories.
     """
     joined, running = join([(steps, t)], t, copy=False), steps.running[:t].transpose(0, 1)
-    return without_gaps(joined, running) if gaps else TemporalDictTensor(joined, running.sum(1))
+    return without_gaps(joined, running) if gaps else TemporalDictTensor.unchecked(joined, running.sum(1))
 
 
 def join(
@@ -261,30 +261,31 @@ def join(
         T: the number of steps; shorter parts end in zeros.
         rows: the rows to keep; None keeps all.
         lengths: the lengths of episodes, after which there are zeros; None if every step is real.
-        copy: False returns views of a single part, except for keys in which restarts have hidden an observation.
+        copy: False returns views of the only part, except for keys in which restarts have hidden an observation.
     """
     steps: dict[str, Tensor] = {}
-    whole = parts[0][0].restarted is None  # otherwise only some rows of ``reached`` are written
-    groups = ("stream", "action", "reached") if whole else ("stream", "action")
-    for name in parts[0][0].tensors:
-        group, _, key = name.partition("/")
-        if group not in groups:
-            continue
-        extra = int(group == "stream")  # slot `lengths` of the stream holds the final observation
-        joined = join_one(parts, name, T, extra, copy=copy)
-        if lengths is not None:
-            joined = zero_after(joined if rows is None else joined.index_select(0, rows), lengths + extra)
-        if group == "stream":
-            steps[f"observation/{key}"], steps[f"_observation/{key}"] = joined[:, :T], joined[:, 1:]
-        else:
-            steps[f"_observation/{key}" if group == "reached" else name] = joined
+    own = parts[0][0]
+    groups = [("stream", own.stream, 1), ("action", own.action, 0)]  # slot `lengths` of the stream ends an episode
+    if own.restarted is None:  # otherwise only some rows of ``reached`` are written
+        groups.append(("reached", own.reached, 0))
+    for group, planes, extra in groups:
+        for key, plane in planes.items():
+            joined = join_one(parts, f"{group}/{key}", T, extra) if copy else plane[: T + extra]  # [T + extra, B, ...]
+            if lengths is not None:
+                joined = joined if rows is None else joined.index_select(1, rows)
+                zero_after(joined.transpose(0, 1), lengths + extra)
+            if group == "stream":
+                steps[f"observation/{key}"] = joined[:T].transpose(0, 1)
+                steps[f"_observation/{key}"] = joined[1:].transpose(0, 1)
+            else:
+                steps[f"action/{key}" if group == "action" else f"_observation/{key}"] = joined.transpose(0, 1)
     first, copied = 0, set[str]()
     n_envs = steps["observation/done"].shape[0]
     for part, n_steps in parts:  # where environments restarted, write final observations to copies of their keys
         B = part.running.shape[1]
         at = part.finals(n_steps)
         if len(at):
-            to = at.div(B, rounding_mode="floor") * n_envs + at % B + first
+            to = at if n_envs == B else at.div(B, rounding_mode="floor") * n_envs + at % B + first
             for key, plane in part.reached.items():
                 final = as_signed(plane) if part.packed else as_signed(plane).flatten(0, 1).index_select(0, at)
                 name = f"_observation/{key}"
@@ -298,21 +299,19 @@ def join(
     return steps
 
 
-def join_one(parts: Sequence[tuple[Steps, int]], name: str, T: int, extra: int = 0, *, copy: bool = True) -> Tensor:
-    """Join T + extra time-first steps of one tensor to [B, T + extra, ...], see `join`.
+def join_one(parts: Sequence[tuple[Steps, int]], name: str, T: int, extra: int = 0) -> Tensor:
+    """Join T + extra steps of one tensor, [T + extra, B, ...], see `join`.
 
-    Memory stays time first: this copies whole rows, several times faster than a transposed copy, and gives every batch
-    the same strides.
+    Time stays the first axis: this copies whole rows, several times faster than a transposed copy, and gives every
+    batch the same strides.
     """
     cut = []
     for part, n_steps in parts:
-        tensor = part.tensors[name]
-        taken = tensor[: min(n_steps, T) + extra]  # later slots hold an older batch
-        if len(taken) < T + extra:
-            taken = torch.cat([taken, tensor.new_zeros((T + extra - len(taken), *tensor.shape[1:]))])
+        taken = part.tensors[name][: min(n_steps, T) + extra]  # later slots hold an older batch
+        if n_steps < T:
+            taken = torch.cat([taken, taken.new_zeros((T - n_steps, *taken.shape[1:]))])
         cut.append(taken)
-    joined = torch.cat(cut, dim=1) if copy or len(cut) > 1 else cut[0]
-    return joined.transpose(0, 1)
+    return torch.cat(cut, dim=1)
 
 
 def without_gaps(steps: dict[str, Tensor], running: Tensor) -> TemporalDictTensor:
