@@ -196,7 +196,7 @@ def categorical(logits: Tensor, key: Tensor, stream: int | None = None) -> Tenso
         for such actions once per batch, and raise.
     """
     traced = type(logits) is not Tensor or torch.compiler.is_compiling()
-    prepared = None if traced or stream is not None else getattr(key, _PREPARED, None)
+    prepared: Tensor | None = None if traced or stream is not None else getattr(key, _PREPARED, None)
     if prepared is not None:
         u = prepared
     else:

@@ -336,5 +336,5 @@ class _Walk:
             check_same(f"{where} changed the result of {origin}", returned.map(on_cpu), copy, fix)
 
 
-def _changed(observation: DictTensor, columns: Mapping[str, Tensor]) -> DictTensor:
+def _changed(observation: DictTensor, columns: Mapping[str, Tensor] | DictTensor) -> DictTensor:
     return DictTensor({**dict(observation.items()), **columns})
