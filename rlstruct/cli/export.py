@@ -11,7 +11,7 @@ import tyro
 
 from rlstruct.cli.complaint import UserError, require, say
 from rlstruct.cli.record import undescribed
-from rlstruct.errors import BadValueError, MissingFileError, UsageError
+from rlstruct.errors import BadTypeError, BadValueError, MissingFileError, UsageError
 from rlstruct.policies import export, load
 
 
@@ -45,6 +45,6 @@ def run(arguments: Sequence[str]) -> None:
         for name in ("policy.pt2", *(["policy.onnx"] if options.onnx else [])):
             difference = export(policy, folder / name)
             say(f"{folder / name}: checked against the policy, largest difference {difference:.2g}")
-    except (BadValueError, MissingFileError, UsageError) as error:
+    except (BadTypeError, BadValueError, MissingFileError, UsageError) as error:
         hint = " With --factory they are the second and the third." if "Pass create_" in str(error) else ""
         raise UserError(str(error).partition(": ")[2] + hint) from None

@@ -21,6 +21,7 @@ from rlstruct.algos.config import TrainingConfig
 from rlstruct.cli.agents import AgentChoice, algorithm_of, prepare
 from rlstruct.cli.complaint import UserError, nearest
 from rlstruct.cli.environments import Factory, Task, find, imported, is_own
+from rlstruct.errors import BadTypeError
 from rlstruct.policies.loading import load_weights
 from rlstruct.search import SearchAgent
 
@@ -127,7 +128,7 @@ def _load_own(run: Path, names: Sequence[str], auto_reset: bool) -> Trained:
     try:
         policy = policies.load(run, **makers)
         env_steps = int(read_checkpoint(run / "checkpoint.pt")["env_steps"])
-    except (ValueError, FileNotFoundError) as error:
+    except (ValueError, FileNotFoundError, BadTypeError) as error:
         raise UserError(f"{str(error).partition(': ')[2]} With --factory they are the second and the third.") from None
     name, config = type(policy.model).__name__, TrainingConfig(evaluation_stochastic=policy.stochastic)
     record = RunRecord(

@@ -79,6 +79,7 @@ def load(
         FileNotFoundError: ``run`` is neither a run folder nor a checkpoint.
         ValueError: the file is damaged, it does not describe network and agent, or its weights do not fit the result of
             ``create_model``.
+        TypeError: ``create_model`` returned no network.
     """
     file = Path(run, "checkpoint.pt") if Path(run).is_dir() else Path(run)
     if not file.exists():
@@ -90,6 +91,11 @@ def load(
     state = read_plain(file, ("model",), fix, where="rlstruct.load: ", mmap=True)
     known = state.get("policy") or {}
     model = create_model() if create_model is not None else _made(known, "model", file)
+    if not isinstance(model, nn.Module):
+        raise BadTypeError(
+            f"rlstruct.load: create_model returned {type(model).__name__}, expected a torch.nn.Module. Does it lack a "
+            "return?"
+        )
     create = create_agent if create_agent is not None else _made(known, "agent", file)
     load_weights(model, state["model"], f"rlstruct.load: {file} does not fit what create_model makes")
     stochastic = bool(known.get("stochastic", True)) if stochastic is None else stochastic

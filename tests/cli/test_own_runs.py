@@ -92,6 +92,9 @@ def test_what_is_missing_is_named(program_run: pathlib.Path, capsys: Capture) ->
     assert "--factory module:create_env" in capsys.readouterr().err
     assert main(["evaluate", str(program_run), "--factory", "CartPole-v1"]) == 2
     assert "--factory CartPole-v1: expected module:create_env" in capsys.readouterr().err
+    for command in ("evaluate", "export"):
+        assert main([command, str(program_run), "--factory", "own_games:create_env", "own_games:create_nothing"]) == 2
+        assert "create_model returned NoneType, expected a torch.nn.Module" in capsys.readouterr().err
     assert main(["train", "alphazero", "--resume", str(program_run), "--factory", "own_games:create_env"]) == 2
     assert "alphazero needs create_env, create_model and create_agent" in capsys.readouterr().err
 
