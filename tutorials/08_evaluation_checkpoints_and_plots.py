@@ -72,7 +72,7 @@ def evaluate_a_checkpoint(folder):
             result = evaluator.wait()
         means[stochastic] = result.mean_return
         error = result.std_return / len(result.returns) ** 0.5
-        print(f"drawn actions: {stochastic}, return {result.mean_return:.1f} ± {error:.1f} (standard error)")
+        print(f"sampled actions: {stochastic}, return {result.mean_return:.1f} ± {error:.1f} (standard error)")
     return means
 
 

@@ -39,7 +39,7 @@ class Evaluate(Options):
         video: also record one more episode, as a film (.gif, .mp4) or a contact sheet (.png).
         out: write the return and length of every episode to this JSON file.
         device: device of agent and environments.
-        actions: sample actions ("drawn", as in training) or take the best; None for the choice of the training's
+        actions: sampled, as in training, or the best ones; None for the choice of the training's
             evaluations.
         seed: seed of environments and agent.
         factory: for the run of your own program: its create_env as module:function, and also create_model and
@@ -51,7 +51,7 @@ class Evaluate(Options):
     video: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
     out: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
     device: str = "cpu"
-    actions: Literal["drawn", "best"] | None = None
+    actions: Literal["sampled", "best"] | None = None
     seed: int = 0
     factory: tuple[str, ...] = ()
 
@@ -67,12 +67,12 @@ def run(arguments: Sequence[str]) -> None:
         _against_opponent(trained, trained.record.config, options)
         return
     as_trained = trained.record.config.evaluation_stochastic
-    stochastic = as_trained if options.actions is None else options.actions == "drawn"
+    stochastic = as_trained if options.actions is None else options.actions == "sampled"
     torch.set_num_threads(threads_for(trained.model))
     create_agent = partial(trained.choice.create_agent, trained.model, stochastic=stochastic)
     returns, lengths = episodes(trained, create_agent, options.episodes, options.device, _SEED + options.seed)
     say(f"{trained.record.algorithm} on {trained.record.task.env}, after {trained.env_steps:,} environment steps")
-    actions = "drawn" if stochastic else "best"
+    actions = "sampled" if stochastic else "best"
     mean, deviation, middle, low, high = (format_return(of(returns)) for of in (fmean, pstdev, median, min, max))
     say(f"{len(returns)} episodes, {actions} actions: return {mean} ± {deviation} (standard deviation)")
     say(f"median {middle}, from {low} to {high}; {fmean(lengths):.0f} steps each")

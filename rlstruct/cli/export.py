@@ -28,9 +28,9 @@ class Export:
     """
 
     run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
-    onnx: bool = False
+    onnx: tyro.conf.FlagCreatePairsOff[bool] = False
     out: Annotated[Path | None, tyro.conf.arg(metavar="FOLDER")] = None
-    factory: tuple[str, ...] = ()
+    factory: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAMES")] = ()
 
 
 def run(arguments: Sequence[str]) -> None:

@@ -10,7 +10,6 @@ from typing import Any
 import gymnasium
 import numpy as np
 import psutil
-import pytest
 import torch
 from fake_envs import LENGTHS, CountingEnv, SlowEnv
 from gymnasium import spaces
@@ -147,6 +146,8 @@ def assert_equal(mine: Trajectories, theirs: Trajectories) -> None:
 
 def refused(match: str, create_agent: Any, create_env: Any, **settings: Any) -> WorkerError:
     """Return the error with which the first batch of 8 steps must fail."""
+    import pytest  # not in every worker, which imports this module
+
     with RL_Batcher(8, create_agent, create_env, **{"seed": 0, **settings}) as batcher:
         batcher.reset()
         batcher.execute()
@@ -156,6 +157,8 @@ def refused(match: str, create_agent: Any, create_env: Any, **settings: Any) -> 
 
 
 def close_leaves_nothing(batcher: RL_Batcher) -> None:
+    import pytest
+
     start, pids = time.monotonic(), batcher.stats().pids
     batcher.close()
     assert time.monotonic() - start < PROMPT
