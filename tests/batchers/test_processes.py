@@ -335,6 +335,7 @@ def held() -> tuple[int, int, int, set[str]]:
 def cycle(n: int) -> None:
     with make(1) as batcher:  # the workers' server and the resource tracker of multiprocessing start once and stay
         first_batch(batcher)
+    del batcher
     before = held()
     for i in range(n):
         batcher = make(1)
