@@ -89,6 +89,8 @@ class Program:
     def workers(self) -> list[psutil.Process]:
         """The processes that environments said they live in, by index."""
         files = sorted(Path(self.folder.name).glob("pid*"))
+        while not all(file.read_text() for file in files):
+            time.sleep(0.01)  # a file appears before its text
         return [psutil.Process(int(file.read_text())) for file in files]
 
     def family(self) -> list[psutil.Process]:
