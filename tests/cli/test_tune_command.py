@@ -50,7 +50,7 @@ def test_a_training_is_tuned_and_repeated_with_the_answer(capsys: Capture) -> No
     assert main(["tune", "a2c", "--env", "CartPole-v1", "--learn", *SMALL, *options]) == 0
     said, bar = capsys.readouterr()
     assert bar == ""  # which is for terminals, and not for logs
-    assert said.count("FASTEST") == 1
+    assert said.replace("FASTEST won when timed", "").count("FASTEST") == 1  # without the note that may explain it
     assert max(map(len, said.splitlines())) <= 80
     assert "collects and learns fastest" in said
     tuned = load(pathlib.Path("runs/tuned"))  # as rlstruct train --config reads it
