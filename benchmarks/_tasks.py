@@ -290,6 +290,16 @@ TASKS |= {
     )
 }  # fmt: skip
 
+# A fiftieth of the published steps: what `peers/soft_actor_critic.py` trains for, too.
+TASKS |= {
+    f"sac_{name.lower()}": _tuned(
+        "sac", f"{name}-v5", (n_inputs, (-1.0,) * n_actions, (1.0,) * n_actions), None, f"SAC on {name}-v5",
+        create_env=partial(muscles, f"{name}-v5"), changes={"n_env_steps": 20_000, "evaluation_interval": 5_000},
+        episodes=10, tuned_on=(),
+    )
+    for name, n_inputs, n_actions in (("HalfCheetah", 17, 6), ("Hopper", 11, 3), ("Walker2d", 17, 6))
+}  # fmt: skip
+
 # Actions of half a second: a player at random crosses the road now and then, so that there is something to learn from.
 _FREEWAY = partial(sims.make, "ALE/Freeway-v5", frame_skip=32, stack=1)
 TASKS["ppo_atari_freeway"] = _task(
