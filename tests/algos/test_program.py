@@ -6,6 +6,7 @@ import contextlib
 import copy
 import dataclasses
 import gc
+import importlib
 import logging
 import weakref
 from collections.abc import Callable
@@ -33,7 +34,6 @@ from rlstruct.engine.purity import PurityError
 from rlstruct.profiling import operation, profile
 from rlstruct.profiling.events import load
 from rlstruct.profiling.overlap import lookup
-from rlstruct.testing import _sim_graph, sim_device
 
 SIM, SHAPE = "sim:0", (4, *SIDES)
 SMALL: dict[str, Any] = {"n_timesteps": 6, "n_envs": 4, "n_env_steps": 1000}
@@ -96,7 +96,8 @@ def weights(learner: GradientLearner) -> dict[str, Tensor]:
 def recorded(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The graphs that are recorded on the simulated accelerator."""
     found: list[Any] = []
-    record = _sim_graph.capture
+    sim_device = importlib.import_module("rlstruct.testing.sim_device")  # older torch has no such device
+    record = sim_device.capture
     monkeypatch.setattr(sim_device, "capture", lambda work: found.append(record(work)) or found[-1])
     return found
 
@@ -141,7 +142,8 @@ def test_a_closed_learner_keeps_nothing_that_was_recorded(kind: str, recorded: l
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_nothing_recorded_outlives_a_training(fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    left, record, learn_one = [], _sim_graph.capture, ppo.PPOLearner.update
+    sim_device = importlib.import_module("rlstruct.testing.sim_device")
+    left, record, learn_one = [], sim_device.capture, ppo.PPOLearner.update
 
     def remember(work: Callable[[], None]) -> Callable[[], None]:
         replay = record(work)
