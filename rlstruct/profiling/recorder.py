@@ -21,6 +21,7 @@ import statistics
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,7 @@ _TRAINING = frozenset({"iteration", "agent"})  # the first of either shows that 
 _START = "start"  # creating a worker; a process that starts late opens no window for it
 _SAMPLED = 17  # time every 17th mark; odd, because all ends of operations may have even indices
 _KINDS = [ProfilerActivity.CPU, ProfilerActivity.CUDA, ProfilerActivity.XPU]  # torch warns if one of them is missing
+_ONE_CYCLE = "Warning: Profiler clears events"  # torch 2.11 warns of this in every profile; ours have one cycle
 _now = time.perf_counter_ns
 _nvtx: Any = torch.cuda.nvtx  # without types
 
@@ -192,6 +194,7 @@ class Recorder:
             os.environ.setdefault("KINETO_LOG_LEVEL", "6")
             uses_cuda = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # then slices cannot be switched
             self._torch = torch.profiler.profile(activities=_KINDS[: 1 + uses_cuda])
+            warnings.filterwarnings("ignore", _ONE_CYCLE, UserWarning)
             self._torch.start()
         self._begun, self._unix = _now(), _between_clocks()
         self._times, self._marks = [self._begun] * (1 + len(self._stack)), [[self.phase], *self._stack]

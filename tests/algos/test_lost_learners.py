@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
+import weakref
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,6 +24,12 @@ from rlstruct.algos.launch import gpu_facts
 from rlstruct.algos.others import Others
 from rlstruct.algos.process_group import Group, learning_in
 from rlstruct.errors import LearnerError
+
+CPU = {"host": "a", "device": "cpu"}
+
+
+def learner(host: str, gpu: str, bus: str, device: str = "cuda:0") -> dict[str, Any]:
+    return {"host": host, "gpu": gpu, "bus": bus, "device": device}
 
 
 def test_a_thread_frees_a_learner_that_waits_for_a_killed_one_and_names_it(caplog: pytest.LogCaptureFixture) -> None:
@@ -117,6 +125,43 @@ def test_a_group_under_nccl_names_the_learner_that_dies() -> None:
     assert "the loss is NaN" in cause
 
 
+@pytest.mark.parametrize("chosen", [None, "3"])
+def test_nccl_leaves_lost_learners_to_the_watching_thread_unless_told_otherwise(
+    chosen: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By default torch ends the process at a communicator's error, before anything could name the lost learner."""
+    name, seen = "TORCH_NCCL_ASYNC_ERROR_HANDLING", list[str | None]()
+    monkeypatch.delenv(name, raising=False)
+    if chosen:
+        monkeypatch.setenv(name, chosen)
+    monkeypatch.setattr(dist, "init_process_group", lambda *given, **settings: seen.append(os.environ.get(name)))
+    monkeypatch.setattr(dist, "destroy_process_group", lambda: None)
+    for facts in (learner("a", "u1", "1"), CPU):
+        Group(0, 0, dist.HashStore(), [{**facts, "pid": os.getpid()}]).close()
+    assert seen == [chosen or "0", chosen]
+    assert os.environ.get(name) == chosen
+
+
+def test_a_group_under_nccl_frees_graphs_that_are_in_cycles_before_it_closes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NCCL waits for them: they hold an all-reduce."""
+
+    class Recorded:
+        def __init__(self) -> None:
+            self.learner = self
+
+    left, seen = weakref.ref(Recorded()), list[object]()
+    monkeypatch.setattr(dist, "init_process_group", lambda *given, **settings: None)
+    monkeypatch.setattr(dist, "destroy_process_group", lambda: seen.append(left()))
+    gc.disable()
+    try:
+        group = Group(0, 0, dist.HashStore(), [{**learner("a", "u1", "1"), "pid": os.getpid()}])
+        assert left() is not None
+        group.close()
+    finally:
+        gc.enable()
+    assert seen == [None]
+
+
 def sum_until_killed(group: Group) -> tuple[str, float]:
     x = torch.ones(1000, device=f"cuda:{group.rank}")
     group.add_up(x)
@@ -141,13 +186,6 @@ def test_nccl_names_the_learner_that_dies() -> None:
     assert "learner 1 (pid " in text
     assert "has died" in text
     assert seconds < 60.0  # NCCL itself waits half an hour
-
-
-def learner(host: str, gpu: str, bus: str, device: str = "cuda:0") -> dict[str, Any]:
-    return {"host": host, "gpu": gpu, "bus": bus, "device": device}
-
-
-CPU = {"host": "a", "device": "cpu"}
 
 
 @pytest.mark.parametrize(

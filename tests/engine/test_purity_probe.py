@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from rlstruct import DictTensor, RL_Agent
 from rlstruct.batchers import RL_Batcher
 from rlstruct.engine.executors import agent_runner
+from rlstruct.engine.precision import EXACT, Precision
 from rlstruct.engine.purity import PurityError, PurityProbe, check_equal
 from rlstruct.engine.runner import Runner
 from rlstruct.functional.random import categorical
@@ -136,6 +137,22 @@ def test_tf32_is_no_broken_promise_and_a_broken_one_is_still_found(tf32: None) -
     agent.gain = 1.5
     with pytest.raises(PurityError, match="'logits' differs from"):
         probe_often(agent, runner, 8)
+
+
+CUDA = torch.device("cuda", 0)  # nothing computes there: only torch's settings are read
+CONVOLUTION, PRODUCT = (nn.Conv2d(1, 1, 3), torch.ones(1, 1, 4, 4)), (nn.Linear(4, 4), torch.ones(1, 4))
+
+
+@pytest.mark.parametrize("allowed", [True, False])
+def test_convolutions_alone_are_judged_as_tf32_which_is_how_cudnn_computes_them(allowed: bool) -> None:
+    """Torch lets cuDNN do so by default. Differences are allowed for where they occur: on CUDA."""
+    with torch.backends.cudnn.flags(allow_tf32=allowed):
+        found = {}
+        for name, (layer, x) in {"convolution": CONVOLUTION, "product": PRODUCT}.items():
+            with Precision() as precision:
+                layer(x)
+            found[name] = precision.eps(CUDA), precision.eps(CPU)
+    assert found == {"convolution": (2.0**-10 if allowed else EXACT, EXACT), "product": (EXACT, EXACT)}
 
 
 class Half(RL_Agent):

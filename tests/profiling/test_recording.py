@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 import weakref
 
 import numpy as np
@@ -300,6 +301,22 @@ def test_operators_are_recorded_in_slices(tmp_path: pathlib.Path, capfd: pytest.
     (process,) = read(tmp_path).processes
     assert process.prices.event is not None
     assert process.prices.operation > 0.0
+
+
+def test_what_older_releases_of_torch_say_of_every_profile_is_kept_from_users(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Talkative(torch.profiler.profile):
+        """The profiler of torch 2.11."""
+
+        def prepare_trace(self) -> None:
+            warnings.warn("Warning: Profiler clears events at the end of each cycle.", UserWarning, stacklevel=2)
+            super().prepare_trace()
+
+    monkeypatch.setattr(torch.profiler, "profile", Talkative)
+    with profile(tmp_path, window=60), operation("outer"):
+        torch.ones(3) + 1
+    assert "aten::add" in load(tmp_path)[0].host.names
 
 
 def test_what_a_window_recorded_is_freed_at_its_end(tmp_path: pathlib.Path) -> None:
