@@ -171,7 +171,7 @@ class DQNLearner(ReplayLearner):
             self.buffer.correction = linear_schedule(fraction_done, self.config.initial_correction, 1.0)
 
     def learn(self) -> dict[str, Tensor]:
-        """Take one gradient step: ``loss``, ``value`` of the actions taken, absolute ``error``, ``gradient_norm``."""
+        """Take one gradient step: ``loss``, ``gradient_norm`` []; ``value`` of the actions, absolute ``error`` [K]."""
         config, buffer, batch = self.config, self.buffer, self.sample()
         if self.statistics is not None:
             batch = batch.get(batch.keys())
@@ -182,7 +182,7 @@ class DQNLearner(ReplayLearner):
         self._average.follow(config.average_rate)
         if self.policy_version % config.target_update_interval == 0:
             self._target.follow(config.target_update_rate)
-        return {**terms, "value": terms["value"].mean(), "error": terms["error"].abs().mean()}
+        return {**terms, "error": terms["error"].abs()}
 
     def depends_on(self) -> tuple[object, bool]:
         """Include the target network; see `GradientLearner.depends_on`."""

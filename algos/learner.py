@@ -351,7 +351,7 @@ def check_numbers(where: str, terms: Mapping[str, Any], *, single: Collection[st
 
 
 def mean_terms(steps: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """Average the terms of one or more gradient steps, all with the same names.  [] each."""
+    """Average the terms of one or more gradient steps, all with the same names and shapes.  [] each."""
     return {name: torch.stack([terms[name] for terms in steps]).mean() for name in steps[0]}
 
 

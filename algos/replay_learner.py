@@ -131,7 +131,7 @@ class ReplayLearner(GradientLearner):
 
     @abstractmethod
     def learn(self) -> dict[str, Tensor]:
-        """Take one gradient step on a sample from the buffer, and return its terms, detached.  [] each."""
+        """Take one gradient step on a sample from the buffer, and return its terms, detached.  [] or [K] each."""
 
     def sample(self) -> DictTensor:
         """Sample the steps of one gradient step from the buffer, on the learner's device.  [batch_size]."""

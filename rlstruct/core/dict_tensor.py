@@ -53,7 +53,9 @@ class DictTensor(NamedTensors):
         return made
 
     def _like(self, tensors: dict[str, Tensor], checked: bool = False) -> Self:
-        return type(self)(tensors) if checked else type(self).unchecked(tensors)
+        if checked:
+            validate(type(self), 1, tensors)
+        return type(self).unchecked(tensors)
 
     def _each(self, fn: Callable[[Tensor], Tensor]) -> Self:
         return type(self).unchecked({key: fn(v) for key, v in self._tensors.items()})

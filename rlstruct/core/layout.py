@@ -221,13 +221,14 @@ def validate(cls: type, leading: int, tensors: Mapping[str, Tensor]) -> None:
         if not isinstance(key, str) or not isinstance(tensor, Tensor):
             raise _not_named(cls, key, tensor)
         shape = tensor.shape
-        if device is None and len(shape) >= leading:
+        if shape and shape[0] == n_rows and (leading == 1 or shape[:leading] == lead):
+            if tensor.is_cpu if on_cpu else tensor.device == device:  # is_cpu takes half the time of a comparison
+                continue
+        elif device is None and len(shape) >= leading:
             first, lead, n_rows = key, shape[:leading], shape[0]
             device, on_cpu = tensor.device, tensor.is_cpu
             continue
-        here = tensor.is_cpu if on_cpu else tensor.device == device  # is_cpu takes half the time of a comparison
-        if not here or not shape or shape[0] != n_rows or (leading > 1 and shape[:leading] != lead):
-            check_pair(cls, leading, key, tensor, first or key, tensors[first or key])
+        check_pair(cls, leading, key, tensor, first or key, tensors[first or key])
 
 
 def _not_named(cls: type, key: object, tensor: object) -> TypeError:
@@ -243,7 +244,10 @@ def _not_named(cls: type, key: object, tensor: object) -> TypeError:
 
 def check_pair(cls: type, leading: int, key: str, tensor: Tensor, first_key: str, first: Tensor) -> None:
     """Raise unless ``tensor`` has the leading axes and the device of ``first``."""
-    where, lead = f"{cls.__name__}: tensor", tuple(first.shape[:leading])
+    lead = first.shape[:leading]
+    if len(lead) == leading and tensor.shape[:leading] == lead and tensor.device == first.device:
+        return
+    where = f"{cls.__name__}: tensor"
     if tensor.dim() < leading:
         fix = "Add what is missing with .unsqueeze(0); .expand(B, ...) gives one value to all rows."
         if tensor.dim() == 0:

@@ -64,14 +64,15 @@ class Batched:
             DeviceMismatchError: the index is on another device.
             IndexError: a row number is out of range (on CUDA: a device-side failure, as everywhere in torch).
         """
-        where, here = f"{type(self).__name__}.index:", home(self)
+        where, here = type(self).__name__, home(self)
         rows = index if isinstance(index, Tensor) else torch.tensor(index, dtype=torch.int64, device=here)
         if rows.dtype is not torch.int64 or rows.dim() != 1:
             raise ShapeMismatchError(
-                f"{where} got an index of {rows.dtype} {list(rows.shape)}, expected torch.int64 [K]. "
+                f"{where}.index: got an index of {rows.dtype} {list(rows.shape)}, expected torch.int64 [K]. "
                 "Turn a mask into row numbers with mask.nonzero().squeeze(1), which waits for the device."
             )
-        expect(where, {"index": rows}, device=here)
+        if here is not None and rows.device != here:
+            expect(f"{where}.index:", {"index": rows}, device=here)
         return self._each(lambda v: v.index_select(0, rows))
 
     def slice(self, start: int, stop: int | None = None) -> Self:
@@ -286,7 +287,7 @@ def join(
 
     Shapes must agree from axis ``drop`` on. The result has the key order of the first part.
     """
-    first = parts[0]._tensors
+    first, device = parts[0]._tensors, parts[0].device
     names, dtypes = list(first), [tensor.dtype for tensor in first.values()]
 
     def check(i: int) -> None:
@@ -294,14 +295,14 @@ def join(
         lead = next((v.shape[:drop] for v in tensors.values()), ())
         fix = "All parts have the keys, dtypes and trailing shapes of part 0; nothing is converted or moved for you."
         layout = Layout.of(first, drop).behind(*lead)
-        expect(f"{where}: part {i}: tensor", tensors, layout, device=parts[0].device, fix=fix)
+        expect(f"{where}: part {i}: tensor", tensors, layout, device=device, fix=fix)
 
-    rows: list[Iterable[Tensor]] = []
-    for i, part in enumerate(parts):
+    rows: list[Iterable[Tensor]] = [first.values()]
+    for i, part in enumerate(parts[1:], 1):
         tensors = part._tensors
         # torch.cat would convert dtypes, and silently skips a tensor of shape [0].
         may_skip = drop == 1 and 0 in (parts[0].n_elems(), part.n_elems())
-        same = list(tensors) == names and part.device == parts[0].device
+        same = list(tensors) == names and part.device == device
         if may_skip or not same or [tensor.dtype for tensor in tensors.values()] != dtypes:
             check(i)
         rows.append(tensors.values() if same else [tensors[name] for name in names])

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, Final
 
@@ -50,13 +50,17 @@ def set_guards(pauses: tuple[Callable[[], AbstractContextManager[Any]], ...]) ->
     _local.guards = pauses
 
 
-@contextlib.contextmanager
-def intended() -> Iterator[None]:
+def intended() -> AbstractContextManager[object]:
     """Pause all guards of this thread for an intended wait."""
-    with contextlib.ExitStack() as stack:
-        for pause in guards():
-            stack.enter_context(pause())
-        yield
+    if not guards():  # the common case: an ExitStack takes longer than most waits
+        return _NOTHING
+    stack = contextlib.ExitStack()
+    for pause in guards():
+        stack.enter_context(pause())
+    return stack
+
+
+_NOTHING = contextlib.nullcontext()
 
 
 def judge_operator(func: Any, args: Any, kwargs: Any, writes_number: bool) -> tuple[str, str]:
