@@ -55,7 +55,7 @@ _FIRST = (
 STEPS = (
     Step("first tests", 1, 4.0, tests=_FIRST),
     Step("tests alone", 1, 1.5, tests=ALONE),
-    Step("targets", 1, 3.5, benchmark="gpu", parts=("first_launch", "targets", "sync")),
+    Step("targets", 1, 3.5, benchmark="gpu", parts=("first_launch", "targets")),
     Step("Atari's tests", 2, 2.0, tests=("atari",)),
     Step("Atari", 2, 2.5, benchmark="experiments", parts=("atari",)),
     Step("trained steps", 2, 2.0, benchmark="gpu", parts=("trained",)),

@@ -6,7 +6,6 @@ import argparse
 import contextlib
 import gc
 import itertools
-import json
 import os
 import statistics
 import threading
@@ -98,8 +97,7 @@ class Run:
 
     def resume(self) -> None:
         """Keep the rows of the same device and commit that were measured before."""
-        path = _report.result_path(self.name)
-        found = json.loads(path.read_text())["rows"] if path.exists() else []
+        found = _report.written(self.name)
         self.rows = [row for row in found if row["part"] != "summary" and row.get("left_out") != NO_TIME]
 
     @contextlib.contextmanager

@@ -18,6 +18,7 @@ from rlstruct import DictTensor, VecEnv
 from rlstruct.agents import ActorCritic, ActorCriticAgent
 from rlstruct.algos.learner import GradientLearner
 from rlstruct.batchers import RL_Batcher
+from rlstruct.engine.graph import capture_cuda
 from rlstruct.envs import GymVectorEnv
 from rlstruct.sims import TensorEnv, make
 
@@ -78,7 +79,6 @@ def graph_rung(name: str, n_envs: int, device: torch.device, backend: str) -> Ru
     env = rung.env
     if env is None:  # unreachable: it is ours; narrows the type
         raise RuntimeError("there is no environment")
-    stream = torch.cuda.Stream(device)
     actions = [DictTensor({"action": torch.randint(0, 2, (n_envs,), device=device)}) for _ in range(STEPS)]
     env.step(actions[0])  # the carry has all its keys from the first step on
     held = {key: value.clone() for key, value in env.state_tensors().items()}
@@ -90,15 +90,12 @@ def graph_rung(name: str, n_envs: int, device: torch.device, backend: str) -> Ru
         torch._foreach_copy_(list(held.values()), [env.state_tensors()[key] for key in held])
 
     synchronize(device)
-    with torch.cuda.stream(stream):
+    with torch.cuda.stream(torch.cuda.Stream(device)):
         steps()
-    synchronize(device)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        steps()
+        replay = capture_cuda(steps)
 
     def run() -> None:
-        graph.replay()
+        replay()
         synchronize(device)
 
     return Rung(name, run, STEPS, env)

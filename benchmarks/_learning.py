@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -10,17 +9,17 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import get_context
+from operator import itemgetter
 from pathlib import Path
 from textwrap import fill
 from typing import Any
 
 import _report
 import torch
+from _report import Row
 
 from rlstruct.algos.evaluation import TrainingResult
 from rlstruct.algos.learning_curve import Curve, together
-
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -64,7 +63,7 @@ def run_task(name: str, task: Task, seeds: Sequence[int], settings: dict[str, An
                     "| | learned, at random: " + ", ".join(f"{mean:.1f} ± {error:.1f}" for mean, error in both),
                     flush=True,
                 )
-            rows = sorted([*_other_rows(name, row["seed"]), row], key=lambda row: int(row["seed"]))
+            rows = sorted({one["seed"]: one for one in (*_report.written(name), row)}.values(), key=itemgetter("seed"))
             path = _report.write(name, rows)
             draw({task.about: ({"": rows}, task.target)}, path.with_suffix(".png"))
     print(f"\nMachine: {_report.machine()}\nWritten: {path} and a picture of the same name.")
@@ -136,13 +135,6 @@ def evaluations_of(row: Row) -> list[tuple[float, float]]:
 def learning_seconds(result: TrainingResult) -> float:
     """Return the wall-clock time of collecting and learning: without the evaluations, for which learning waits."""
     return result.seconds - sum(evaluation.seconds for evaluation in result.evaluations[1:-1])
-
-
-def _other_rows(name: str, seed: int) -> list[Row]:
-    """Return what the file of this commit says about other seeds."""
-    path = _report.result_path(name)
-    rows: list[Row] = json.loads(path.read_text())["rows"] if path.exists() else []
-    return [row for row in rows if row["seed"] != seed]
 
 
 def _measure(task: Task, settings: dict[str, Any], seed: int) -> Row:

@@ -55,15 +55,6 @@ class Node:
             known = self.children[column] = Node(self.theirs, mine, float(won), won or after == FULL)
         return known
 
-    def best(self, c_init: float) -> int:
-        n = sum(self.visits)
-        weight = (c_init + math.log((n + 19653.0) / 19652.0)) * math.sqrt(n)
-        scores = [
-            q + weight * prior / (visits + 1) if prior > 0.0 else -math.inf
-            for prior, visits, q in zip(self.priors, self.visits, self.values, strict=True)
-        ]
-        return scores.index(max(scores))
-
 
 class PlainSearchAgent(RL_Agent):
     """Searches in each environment, one after the other; returns ``action`` and ``n_inferences`` [B] int64.
@@ -108,7 +99,7 @@ class PlainSearchAgent(RL_Agent):
         for _ in range(self._n_simulations):
             node, path = root, []
             while True:
-                column = node.best(1.25)
+                column = self._best(node)
                 path.append((node, column))
                 fresh = node.children[column] is None
                 node = node.child(column)
@@ -121,6 +112,15 @@ class PlainSearchAgent(RL_Agent):
                 parent.visits[column] += 1
                 parent.values[column] += (value - parent.values[column]) / parent.visits[column]
         return root.visits
+
+    def _best(self, node: Node) -> int:
+        n = sum(node.visits)
+        weight = (1.25 + math.log((n + 19653.0) / 19652.0)) * math.sqrt(n)
+        scores = [
+            q + weight * prior / (visits + 1) if prior > 0.0 else -math.inf
+            for prior, visits, q in zip(node.priors, node.visits, node.values, strict=True)
+        ]
+        return scores.index(max(scores))
 
     def _judge(self, node: Node) -> float:
         """Ask the network, remember its priors of legal moves, return its value."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 import os
 import platform
 import statistics
@@ -56,13 +57,20 @@ def interleaved(calls: Mapping[str, Callable[[], object]], repeats: int, seconds
     return {name: statistics.median(one[name] for one in rounds) for name in calls}
 
 
-def write(name: str, rows: list[dict[str, Any]]) -> Path:
+def write(name: str, rows: Sequence[Row]) -> Path:
     """Write one dict of plain values for each measurement into the file of `result_path`, and return it."""
     path = result_path(name)
     RESULTS.mkdir(exist_ok=True)
     new = path.with_suffix(".new")  # a run may be cut at any time, and resumed
     new.write_text(json.dumps({"benchmark": name, "machine": machine(), "rows": rows}, indent=1) + "\n")
     return new.replace(path)
+
+
+def written(name: str) -> list[Row]:
+    """Return the rows that this commit has written on this device; none if there is no file."""
+    path = result_path(name)
+    rows: list[Row] = json.loads(path.read_text())["rows"] if path.exists() else []
+    return rows
 
 
 def result_path(name: str) -> Path:
@@ -87,6 +95,21 @@ def seconds_of(call: Callable[[], object], count: int) -> float:
     for _ in range(count):
         call()
     return (time.perf_counter() - start) / count
+
+
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """Return the interval that holds the median of the distribution with 95 %, from ranks alone; all of few values.
+
+    >>> interval([1, 2, 3, 4, 5, 6, 7, 8, 9])
+    (2, 8)
+    """
+    n, outside, rank = len(values), 0.0, 0
+    while outside + math.comb(n, rank) / 2**n <= 0.025:
+        outside += math.comb(n, rank) / 2**n
+        rank += 1
+    rank = max(0, rank - 1)
+    ordered = sorted(values)
+    return ordered[rank], ordered[n - 1 - rank]
 
 
 def _git(*arguments: str) -> str:

@@ -21,8 +21,8 @@ from rlstruct.agents import ActorCritic
 from rlstruct.algos import Callback
 from rlstruct.algos.callbacks import TrainingContext
 from rlstruct.algos.presets import PRESETS
-from rlstruct.cli.agents import algorithm_of, choose, with_stacks
-from rlstruct.cli.environments import Task, find, spaces_of
+from rlstruct.cli.agents import algorithm_of, prepare, with_stacks
+from rlstruct.cli.environments import Task
 from rlstruct.profiling import Report, operation, phase, profile, read
 from rlstruct.profiling.prices import WAIT
 
@@ -118,8 +118,7 @@ def configured(work: Work, device: torch.device) -> tuple[Any, Any, Any]:
     simulated = "torch" if work.mode.startswith("simulator") else None
     task = Task(env=work.env, simulator=simulated)
     preset = PRESETS.get((work.algorithm, work.env))
-    factory = find(task, auto_reset=not algorithm.learner.whole_episodes)
-    choice = choose(work.algorithm, task, *spaces_of(factory), factory.stack)
+    factory, choice = prepare(work.algorithm, task)
     config = with_stacks(preset.config if preset else algorithm.learner.settings(), factory.stack)
     changes = {
         "n_env_steps": 10**9, "n_processes": 0, "evaluation_processes": 0, "evaluation_episodes": 2,

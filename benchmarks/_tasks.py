@@ -16,51 +16,18 @@ from _learning import Task
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from rlstruct import DictTensor, VecEnv, sims
+from rlstruct import DictTensor, VecEnv, agents, sims
 from rlstruct.adapters import JaxEnv, MujocoWarpEnv
-from rlstruct.agents import (
-    ActorCritic,
-    ActorCriticAgent,
-    ConvolutionalActorCritic,
-    GaussianActorCritic,
-    GaussianAgent,
-    Normalised,
-    QAgent,
-    QNetwork,
-    RecurrentActorCritic,
-    RecurrentAgent,
-    SoftActorCritic,
-    SquashedGaussianAgent,
-    StackingAgent,
-)
-from rlstruct.algos import ALGORITHMS
-from rlstruct.algos.a2c import A2CConfig
-from rlstruct.algos.config import TrainingConfig
-from rlstruct.algos.evaluation import TrainingResult
-from rlstruct.algos.ppo import PPOConfig
+from rlstruct.algos import ALGORITHMS, A2CConfig, PPOConfig, TrainingConfig, TrainingResult
 from rlstruct.algos.presets import PRESETS
-from rlstruct.envs import GymEnv, GymEnvInf, GymVectorEnv
+from rlstruct.cli.environments import Factory
+from rlstruct.envs import GymVectorEnv
 from rlstruct.functional.random import uniform
-
-
-def simulator(name: str, n_envs: int, seed: int, auto_reset: bool = True) -> VecEnv:
-    """Make environments of `rlstruct.sims`."""
-    return sims.make(name, n_envs, seed, auto_reset=auto_reset)
 
 
 def vectorised(name: str, n_envs: int, seed: int) -> VecEnv:
     """Make gymnasium's own vectorised environments."""
     return GymVectorEnv(gymnasium.make_vec(name, n_envs, vectorization_mode="vector_entry_point"), seed=seed)
-
-
-def one_by_one(name: str, n_envs: int, seed: int) -> VecEnv:
-    """Make gymnasium environments that are stepped one after the other."""
-    return GymEnvInf([gymnasium.make(name) for _ in range(n_envs)], seed=seed)
-
-
-def episodic(name: str, n_envs: int, seed: int) -> VecEnv:
-    """Make gymnasium environments that wait for a reset after their episode."""
-    return GymEnv([gymnasium.make(name) for _ in range(n_envs)], seed=seed)
 
 
 class HiddenVelocities(sims.CartPole):
@@ -126,14 +93,9 @@ def worlds(n_envs: int, seed: int) -> VecEnv:
     return MujocoWarpEnv(mujoco.MjModel.from_xml_string(Balance.xml), Balance(), n_envs, seed, time_limit=500)
 
 
-def muscles(name: str, n_envs: int, seed: int) -> VecEnv:
-    """Make MuJoCo's environments of gymnasium, which get actions as far as they have bounds."""
-    return GymEnvInf([gymnasium.wrappers.ClipAction(gymnasium.make(name)) for _ in range(n_envs)], seed=seed)
-
-
 def normalised(kind: Callable[..., nn.Module], n_inputs: int, *sizes: Any, discount: float = 0.99) -> nn.Module:  # noqa: ANN401
     """Make a network that sees normalised frames, and whose learner sees scaled rewards."""
-    return Normalised(kind(n_inputs, *sizes), (n_inputs,), discount=discount)
+    return agents.Normalised(kind(n_inputs, *sizes), (n_inputs,), discount=discount)
 
 
 def at_random(create_env: Callable[..., VecEnv], n_episodes: int, seed: int) -> list[float]:
@@ -149,9 +111,11 @@ def at_random(create_env: Callable[..., VecEnv], n_episodes: int, seed: int) -> 
     return returns.tolist()
 
 
-DISCRETE, CONTINUOUS = (ActorCritic, ActorCriticAgent), (GaussianActorCritic, GaussianAgent)
-MEMORY = RecurrentActorCritic, RecurrentAgent
-VALUES, SOFT = (partial(QNetwork, duelling=True), QAgent), (SoftActorCritic, SquashedGaussianAgent)
+DISCRETE = agents.ActorCritic, agents.ActorCriticAgent
+CONTINUOUS = agents.GaussianActorCritic, agents.GaussianAgent
+MEMORY = agents.RecurrentActorCritic, agents.RecurrentAgent
+VALUES = partial(agents.QNetwork, duelling=True), agents.QAgent
+SOFT = agents.SoftActorCritic, agents.SquashedGaussianAgent
 
 
 def _task(
@@ -171,21 +135,22 @@ def _train(algorithm: str, config: TrainingConfig, *factories: Any, seed: int, *
 
 
 def _tuned(
-    algorithm: str, env: str, sizes: tuple[Any, ...], target: float | None, about: str, *, preset: str = "",
+    algorithm: str, env: str, sizes: tuple[Any, ...], target: float | None, about: str = "", *, preset: str = "",
     create_env: Callable[..., VecEnv] | None = None, agent: tuple[Any, Any] | None = None,
     changes: dict[str, Any] | None = None, **of_task: Any,  # noqa: ANN401 - of `_task`
 ) -> Task:  # fmt: skip
     """Make a task with the settings that ``rlstruct train`` begins with, too; on simulators by default."""
     chosen = PRESETS[algorithm, preset or env]
     agent = agent or {"dqn": VALUES, "sac": SOFT}.get(algorithm, DISCRETE)
-    config, create_env = replace(chosen.config, **(changes or {})), create_env or partial(simulator, env)
+    config, create_env = replace(chosen.config, **(changes or {})), create_env or Factory(env, backend="torch")
+    about = about or f"{algorithm.upper()} on {env}"
     return _task(algorithm, config, agent, sizes, create_env, target, about, network=chosen.network, **of_task)
 
 
 CARTPOLE = "CartPole-v1"
 _ONE_BY_ONE = "the same, gymnasium's Python environments one by one"
-_VECTORISED, _PYTHON = partial(vectorised, CARTPOLE), partial(one_by_one, CARTPOLE)
-_LUNAR_LANDER = {"create_env": partial(one_by_one, "LunarLander-v3"), "episodes": 50}
+_VECTORISED, _PYTHON = partial(vectorised, CARTPOLE), Factory(CARTPOLE)
+_LUNAR_LANDER = {"create_env": Factory("LunarLander-v3"), "episodes": 50}
 _MEMORY = A2CConfig(
     n_env_steps=1_000_000, n_envs=64, n_timesteps=32, learning_rate=0.004, trace_decay=0.95, max_gradient_norm=0.5,
     entropy_coefficient=0.001, whiten_advantages=True, evaluation_interval=100_000,
@@ -201,39 +166,32 @@ _OF_1024 = PPOConfig(
 
 TASKS: dict[str, Task] = {
     "reinforce_cartpole": _tuned(
-        "reinforce", CARTPOLE, (4, 2), 475.0, "REINFORCE on CartPole-v1", create_env=partial(episodic, CARTPOLE),
+        "reinforce", CARTPOLE, (4, 2), 475.0, create_env=Factory(CARTPOLE, auto_reset=False),
         changes={"n_processes": 0, "n_envs": 16}, n_seeds=10, tuned_on=(0, 1, 2),  # not in two processes
     ),
     "a2c_cartpole": _tuned(
-        "a2c", CARTPOLE, (4, 2), 475.0, "A2C on CartPole-v1", create_env=_VECTORISED, n_seeds=10,
-        tuned_on=(0, 1, 2, 3, 5, 7),
+        "a2c", CARTPOLE, (4, 2), 475.0, create_env=_VECTORISED, n_seeds=10, tuned_on=(0, 1, 2, 3, 5, 7)
     ),
     "a2c_cartpole_python": _tuned(
         "a2c", CARTPOLE, (4, 2), 475.0, _ONE_BY_ONE, create_env=_PYTHON, tuned_on=(0, 1, 2, 3, 5, 7)
     ),
-    "dqn_cartpole_python": _tuned(
-        "dqn", CARTPOLE, (4, 2), 475.0, _ONE_BY_ONE, create_env=_PYTHON, tuned_on=(0, 1, 3)
-    ),
+    "dqn_cartpole_python": _tuned("dqn", CARTPOLE, (4, 2), 475.0, _ONE_BY_ONE, create_env=_PYTHON, tuned_on=(0, 1, 3)),
     "a2c_cartpole_1024": _tuned(
         "a2c", CARTPOLE, (4, 2), 475.0, "A2C on 1,024 simulators of CartPole-v1", preset="CartPole-v1-1024",
         n_seeds=10, tuned_on=tuple(range(100, 116)),
     ),
-    "dqn_cartpole": _tuned(
-        "dqn", CARTPOLE, (4, 2), 475.0, "DQN on CartPole-v1", create_env=_VECTORISED, n_seeds=10, tuned_on=(0, 1, 3)
-    ),
-    "a2c_acrobot": _tuned("a2c", "Acrobot-v1", (6, 3), -90.0, "A2C on Acrobot-v1"),
-    "dqn_acrobot": _tuned("dqn", "Acrobot-v1", (6, 3), -90.0, "DQN on Acrobot-v1", tuned_on=()),
+    "dqn_cartpole": _tuned("dqn", CARTPOLE, (4, 2), 475.0, create_env=_VECTORISED, n_seeds=10, tuned_on=(0, 1, 3)),
+    "a2c_acrobot": _tuned("a2c", "Acrobot-v1", (6, 3), -90.0),
+    "dqn_acrobot": _tuned("dqn", "Acrobot-v1", (6, 3), -90.0, tuned_on=()),
     # The pendulum clips its torque to [-2, 2] itself; others want gymnasium.wrappers.ClipAction.
     "a2c_pendulum": _tuned(
         "a2c", "Pendulum-v1", (3, 1), -250.0, "A2C with Gaussian actions on Pendulum-v1", agent=CONTINUOUS,
         tuned_on=(0, 1),
     ),
-    "sac_pendulum": _tuned(
-        "sac", "Pendulum-v1", (3, (-2.0,), (2.0,)), -200.0, "SAC on Pendulum-v1", tuned_on=(100, 101)
-    ),
+    "sac_pendulum": _tuned("sac", "Pendulum-v1", (3, (-2.0,), (2.0,)), -200.0, tuned_on=(100, 101)),
     "reinforce_pendulum": _tuned(
         "reinforce", "Pendulum-v1", (3, 1), -250.0, "REINFORCE with Gaussian actions on Pendulum-v1", agent=CONTINUOUS,
-        create_env=partial(simulator, "Pendulum-v1", auto_reset=False), tuned_on=(0,),
+        create_env=Factory("Pendulum-v1", backend="torch", auto_reset=False), tuned_on=(0,),
     ),
     "a2c_memory": _task(
         "a2c", _MEMORY, MEMORY, (2, 2), HiddenVelocities, 400.0,
@@ -243,27 +201,22 @@ TASKS: dict[str, Task] = {
         "a2c", _MEMORY, DISCRETE, (2, 2), HiddenVelocities, 150.0,
         "A2C without memory there, which should stay below", tuned_on=(),
     ),
-    "a2c_lunar_lander": _tuned(
-        "a2c", "LunarLander-v3", (8, 4), 150.0, "A2C on LunarLander-v3", **_LUNAR_LANDER, tuned_on=(0, 1, 2)
-    ),
-    "dqn_lunar_lander": _tuned(
-        "dqn", "LunarLander-v3", (8, 4), 100.0, "DQN on LunarLander-v3", **_LUNAR_LANDER, tuned_on=()
-    ),
+    "a2c_lunar_lander": _tuned("a2c", "LunarLander-v3", (8, 4), 150.0, **_LUNAR_LANDER, tuned_on=(0, 1, 2)),
+    "dqn_lunar_lander": _tuned("dqn", "LunarLander-v3", (8, 4), 100.0, **_LUNAR_LANDER, tuned_on=()),
     "a2c_breakout": _tuned("a2c", "Breakout-MinAtar", (400, 3), 10.0, "A2C on MinAtar's Breakout"),
     "dqn_breakout": _tuned("dqn", "Breakout-MinAtar", (400, 3), 10.0, "DQN on MinAtar's Breakout"),
     "ppo_cartpole": _tuned(
-        "ppo", CARTPOLE, (4, 2), 490.0, "PPO on CartPole-v1", create_env=_VECTORISED, n_seeds=10,
-        tuned_on=(100, 101, 102),
+        "ppo", CARTPOLE, (4, 2), 490.0, create_env=_VECTORISED, n_seeds=10, tuned_on=(100, 101, 102)
     ),
     "ppo_cartpole_python": _task(
         "ppo", _HURRIED, DISCRETE, (4, 2), _PYTHON, 475.0, "PPO in a hurry on gymnasium's Python CartPole-v1",
         tuned_on=(100, 101, 102, 103, 104),
     ),
     "ppo_cartpole_1024": _task(
-        "ppo", _OF_1024, DISCRETE, (4, 2), partial(simulator, CARTPOLE), 475.0,
+        "ppo", _OF_1024, DISCRETE, (4, 2), Factory(CARTPOLE, backend="torch"), 475.0,
         "PPO on 1,024 simulators of CartPole-v1", tuned_on=(100, 101),
     ),
-    "ppo_acrobot": _tuned("ppo", "Acrobot-v1", (6, 3), -86.0, "PPO on Acrobot-v1", n_seeds=5, tuned_on=(100, 101)),
+    "ppo_acrobot": _tuned("ppo", "Acrobot-v1", (6, 3), -86.0, n_seeds=5, tuned_on=(100, 101)),
     "ppo_pendulum": _tuned(
         "ppo", "Pendulum-v1", (3, 1), -200.0, "PPO with Gaussian actions on Pendulum-v1", agent=CONTINUOUS, n_seeds=5,
         tuned_on=(100,),
@@ -281,8 +234,8 @@ TASKS: dict[str, Task] = {
 # What is asked is what https://docs.cleanrl.dev/rl-algorithms/ppo/ prints for version 4 of the environments.
 TASKS |= {
     f"ppo_{name.lower()}": _task(
-        "ppo", replace(PRESETS["ppo", f"{name}-v5"].config, compile_update=True), (normalised, GaussianAgent),
-        (GaussianActorCritic, n_inputs, n_actions), partial(muscles, f"{name}-v5"), target, f"PPO on {name}-v5",
+        "ppo", replace(PRESETS["ppo", f"{name}-v5"].config, compile_update=True), (normalised, agents.GaussianAgent),
+        (agents.GaussianActorCritic, n_inputs, n_actions), Factory(f"{name}-v5"), target, f"PPO on {name}-v5",
         episodes=10, tuned_on=(),
     )
     for name, n_inputs, n_actions, target in (
@@ -302,14 +255,15 @@ TASKS |= {
 
 # Actions of half a second: a player at random crosses the road now and then, so that there is something to learn from.
 _FREEWAY = partial(sims.make, "ALE/Freeway-v5", frame_skip=32, stack=1)
+_STACKING = partial(agents.StackingAgent.create, create_agent=agents.ActorCriticAgent, shape=(4, 84, 84))
 TASKS["ppo_atari_freeway"] = _task(
     "ppo",
     PPOConfig(
         n_env_steps=6_144, n_envs=16, n_timesteps=64, n_minibatches=8, learning_rate=0.0005, reward_scale=1.0,
         evaluation_interval=2_048,
     ),
-    (ConvolutionalActorCritic, partial(StackingAgent.create, create_agent=ActorCriticAgent, shape=(4, 84, 84))),
-    ((4, 84, 84), 3), _FREEWAY, 10.0, "PPO on Atari's Freeway, an action every 32 frames",
+    (agents.ConvolutionalActorCritic, _STACKING), ((4, 84, 84), 3), _FREEWAY, 10.0,
+    "PPO on Atari's Freeway, an action every 32 frames",
     network={"n_features": 256, "layers": ((16, 8, 4), (32, 4, 2))}, episodes=16, tuned_on=(200,),
     at_random=partial(at_random, _FREEWAY, 32),
 )  # fmt: skip

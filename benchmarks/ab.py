@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import io
-import math
 import os
 import shutil
 import statistics
@@ -123,25 +122,10 @@ def row(loop: Loop, results: Sequence[Result]) -> str:
 
 
 def spell(values: Sequence[float], digits: int | None = None) -> str:
-    low, high = interval(values)
+    low, high = _report.interval(values)
     if digits is None:
         digits = 1 if statistics.median(values) < 1000 else 0
     return f"{statistics.median(values):,.{digits}f} ({low:,.{digits}f} to {high:,.{digits}f})"
-
-
-def interval(values: Sequence[float]) -> tuple[float, float]:
-    """Return the interval that holds the median of the distribution with 95 %, from ranks alone; all of few values.
-
-    >>> interval([1, 2, 3, 4, 5, 6, 7, 8, 9])
-    (2, 8)
-    """
-    n, outside, rank = len(values), 0.0, 0
-    while outside + math.comb(n, rank) / 2**n <= 0.025:
-        outside += math.comb(n, rank) / 2**n
-        rank += 1
-    rank = max(0, rank - 1)
-    ordered = sorted(values)
-    return ordered[rank], ordered[n - 1 - rank]
 
 
 def main() -> None:

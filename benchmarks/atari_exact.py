@@ -29,7 +29,7 @@ def measure(game: str, n_frames: int) -> dict[str, object]:
         return {"game": game, "left_out": str(error)}
 
 
-def words(row: dict[str, object], n_frames: int) -> list[str]:
+def words(row: dict[str, object]) -> list[str]:
     """Say what a row of the table says."""
     if "left_out" in row:
         return [f"`{row['game']}`", "", "", "", str(row["left_out"])]
@@ -53,7 +53,7 @@ def render(report: dict[str, object]) -> str:
         "",
         "| game | cartridge | equal frames | frames with other pixels | what differs |",
         "|---|---|--:|--:|---|",
-        *("| " + " | ".join(words(row, n_frames)) + " |" for row in rows),
+        *("| " + " | ".join(words(row)) + " |" for row in rows),
     ]
     return "\n".join(lines)
 
@@ -70,7 +70,7 @@ def main() -> None:
     for game in arguments.games or playable_games():
         row = measure(game, arguments.frames)
         report["rows"].append(row)
-        print(" | ".join(words(row, arguments.frames)), flush=True)
+        print(" | ".join(words(row)), flush=True)
         if arguments.games is None:
             FILE.write_text(json.dumps(report, indent=1) + "\n")
 

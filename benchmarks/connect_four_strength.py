@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from _plain_search import FULL
+from _plain_search import FULL, Node, PlainSearchAgent
 from _plain_search import four_in_line as wins
 from _report import write
 from torch import nn
@@ -38,8 +38,8 @@ from rlstruct.sims import ConnectFour, ConnectFourState
 
 TOP = [1 << (7 * c + 5) for c in range(7)]
 BOTTOM = [1 << (7 * c) for c in range(7)]
-Search = Callable[[nn.Module], SearchAgent]
 COLUMN = [0b111111 << (7 * c) for c in range(7)]
+Search = Callable[[nn.Module], SearchAgent]
 RETURN = "evaluation/mean_return"
 ORDER = (3, 2, 4, 1, 5, 0, 6)
 STONES = (22, 26, 30, 34)
@@ -59,17 +59,6 @@ def dropped(stones: int, column: int) -> int:
     return (stones + BOTTOM[column]) & COLUMN[column]
 
 
-class Node:
-    """A position in the tree of UCT: visits, and the sum of results for who has just moved."""
-
-    __slots__ = ("children", "result", "total", "untried", "visits")
-
-    def __init__(self, stones: int, result: float | None) -> None:
-        self.children: dict[int, Node] = {}
-        self.untried = legal(stones) if result is None else []
-        self.visits, self.total, self.result = 0, 0.0, result
-
-
 def playout(mine: int, theirs: int, draw: random.Random) -> float:
     """Play at random to the end: the result of who moves next."""
     sign = 1.0
@@ -84,47 +73,27 @@ def playout(mine: int, theirs: int, draw: random.Random) -> float:
         mine, theirs, sign = theirs, mine, -sign
 
 
-def uct(mine: int, theirs: int, n_simulations: int, draw: random.Random, width: float = math.sqrt(2.0)) -> int:
-    """Search by UCT (Kocsis and Szepesvári, 2006), and return the most visited column."""
-    root = Node(mine | theirs, None)
-    for _ in range(n_simulations):
-        node, own, other, way = root, mine, theirs, [root]
-        while node.result is None and not node.untried:
-            log = math.log(node.visits)
-            column, node = max(
-                node.children.items(),
-                key=lambda item: item[1].total / item[1].visits + width * math.sqrt(log / item[1].visits),
-            )
-            own, other = other, own | dropped(own | other, column)
-            way.append(node)
-        if node.result is None:
-            column = node.untried.pop(draw.randrange(len(node.untried)))
-            own, other = other, own | dropped(own | other, column)
-            result = 1.0 if wins(other) else 0.0 if own | other == FULL else None
-            node.children[column] = child = Node(own | other, result)
-            node = child
-            way.append(node)
-        value = node.result if node.result is not None else -playout(own, other, draw)
-        for visited in reversed(way):
-            visited.visits += 1
-            visited.total += value
-            value = -value
-    return max(root.children, key=lambda c: root.children[c].visits)
-
-
-class UctPlayer:
-    """Searches in each game by itself."""
+class UctPlayer(PlainSearchAgent):
+    """UCT (Kocsis and Szepesvári, 2006) in each game by itself: positions are judged by random games to the end."""
 
     def __init__(self, n_simulations: int) -> None:
-        self.n_simulations, self.game, self.draw = n_simulations, ConnectFour(1), random.Random(0)
+        super().__init__(nn.Identity(), n_simulations, max_depth=len(COLUMN) * 6, device="cpu")
+        self._draw = random.Random(0)
 
-    def __call__(self, state: DictTensor, observation: DictTensor, agent_info: DictTensor) -> tuple[Any, Any]:
-        found = self.game.state_from({"board": observation["frame/board"]})
-        columns = [
-            0 if over(mine, theirs) else uct(mine, theirs, self.n_simulations, self.draw)
-            for mine, theirs in zip(found.mine.tolist(), found.theirs.tolist(), strict=True)
-        ]
-        return DictTensor({"action": torch.tensor(columns)}), state
+    def _search(self, root: Node) -> list[int]:
+        """Return the visits of each column; none where the game is over."""
+        return [0] * len(COLUMN) if over(root.mine, root.theirs) else super()._search(root)
+
+    def _best(self, node: Node) -> int:
+        """Return the column with the highest upper bound; one that has not been visited comes first."""
+        columns = legal(node.mine | node.theirs)
+        if fresh := [c for c in columns if not node.visits[c]]:
+            return self._draw.choice(fresh)
+        log = 2.0 * math.log(sum(node.visits))
+        return max(columns, key=lambda c: node.values[c] + math.sqrt(log / node.visits[c]))
+
+    def _judge(self, node: Node) -> float:
+        return playout(node.mine, node.theirs, self._draw)
 
 
 def threats(stones: int, all_stones: int) -> int:

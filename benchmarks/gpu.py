@@ -6,10 +6,10 @@
     python benchmarks/gpu.py --parts simulation policy --device cpu
 
 Parts, in this order: ``first_launch`` (how long Warp takes until its first kernel has run), ``targets`` (what there are
-targets for, in a few sizes), ``sync`` (no hidden wait in a batch), ``policy`` (a 64-64 actor and critic in the loop),
-``simulation`` (CartPole alone, N from 1 to 2^20), ``training`` (A2C on 4,096 environments until an evaluation of 100
-episodes reaches 475), ``launches`` (kernels per step), ``trained`` (PPO's steps per second with each way to run an
-update), ``profiling`` (the profiler, NVML and CUDA's events).
+targets for, in a few sizes), ``policy`` (a 64-64 actor and critic in the loop), ``simulation`` (CartPole alone, N from
+1 to 2^20), ``training`` (A2C on 4,096 environments until an evaluation of 100 episodes reaches 475), ``launches``
+(kernels per step), ``trained`` (PPO's steps per second with each way to run an update), ``profiling`` (the profiler,
+NVML and CUDA's events).
 
 Timings are medians of interleaved repeats after a warm-up, compilation left out. Every row is written as it comes, so a
 run that is cut keeps what it has; what is measured is not measured again. An exception costs the rung that raised it.
@@ -23,7 +23,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import _gpu_run
 import _gpu_rungs
@@ -32,12 +31,9 @@ import torch
 from _gpu_profiles import profiling
 from _gpu_trained import WAYS, trained
 from _learning import learning_seconds
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlstruct.agents import ActorCritic, ActorCriticAgent
 from rlstruct.algos import a2c
-from rlstruct.batchers import RL_Batcher
-from rlstruct.errors import WorkerError
 
 
 class Run(_gpu_run.Ladder):
@@ -63,7 +59,6 @@ def targets(run: Run) -> None:
     on_gpu = run.device.type == "cuda" and not run.quick
     policy(run, [1 << 18, *sizes] if on_gpu else sizes)
     simulation(run, [*sizes, 64, 1 << 20] if on_gpu else sizes)
-    sync(run)
 
 
 def simulation(run: Run, sizes: Sequence[int] = ()) -> None:
@@ -90,18 +85,6 @@ def policy(run: Run, sizes: Sequence[int] = ()) -> None:
         run.rate("policy", _gpu_rungs.policy_rungs(where["N"], run.device), **where)
 
 
-def sync(run: Run) -> None:
-    """A whole batch without a hidden wait."""
-    if run.measured("sync"):
-        return
-    if run.device.type != "cuda":
-        run.add(part="sync", left_out="there is no CUDA device")
-        return
-    for graph in (False, True):
-        with run.caught(part="sync", graph=graph):
-            run.add(part="sync", graph=graph, sync_debug_mode=sync_clean(run.device, graph), target="clean")
-
-
 def training(run: Run) -> None:
     """A2C on 4,096 environments: seconds until 475, evaluations not counted."""
     if run.quick:
@@ -124,56 +107,24 @@ def training(run: Run) -> None:
             run.add(part="training", **where, N=4096, reached=reached, seconds=seconds, env_steps=steps)
 
 
-class _Operators(TorchDispatchMode):
-    """Counts what torch is asked for."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.n = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401
-        self.n += 1
-        return func(*args, **(kwargs or {}))
-
-
 def counted(rung: _gpu_rungs.Rung, device: torch.device) -> dict[str, float]:
     """Count per step: operators that Python calls, launches of the host, kernels of the device (CUDA only)."""
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    if device.type == "cuda":
+        activities.append(torch.profiler.ProfilerActivity.CUDA)
     rung.run()
-    with _Operators() as operators:
-        rung.run()
-    found = {"operators_per_step": operators.n / rung.steps}
-    if device.type != "cuda":
-        return found
-    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
     with torch.profiler.profile(activities=activities) as profile:
         rung.run()
-    names = [event.name for event in profile.events() if event.device_type == torch.autograd.DeviceType.CPU]
-    kernels = [event for event in profile.events() if event.device_type == torch.autograd.DeviceType.CUDA]
-    host = sum("LaunchKernel" in name or "GraphLaunch" in name for name in names)
-    return found | {"launches_per_step": host / rung.steps, "kernels_per_step": len(kernels) / rung.steps}
-
-
-def sync_clean(device: torch.device, graph: bool) -> str:
-    """Collect whole batches where every wait for the device is an error; returns "clean", or what waited."""
-    batcher = RL_Batcher(
-        16, ActorCriticAgent, _gpu_rungs.create_simulator, agent_args={"model": ActorCritic(4, 2), "device": device},
-        env_args={"n_envs": 4096, "device": device, "backend": "torch"}, seed=0, device=device, graph=graph,
-    )  # fmt: skip
-    with batcher:
-        batcher.reset()
-        for _ in range(2):
-            batcher.execute()
-            batcher.get()
-        torch.cuda.set_sync_debug_mode("error")
-        try:
-            batcher.execute()
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
-        try:
-            batcher.get()  # what execute met is raised here
-        except WorkerError as error:
-            return str(error).splitlines()[0]
-    return "clean"
+    host, kernels = (
+        [event for event in profile.events() if event.device_type == kind]
+        for kind in (torch.autograd.DeviceType.CPU, torch.autograd.DeviceType.CUDA)
+    )
+    called = sum(event.cpu_parent is None and event.name.startswith("aten::") for event in host)
+    found = {"operators_per_step": called / rung.steps}
+    if device.type == "cuda":
+        launched = sum("LaunchKernel" in event.name or "GraphLaunch" in event.name for event in host)
+        found |= {"launches_per_step": launched / rung.steps, "kernels_per_step": len(kernels) / rung.steps}
+    return found
 
 
 def summary(run: Run) -> None:
@@ -199,16 +150,10 @@ def summary(run: Run) -> None:
             ("trained steps per second, 65,536 or more", max(filter(None, trained_at.values()), default=None), 1e7),
         ]
     )
-    sync = [row for row in run.rows if row.get("part") == "sync" and "graph" in row]
-    waits = [row.get("sync_debug_mode", row.get("left_out")) for row in sync]
-    clean = "not measured" if len(waits) < 2 else waits == ["clean", "clean"]
-    run.add(
-        part="summary", ratio="sync_debug_mode('error') through execute()", value=str(waits), target="clean", met=clean
-    )
 
 
 PARTS: dict[str, Callable[[Run], None]] = {
-    "first_launch": first_launch, "targets": targets, "sync": sync, "policy": policy, "simulation": simulation,
+    "first_launch": first_launch, "targets": targets, "policy": policy, "simulation": simulation,
     "training": training, "launches": launches, "trained": trained, "profiling": profiling,
 }  # fmt: skip
 

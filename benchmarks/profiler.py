@@ -29,7 +29,6 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,13 +37,12 @@ import gymnasium
 import numpy as np
 import tables
 import torch
-from _report import machine, result_path, write
+from _report import interval, machine, result_path, write
 from numpy.typing import NDArray
 
-from rlstruct.agents import ActorCritic, ActorCriticAgent, QAgent, QNetwork
-from rlstruct.algos import a2c, dqn, ppo, reinforce
-from rlstruct.algos.callbacks import Callback, TrainingContext
-from rlstruct.algos.training import run_training
+from rlstruct.algos import ALGORITHMS, Callback, TrainingContext
+from rlstruct.cli.agents import prepare
+from rlstruct.cli.environments import Task
 from rlstruct.core import DictTensor
 from rlstruct.envs import GymEnv, GymEnvInf
 from rlstruct.profiling.breakdown import break_down
@@ -58,7 +56,7 @@ Numbers = NDArray[np.float64]
 SCHEDULED = 2  # CPUCLOCK_SCHED of Linux: the lowest bits of the identifier of a process's CPU clock
 UNTOUCHED = 6  # stretches before anything is profiled
 SETTLE = 0.05  # seconds before each stretch, in which the caches forget how the last one ended
-N_RESAMPLED = 2_000
+TRAINED = "reinforce", "a2c", "dqn", "ppo"
 CLOCKS = ("wall", "cpu")
 PLAIN, PROFILED = 0, 1
 WINDOW, FOLLOWED, TOOK, STEPS = range(4)  # words of a board: the open window, which one the worker has joined, …
@@ -208,7 +206,7 @@ def compare(train: Train, *, seconds: float, stretch: float, operators: float) -
         found = {"bias": bias + kept, "uncorrected_bias": bias, "noise": noise, "residue": residue}
         for name, values in found.items():
             row[f"{name}_{clock}"] = float(np.expm1(np.median(values)))
-            row[f"{name}_{clock}_interval"] = interval(values)
+            row[f"{name}_{clock}_interval"] = np.expm1(interval(values)).tolist()
     return row
 
 
@@ -229,47 +227,23 @@ def _paid(recordings: Sequence[Recording], prices: Mapping[int, Prices]) -> tupl
     return processes[0].seconds - processes[0].corrected, cpu
 
 
-def interval(values: Numbers) -> tuple[float, float]:
-    """Bootstrap a median of logarithms: from 2.5 to 97.5 %, as shares."""
-    drawn = np.random.default_rng(0).choice(values, (N_RESAMPLED, len(values)))
-    low, high = np.expm1(np.quantile(np.median(drawn, axis=1), (0.025, 0.975)))
-    return float(low), float(high)
-
-
-ACTOR_CRITIC = partial(ActorCritic, n_inputs=4, n_actions=2), ActorCriticAgent
-Q_NETWORK = partial(QNetwork, n_inputs=4, n_actions=2), QAgent
-TASKS: dict[str, tuple[Any, ...]] = {  # learner, settings, network, agent, environments
-    "reinforce": (reinforce.ReinforceLearner, reinforce.ReinforceConfig(n_env_steps=10**12), *ACTOR_CRITIC, Episodic),
-    "a2c": (a2c.A2CLearner, a2c.A2CConfig(n_env_steps=10**12), *ACTOR_CRITIC, Restarting),
-    "dqn": (dqn.DQNLearner, dqn.DQNConfig(n_env_steps=10**12, learning_starts=200), *Q_NETWORK, Restarting),
-    "ppo": (ppo.PPOLearner, ppo.PPOConfig(n_env_steps=10**12), *ACTOR_CRITIC, Restarting),
-}
-
-
 def train(name: str, n_processes: int, stretches: Stretches, board: Path) -> None:
-    """Train from a fixed seed, without learning, until the stretches are over."""
-    learner, defaults, *factories = TASKS[name]
-    config = replace(
-        defaults, n_envs=8, n_processes=n_processes, learning_rate=0.0, evaluation_processes=0, evaluation_episodes=1,
-        evaluation_step_limit=10_000, evaluation_interval=10**9,
+    """Train on CartPole from a fixed seed, without learning, until the stretches are over."""
+    algorithm, (_, choice) = ALGORITHMS[name], prepare(name, Task(env="CartPole-v1"))
+    learner = algorithm.learner
+    config = learner.settings(
+        n_env_steps=10**12, n_envs=8, n_processes=n_processes, learning_rate=0.0, evaluation_processes=0,
+        evaluation_episodes=1, evaluation_step_limit=10_000, evaluation_interval=10**9,
+        **({"learning_starts": 200} if name == "dqn" else {}),
     )  # fmt: skip
-    run_training(learner, config, *factories, env_args={"board": board}, callbacks=[stretches])
-
-
-def measure_accuracy(names: Sequence[str], *, dry: bool, **how: float) -> None:
-    """Compare stretches of trainings with and without a profile."""
-    rows: list[dict[str, Any]] = []
-    for name, n_processes in itertools.product(names, (0, 1)):
-        found = compare(partial(train, name, n_processes), **how)
-        rows.append({"part": "accuracy", "algorithm": name, "processes": 1 + n_processes, **found})
-        if not dry:
-            write("profiler", rows)
-        print(tables.text("profile_accuracy", rows[-1:]), flush=True)
+    create_env = Episodic if learner.whole_episodes else Restarting
+    algorithm(config, choice.create_model, choice.create_agent, create_env, env_args={"board": board},
+              callbacks=[stretches])  # fmt: skip
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--algorithms", nargs="+", choices=tuple(TASKS), default=tuple(TASKS))
+    parser.add_argument("--algorithms", nargs="+", choices=TRAINED, default=TRAINED)
     parser.add_argument("--seconds", type=float, default=60.0, help="of each of the eight kinds of training")
     parser.add_argument("--stretch", type=float, default=0.25, help="seconds with or without a profile in turn")
     parser.add_argument("--operators", type=float, default=SHARE, help="share of a profile with torch's operators")
@@ -278,7 +252,13 @@ def main() -> None:
     torch.set_num_threads(1)
     print(json.dumps(machine()), flush=True)
     how = {"seconds": options.seconds, "stretch": options.stretch, "operators": options.operators}
-    measure_accuracy(options.algorithms, dry=options.dry, **how)
+    rows: list[dict[str, Any]] = []
+    for name, n_processes in itertools.product(options.algorithms, (0, 1)):
+        found = compare(partial(train, name, n_processes), **how)
+        rows.append({"part": "accuracy", "algorithm": name, "processes": 1 + n_processes, **found})
+        if not options.dry:
+            write("profiler", rows)
+        print(tables.text("profile_accuracy", rows[-1:]), flush=True)
     if not options.dry:
         print(result_path("profiler"))
 

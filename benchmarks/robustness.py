@@ -8,11 +8,9 @@ one commit, and ``python benchmarks/tables.py`` writes them into ``docs/robustne
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 import time
-from typing import Any
 
 import _report
 from _contenders import PEERS_PYTHON
@@ -25,7 +23,7 @@ COLUMNS = {
 }  # fmt: skip
 
 
-def report(rows: list[dict[str, Any]]) -> list[str]:
+def report(rows: list[_report.Row]) -> list[str]:
     """Return a table of all faults, and a section with the messages and times of each."""
     found = {(row["fault"], row["library"]): row for row in rows}
     versions = {f"{package} {number}" for row in rows for package, number in row["versions"].items()}
@@ -46,8 +44,7 @@ def report(rows: list[dict[str, Any]]) -> list[str]:
 
 def compare(peers: str, libraries: list[str], faults: list[str]) -> None:
     """Cause the faults in the libraries; what this commit has measured before stays."""
-    path = _report.result_path("robustness")
-    rows: list[dict[str, Any]] = json.loads(path.read_text())["rows"] if path.exists() else []
+    rows = _report.written("robustness")
     for fault in faults:
         for library in libraries:
             outcome = run(sys.executable if library == "rlstruct" else peers, library, fault)

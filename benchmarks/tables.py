@@ -25,13 +25,7 @@ from _learning import last_five
 from _report import Row, machine, table
 from _tasks import TASKS
 
-from rlstruct.algos.a2c import A2CConfig
-from rlstruct.algos.alphazero import AlphaZeroConfig
-from rlstruct.algos.config import TrainingConfig
-from rlstruct.algos.dqn import DQNConfig
-from rlstruct.algos.ppo import PPOConfig
-from rlstruct.algos.reinforce import ReinforceConfig
-from rlstruct.algos.sac import SACConfig
+from rlstruct.algos import ALGORITHMS, TrainingConfig
 from rlstruct.options import described
 
 HERE = Path(__file__).resolve().parent
@@ -43,10 +37,7 @@ PAGES = [
 ]  # fmt: skip
 Rows = list[Row]
 Table = Callable[[Rows], list[str]]
-CONFIGS: dict[str, type[TrainingConfig]] = {
-    "reinforce": ReinforceConfig, "a2c": A2CConfig, "ppo": PPOConfig, "dqn": DQNConfig, "sac": SACConfig,
-    "alphazero": AlphaZeroConfig,
-}  # fmt: skip
+CONFIGS: dict[str, type[TrainingConfig]] = {name: one.learner.settings for name, one in ALGORITHMS.items()}
 GAME = "_minatar_"
 NOT_MEASURED = "Not measured since the code changed."
 _BLOCK = re.compile(r"(<!-- (\w+) -->\n)(?:(?!<!-- ).)*(<!-- end -->)", re.DOTALL)
@@ -260,18 +251,12 @@ def scale(part: str, head: str) -> Table:
 def accuracy(row: Row) -> str:
     """Return the cells of a profiled training next to unprofiled ones."""
     processes = "1 process" if row["processes"] == 1 else f"{row['processes']} processes"
-    line = f"{row['algorithm'].upper()}, {processes} | {row['cycles']}"
-    for name in (
-        "uncorrected_bias_wall",
-        "bias_wall",
-        "uncorrected_bias_cpu",
-        "bias_cpu",
-        "noise_wall",
-        "residue_wall",
-    ):
+    cells = [f"{row['algorithm'].upper()}, {processes}", str(row["cycles"])]
+    both = [f"{name}_{clock}" for clock in ("wall", "cpu") for name in ("uncorrected_bias", "bias")]
+    for name in (*both, "noise_wall", "residue_wall"):
         low, high = row[f"{name}_interval"]
-        line += f" | {100 * row[name]:+.1f} % ({100 * low:+.1f} to {100 * high:+.1f})"
-    return line
+        cells.append(f"{100 * row[name]:+.1f} % ({100 * low:+.1f} to {100 * high:+.1f})")
+    return " | ".join(cells)
 
 
 def experiment(name: str, _: Rows) -> list[str]:

@@ -1,8 +1,8 @@
 """Shared code of the contenders of benchmarks/cpu_collect.py: environments, policy, and talking with the driver.
 
-A contender is a long-lived process. It builds itself, answers ``{"ready": versions}``, and then answers each line
-``{"batches": k}`` with the seconds that k batches took and the environment steps that they held. Nothing else reaches
-its standard output: what libraries print goes to standard error.
+A contender is a long-lived process. It answers ``{"ready": versions}``, and then answers each line ``{"batches": k}``
+with the seconds that k batches took and the environment steps that they held. Nothing else reaches its standard
+output: what libraries print goes to standard error.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any, Protocol
@@ -37,10 +37,17 @@ class Task:
         return self.n_envs // max(1, self.n_processes)
 
 
-class Contender(Protocol):
-    """May also have ``begin(batches)``, called before so many of `collect`, and ``report()``, called after them."""
+Batches = Generator[int, None, None]
+"""Yields after each batch how many environment steps it holds."""
 
-    def collect(self) -> int:
+
+class Contender(Protocol):
+    """One of `Batches`, or what is used as one: its first batch also builds it, and ``close`` ends what it started.
+
+    It may also have ``begin(batches)``, called before each turn of so many batches, and ``report()``, called after it.
+    """
+
+    def __next__(self) -> int:
         """Collect one batch; return how many environment steps it holds, steps that only reset not counted."""
 
     def close(self) -> None:
@@ -80,7 +87,7 @@ def make_policy() -> nn.Module:
 
 
 def act(policy: nn.Module, observation: Any) -> torch.Tensor:  # noqa: ANN401
-    """Draw actions [B] int64 for observations [B, 4] float32, a numpy array; the fastest way that torch has."""
+    """Sample actions [B] int64 for observations [B, 4] float32, a numpy array; the fastest way that torch has."""
     return torch.multinomial(policy(torch.from_numpy(observation)).softmax(-1), 1).squeeze(-1)
 
 
@@ -98,7 +105,7 @@ def serve(create: Callable[[Task], Contender], *packages: str) -> None:
             begin(batches)
         with torch.no_grad():
             for _ in range(batches):
-                steps += contender.collect()
+                steps += next(contender)
         answer: dict[str, Any] = {"seconds": time.perf_counter() - start, "steps": steps}
         if report := getattr(contender, "report", None):
             answer["report"] = report()

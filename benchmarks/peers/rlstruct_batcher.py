@@ -1,4 +1,4 @@
-"""Ours: RL_Batcher with worker processes, an agent that draws from the batcher's random keys and keeps its logits.
+"""Ours: RL_Batcher with worker processes, an agent that samples with the batcher's random keys and keeps its logits.
 
 With the argument ``queued`` each batch is ordered while the one before is collected, with ``compiled`` the agent is
 compiled, with ``cluster`` Ray starts the workers.
@@ -57,7 +57,7 @@ class Ours:
         """Take note of how many batches this turn has: none is collected in the turns of others."""
         self.to_order = batches
 
-    def collect(self) -> int:
+    def __next__(self) -> int:
         while self.to_order and self.n_ordered < self.depth:
             self.batcher.execute()
             self.to_order -= 1

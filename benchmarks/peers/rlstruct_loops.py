@@ -1,6 +1,7 @@
 """Ours without worker processes, one loop per call: ``rlstruct_loops.py TASK NAME``, with a name of `LOOPS`.
 
-``ab.py`` runs it with the packages of two commits, so it uses public names that both of them have.
+``ab.py`` runs it with the packages of two commits, so it uses public names that both of them have; the loops of SAC are
+those of ``sac_updates.py``.
 """
 
 from __future__ import annotations
@@ -10,11 +11,12 @@ import subprocess
 import sys
 from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
 
 import torch
-from _serve import Task, serve
+from _serve import Batches, Task, serve
 
-from rlstruct import DictTensor, Trajectories, replay_agent
+from rlstruct import DictTensor, RL_Agent, Trajectories, replay_agent
 from rlstruct.agents import ActorCritic, ActorCriticAgent, QAgent, QNetwork
 from rlstruct.batchers import RL_Batcher
 from rlstruct.sims import make
@@ -22,19 +24,20 @@ from rlstruct.sims import make
 Work = Callable[[], object]
 
 
-def batcher_of(task: Task) -> RL_Batcher:
+def actor_critic() -> RL_Agent:
+    return ActorCriticAgent(ActorCritic(4, 2))
+
+
+def batcher_of(task: Task, create_agent: Callable[[], RL_Agent] = actor_critic) -> RL_Batcher:
     """Collect in this process with the torch simulation of the task's environment."""
     return RL_Batcher(
-        task.n_timesteps,
-        lambda: ActorCriticAgent(ActorCritic(4, 2)),
-        lambda seed: make(task.environment, task.n_envs, seed=seed),
-        seed=0,
+        task.n_timesteps, create_agent, lambda seed: make(task.environment, task.n_envs, seed=seed), seed=0
     )
 
 
-def batch_of(task: Task) -> Trajectories:
+def batch_of(task: Task, create_agent: Callable[[], RL_Agent] = actor_critic) -> Trajectories:
     """Collect a batch."""
-    with batcher_of(task) as batcher:
+    with batcher_of(task, create_agent) as batcher:
         batcher.reset()
         batcher.execute()
         return batcher.get()[0]
@@ -71,9 +74,34 @@ def update(algorithm: str, task: Task) -> Work:
     return lambda: learner.update(batch, 0.0)
 
 
+def sac(task: Task, **settings: bool) -> Work:
+    """A gradient step of SAC on Pendulum-v1, with 256 random steps of a batch."""
+    from rlstruct.agents import SoftActorCritic, SquashedGaussianAgent
+    from rlstruct.algos.sac import SACConfig, SACLearner
+
+    model = SoftActorCritic(3, (-2.0,), (2.0,))
+    learner = SACLearner.create(model, SquashedGaussianAgent, SACConfig(batch_size=256, **settings))
+    learner.buffer.extend(batch_of(task, lambda: SquashedGaussianAgent(model)))
+    return learner.learn
+
+
+def sac_products(task: Task) -> Work:
+    """The matrix products of a gradient step of SAC alone."""
+    calls: list[tuple[torch.Tensor, torch.Tensor]] = []
+    # The policy runs twice and learns once; both critics and their targets run three times, learn once, and once pass
+    # the gradient on to the policy's actions.
+    for sizes, n, forward, learnt, passed in (((3, 256, 256, 2), 1, 2, 1, 0), ((4, 256, 256, 1), 2, 3, 1, 1)):
+        for layer, (wide_in, wide_out) in enumerate(pairwise(sizes)):
+            shapes = (256, wide_in), (wide_in, wide_out), (256, wide_out)
+            x, weight, gradient = (torch.randn(n, *shape) for shape in shapes)
+            calls += [(x, weight)] * forward + [(x.mT, gradient)] * learnt
+            calls += [(gradient, weight.mT)] * (passed + learnt * (layer > 0))
+    return lambda: [torch.bmm(*call) for call in calls]
+
+
 def replay(task: Task) -> Work:
     """A replay with gradients."""
-    batch, agent = batch_of(task), ActorCriticAgent(ActorCritic(4, 2))
+    batch, agent = batch_of(task), actor_critic()
     return lambda: replay_agent(agent, batch)["log_probability"].sum().backward()
 
 
@@ -115,28 +143,24 @@ def imports(task: Task) -> Work:
     return lambda: subprocess.run([sys.executable, "-c", code], check=True)
 
 
+PLAIN = simulator, steps, sac, sac_products, replay, dict_tensors, trajectories, imports
 LOOPS: dict[str, Callable[[Task], Work]] = {
-    **{loop.__name__: loop for loop in (simulator, steps, replay, dict_tensors, trajectories, imports)},
+    **{loop.__name__: loop for loop in PLAIN},
+    "sac_compiled": partial(sac, compile_update=True),
     **{algorithm: partial(update, algorithm) for algorithm in ("a2c", "ppo", "dqn")},
 }
 
 
-class Ours:
-    """A loop; each turn of it counts as one step."""
-
-    def __init__(self, task: Task) -> None:
-        torch.manual_seed(0)
+def turns(task: Task) -> Batches:
+    """Take turns of a loop; each counts as one step."""
+    torch.manual_seed(0)
+    with torch.enable_grad():
+        work = LOOPS[sys.argv[2]](task)
+    while True:
         with torch.enable_grad():
-            self.work = LOOPS[sys.argv[2]](task)
-
-    def collect(self) -> int:
-        with torch.enable_grad():
-            self.work()
-        return 1
-
-    def close(self) -> None:
-        """There are no other processes."""
+            work()
+        yield 1
 
 
 if __name__ == "__main__":
-    serve(Ours)
+    serve(turns)

@@ -8,12 +8,13 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
+from contextlib import closing
 from types import ModuleType
 from typing import Any
 
 import gymnasium
 import torch
-from _serve import Task, make_env, make_policy, serve
+from _serve import Batches, Task, make_env, make_policy, serve
 
 gym = ModuleType("gym")
 gym.__dict__.update(spaces=gymnasium.spaces, Env=gymnasium.Env, Wrapper=gymnasium.Wrapper)
@@ -70,26 +71,22 @@ def create_env(n_envs: int, environment: str, seed: int) -> Any:  # noqa: ANN401
     return GymEnvInf([OldEnv(make_env(environment)) for _ in range(n_envs)], seed=seed)
 
 
-class RlStructures:
-    def __init__(self, task: Task) -> None:
-        # Its queues come from the default context and its processes from "spawn": on Linux these must be made equal.
-        torch.multiprocessing.set_start_method("spawn")
-        self.batcher = RL_Batcher(
-            n_timesteps=task.n_timesteps, create_agent=create_agent, agent_args={"policy": make_policy()},
-            create_env=create_env, env_args={"n_envs": task.share, "environment": task.environment},
-            n_processes=task.n_processes, seeds=[process * 1000 for process in range(task.n_processes)],
-            agent_info=DictTensor({}), env_info=DictTensor({}),
-        )  # fmt: skip
-        self.batcher.reset()
-
-    def collect(self) -> int:
-        self.batcher.execute()
-        trajectories, _ = self.batcher.get()
-        return int(trajectories.trajectories.lengths.sum())
-
-    def close(self) -> None:
-        self.batcher.close()
+def collect(task: Task) -> Batches:
+    # Its queues come from the default context and its processes from "spawn": on Linux these must be made equal.
+    torch.multiprocessing.set_start_method("spawn")
+    batcher = RL_Batcher(
+        n_timesteps=task.n_timesteps, create_agent=create_agent, agent_args={"policy": make_policy()},
+        create_env=create_env, env_args={"n_envs": task.share, "environment": task.environment},
+        n_processes=task.n_processes, seeds=[process * 1000 for process in range(task.n_processes)],
+        agent_info=DictTensor({}), env_info=DictTensor({}),
+    )  # fmt: skip
+    with closing(batcher):
+        batcher.reset()
+        while True:
+            batcher.execute()
+            trajectories, _ = batcher.get()
+            yield int(trajectories.trajectories.lengths.sum())
 
 
 if __name__ == "__main__":
-    serve(RlStructures)
+    serve(collect)

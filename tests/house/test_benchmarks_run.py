@@ -26,7 +26,7 @@ from rlstruct.algos.config import TrainingConfig
 
 SCRIPTS = sorted(file.stem for file in (ROOT / "benchmarks").glob("[a-z]*.py"))
 PARTS = {
-    "first_launch", "sync", "policy", "simulation", "training", "trained", "launches",
+    "first_launch", "policy", "simulation", "training", "trained", "launches",
     "profiling", "summary",
 }  # fmt: skip
 EVERYWHERE = {"SyncVectorEnv", "numpy-vectorised", "torch eager"}
@@ -84,7 +84,7 @@ def test_two_commits_are_measured_side_by_side(tmp_path: pathlib.Path) -> None:
 
 def test_the_interval_of_a_median(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    from ab import interval
+    from _report import interval
 
     # The median of n draws lies below the k-th smallest as rarely as k - 1 of n coins show heads, or fewer.
     assert interval(range(1, 6)) == (1, 5)  # 2 / 2^5 = 6 % outside: of five draws there is nothing narrower
