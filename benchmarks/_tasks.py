@@ -247,7 +247,7 @@ TASKS |= {
 TASKS |= {
     f"sac_{name.lower()}": _tuned(
         "sac", f"{name}-v5", (n_inputs, (-1.0,) * n_actions, (1.0,) * n_actions), None, f"SAC on {name}-v5",
-        create_env=partial(muscles, f"{name}-v5"), changes={"n_env_steps": 20_000, "evaluation_interval": 5_000},
+        create_env=Factory(f"{name}-v5"), changes={"n_env_steps": 20_000, "evaluation_interval": 5_000},
         episodes=10, tuned_on=(),
     )
     for name, n_inputs, n_actions in (("HalfCheetah", 17, 6), ("Hopper", 11, 3), ("Walker2d", 17, 6))
