@@ -7,6 +7,7 @@ import contextlib
 import gc
 import itertools
 import os
+import re
 import statistics
 import threading
 import time
@@ -27,6 +28,7 @@ from rlstruct.profiling import read
 
 BROKEN = 70  # exit code: CUDA broke, or something hung
 NO_TIME = "the time budget is used up"
+_MAY_BE_MEASURED_NOW = re.compile(rf"{NO_TIME}$|ModuleNotFoundError: |ImportError: |.* is not installed")
 
 
 @dataclass
@@ -96,9 +98,12 @@ class Run:
                 yield where
 
     def resume(self) -> None:
-        """Keep the rows of the same device and commit that were measured before."""
+        """Keep the rows of the same device and commit that were measured before.
+
+        What was left out for want of time, or of a package that may be there by now, is measured again.
+        """
         found = _report.written(self.name)
-        self.rows = [row for row in found if row["part"] != "summary" and row.get("left_out") != NO_TIME]
+        self.rows = [row for row in found if not _MAY_BE_MEASURED_NOW.match(row.get("left_out", ""))]
 
     @contextlib.contextmanager
     def caught(self, **row: object) -> Iterator[None]:

@@ -274,6 +274,40 @@ def test_each_part_of_a_benchmark_has_eight_minutes(
         assert run.deadline - time.perf_counter() == pytest.approx(60 * minutes, abs=20)
 
 
+def test_a_resumed_run_measures_what_lacked_time_or_a_package_and_keeps_the_rest(
+    gpu: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import _gpu_run
+    from _gpu_profiles import NO_NVML
+    from _gpu_rungs import Rung
+
+    def games() -> Rung:
+        importlib.import_module("arrives_later")
+        return Rung("games", lambda: time.sleep(1e-4), 1)
+
+    def broken() -> Rung:
+        raise ZeroDivisionError("for good")
+
+    first = gpu.Run(torch.device("cpu"), quick=True, deadline=math.inf, silent=True)
+    first.rate("simulation", [games], N=64)
+    first.rate("simulation", [broken], N=1)
+    first.add(part="profiling", work="one busy block", left_out=NO_NVML)
+    first.add(part="policy", left_out=_gpu_run.NO_TIME)
+    gpu.summary(first)
+    summary = [row for row in first.rows if row["part"] == "summary"]
+    monkeypatch.setitem(sys.modules, "arrives_later", ModuleType("arrives_later"))
+    again = gpu.Run(torch.device("cpu"), quick=True, deadline=math.inf, silent=True)
+    again.resume()
+    # A run that is cut before its first part is measured has the summary of the one before.
+    assert [row for row in again.rows if "left_out" not in row] == summary
+    assert [row["left_out"] for row in again.rows if "left_out" in row] == ["ZeroDivisionError: for good"]
+    for where in again.todo("simulation", 0.0, [{"N": 64}, {"N": 1}]):
+        again.rate("simulation", [games], **where)
+    assert [(row["rung"], row["N"]) for row in again.rows if "steps_per_second" in row] == [("games", 64)]
+    gpu.summary(again)
+    assert len([row for row in again.rows if row["part"] == "summary"]) == len(summary)
+
+
 def test_a_rung_that_raises_costs_itself_and_no_other(gpu: ModuleType) -> None:
     from _gpu_rungs import Rung
 
