@@ -14,7 +14,7 @@ from pathlib import Path
 LEFT_OUT = {"tests/house/test_benchmarks_run.py"}  # the benchmarks themselves are run
 ALONE = ("cuda_streams", "profiling", "sharing")
 """Words in the paths of test files that time the GPU, or divide it: nothing else may run on it meanwhile."""
-_SELECTS = re.compile(r"mark\.gpu\b|\bdevice: torch\.device\b")  # the second: the fixture of tests/conftest.py
+_SELECTS = re.compile(r"mark\.gpu\b|\bdevice: torch\.device\b(?!\()")  # the second: the fixture of tests/conftest.py
 
 
 @dataclass(frozen=True)

@@ -170,6 +170,24 @@ def test_the_plan_is_told_with_minutes_and_without_a_gpu(on_gpu: Any, tmp_path: 
     assert set(files) >= marked
 
 
+def test_a_file_is_in_the_plan_if_a_test_takes_the_device_of_the_fixture(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / ".ci"))
+    (tmp_path / "tests").mkdir()
+    for name, text in {
+        "test_fixture.py": "def test_sum(device: torch.device) -> None: pass",
+        "test_marked.py": "pytestmark = pytest.mark.gpu",
+        "test_lambda.py": 'device_of = lambda device: torch.device("cuda:0")',
+    }.items():
+        (tmp_path / "tests" / name).write_text(text)
+    found = importlib.import_module("gpu_plan").test_files(tmp_path)
+    assert sorted(name for names in found.values() for name in names) == [
+        "tests/test_fixture.py",
+        "tests/test_marked.py",
+    ]
+
+
 def test_results_are_copied_out_while_they_are_written(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, on_gpu: Any
 ) -> None:
