@@ -68,6 +68,29 @@ class Failure(Exception):
     """A contender did not answer."""
 
 
+class Lines:
+    """Lines of JSON that a process prints, read in a thread so that waiting for one has a time limit."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+        self._lines: queue.Queue[str] = queue.Queue()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        for line in self._process.stdout or ():
+            self._lines.put(line)
+        self._lines.put("")
+
+    def next(self, seconds: float) -> dict[str, Any] | None:
+        """Return the next line, None if the process has ended; raise TimeoutError if there is none in time."""
+        try:
+            line = self._lines.get(timeout=seconds)
+        except queue.Empty:
+            raise TimeoutError(f"no answer in {seconds:.0f} s") from None
+        found: dict[str, Any] | None = json.loads(line) if line else None
+        return found
+
+
 class Player:
     """A running contender."""
 
@@ -78,8 +101,7 @@ class Player:
             [entry.python, str(PEERS / entry.script), json.dumps(entry.task), *entry.arguments], stdin=subprocess.PIPE,
             stdout=subprocess.PIPE, stderr=self.errors, text=True, env=variables,
         )  # fmt: skip
-        self._lines: queue.Queue[str] = queue.Queue()
-        threading.Thread(target=self._read, daemon=True).start()
+        self._lines = Lines(self.process)
         self.batches = 1
         try:
             self.versions: dict[str, str] = self._answer(START_SECONDS)["ready"]
@@ -87,21 +109,15 @@ class Player:
             self.process.kill()
             raise
 
-    def _read(self) -> None:
-        for line in self.process.stdout or ():
-            self._lines.put(line)
-        self._lines.put("")
-
     def _answer(self, seconds: float) -> dict[str, Any]:
         try:
-            line = self._lines.get(timeout=seconds)
-        except queue.Empty:
-            raise Failure(f"no answer in {seconds:.0f} s") from None
-        if not line:
+            answer = self._lines.next(seconds)
+        except TimeoutError as error:
+            raise Failure(str(error)) from None
+        if answer is None:
             self.errors.seek(0)
             said = self.errors.read().strip().splitlines() or ["without a word"]
             raise Failure(f"ended: {said[-1][:200]}")
-        answer: dict[str, Any] = json.loads(line)
         return answer
 
     def turn(self) -> dict[str, Any]:

@@ -18,6 +18,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -45,12 +46,8 @@ PAPER = {"serving": {"Isaac Gym's serving": 2.08}, "training": {"NCCL": 1.69, "H
 Rate = Callable[[float], float]  # collects or trains for so many seconds, and returns steps per second
 
 
-def create_env(n_envs: int, seed: int, device: str) -> Any:  # noqa: ANN401 - a simulator
-    return make("CartPole-v1", n_envs, seed, auto_reset=True, device=device)
-
-
-def create_model() -> ActorCritic:
-    return ActorCritic(4, 2, hidden=HIDDEN)
+create_env = partial(make, "CartPole-v1", auto_reset=True)
+create_model = partial(ActorCritic, 4, 2, hidden=HIDDEN)
 
 
 def answer(step: Callable[[], int], device: torch.device) -> None:

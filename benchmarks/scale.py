@@ -16,17 +16,18 @@ import os
 import statistics
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import tables
 import torch
 from _contenders import PEERS_PYTHON, Entry, compete
-from _report import machine, write
+from _report import Row, interleaved, machine, write
 from _shares import opened
 from gymnasium import spaces
 from torch import Tensor
 
-from rlstruct import DictTensor, VecEnv
+from rlstruct import DictTensor, Trajectories, VecEnv
 from rlstruct.agents import RandomAgent
 from rlstruct.batchers import RL_Batcher
 
@@ -36,7 +37,7 @@ WEIGHTS = 2**22  # of 4 bytes each
 OF_RAY = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}  # else its workers give way to everybody's
 
 
-def learners(rounds: int, seconds: float) -> list[dict[str, Any]]:
+def learners(rounds: int, seconds: float) -> list[Row]:
     """Train with one learner and with several, in turns; all processes wait while others train."""
     device = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
     counts = (2,) if device.type == "cpu" else (2, 4)
@@ -53,7 +54,7 @@ def learners(rounds: int, seconds: float) -> list[dict[str, Any]]:
         for _ in range(rounds):
             for name, rates in trainings.items():
                 found[name].append(sum(pool.map(lambda rate: rate(seconds), rates)))
-    rows: list[dict[str, Any]] = []
+    rows: list[Row] = []
     for name, values in found.items():
         ratio = statistics.median(ours / one for ours, one in zip(values, found["one"], strict=True))
         rates_of = {"steps_per_s": statistics.median(values), "rounds_steps_per_s": values}
@@ -61,7 +62,7 @@ def learners(rounds: int, seconds: float) -> list[dict[str, Any]]:
     return rows
 
 
-def collection(rounds: int, seconds: float, peers: str) -> list[dict[str, Any]]:
+def collection(rounds: int, seconds: float, peers: str) -> list[Row]:
     """Collect with the same policy in the same environments, everybody in turns."""
     one, two = ({"n_envs": 32 * k, "n_processes": k, "n_timesteps": 64} for k in (1, 2))
     results = compete(
@@ -77,7 +78,7 @@ def collection(rounds: int, seconds: float, peers: str) -> list[dict[str, Any]]:
         seconds,
     )
     ours = results[3].rates
-    rows: list[dict[str, Any]] = []
+    rows: list[Row] = []
     for result in results:
         rows.append({"part": "collection", "work": result.name, "versions": result.versions})
         if result.rate is None:
@@ -121,12 +122,19 @@ class Sink(RandomAgent):
         """Do nothing."""
 
 
-def plan(rounds: int) -> list[dict[str, Any]]:
+def collect(batcher: RL_Batcher, weights: dict[str, Tensor] | None = None) -> Trajectories:
+    """Collect a batch, after new weights if there are some."""
+    if weights is not None:
+        batcher.update(weights)
+    batcher.execute()
+    return batcher.get()[0]
+
+
+def plan(rounds: int) -> list[Row]:
     """Measure what a batch costs on a cluster whose workers have nothing to do."""
     cases = {"tiny batches, one worker": (1, 1, 4), "tiny batches, two workers": (2, 1, 4)}
     cases |= {"16 MiB a worker, one worker": (1, 600, N_FRAME), "16 MiB a worker, two workers": (2, 600, N_FRAME)}
-    weights = {"w": torch.zeros(WEIGHTS)}
-    rows: list[dict[str, Any]] = []
+    rows: list[Row] = []
     for name, (k, n_envs, n_bytes) in cases.items():
         args = {"n_envs": n_envs, "n_bytes": n_bytes}
         where = {"address": "local", "num_cpus": 0.5}
@@ -134,19 +142,10 @@ def plan(rounds: int) -> list[dict[str, Any]]:
             1, Sink, Still, agent_args={"action_space": spaces.Discrete(2)}, env_args=args, n_processes=k, cluster=where
         ) as batcher:
             batcher.reset()
-            found: dict[bool, list[float]] = {False: [], True: []}
-            for _ in range(rounds):
-                for updates, times in found.items():
-                    start, n = time.perf_counter(), 0
-                    while (taken := time.perf_counter() - start) < 0.5:
-                        if updates:
-                            batcher.update(weights)
-                        batcher.execute()
-                        batch = batcher.get()[0]
-                        n += 1
-                    times.append(taken / n)
-        n_moved = sum(tensor.nbytes for tensor in batch.trajectories.values())
-        seconds, with_weights = (statistics.median(times) for times in found.values())
+            plain = partial(collect, batcher)
+            n_moved = sum(tensor.nbytes for tensor in plain().trajectories.values())
+            updating = partial(collect, batcher, {"w": torch.zeros(WEIGHTS)})
+            seconds, with_weights = interleaved({"plain": plain, "updating": updating}, rounds, 0.5).values()
         rows.append(
             {"part": "plan", "work": name, "workers": k, "batch_bytes": n_moved, "seconds_per_batch": seconds,
              "bytes_per_s": n_moved / seconds, "seconds_per_16_mib_of_weights": with_weights - seconds}
@@ -172,7 +171,7 @@ def main() -> None:
         "collection": lambda: collection(rounds, options.seconds, options.peers),
         "plan": lambda: plan(rounds),
     }
-    rows: list[dict[str, Any]] = []
+    rows: list[Row] = []
     for name in options.part or parts:
         start = time.perf_counter()
         try:

@@ -46,27 +46,27 @@ class Contender:
     name: str  # as the table says it
     algorithm: str  # ``a2c``, ``dqn`` or ``ppo``
     task: str | None  # one of ours in `_tasks.TASKS`; None for peers
-    kind: str  # how the policy is evaluated, with actions that are ``drawn`` or ``greedy``
+    kind: str  # how the policy is evaluated, with actions that are ``sampled`` or ``greedy``
     apart: bool = False  # its environments are others, so that it is not compared
     compiled: bool = False  # TorchInductor compiles agent and update
 
 
 CLEANRL = "CleanRL PPO"
 CONTENDERS = (
-    Contender(CLEANRL, "ppo", None, "drawn"),
-    Contender("stable-baselines3 PPO", "ppo", None, "drawn"),
-    Contender("rlstruct PPO", "ppo", "ppo_cartpole_python", "drawn"),
-    Contender("rlstruct PPO, compiled", "ppo", "ppo_cartpole_python", "drawn", compiled=True),
-    Contender("rlstruct PPO, 1,024 simulators", "ppo", "ppo_cartpole_1024", "drawn", apart=True),
-    Contender("stable-baselines3 A2C", "a2c", None, "drawn"),
-    Contender("rlstruct A2C", "a2c", "a2c_cartpole_python", "drawn"),
-    Contender("rlstruct A2C, compiled", "a2c", "a2c_cartpole_python", "drawn", compiled=True),
+    Contender(CLEANRL, "ppo", None, "sampled"),
+    Contender("stable-baselines3 PPO", "ppo", None, "sampled"),
+    Contender("rlstruct PPO", "ppo", "ppo_cartpole_python", "sampled"),
+    Contender("rlstruct PPO, compiled", "ppo", "ppo_cartpole_python", "sampled", compiled=True),
+    Contender("rlstruct PPO, 1,024 simulators", "ppo", "ppo_cartpole_1024", "sampled", apart=True),
+    Contender("stable-baselines3 A2C", "a2c", None, "sampled"),
+    Contender("rlstruct A2C", "a2c", "a2c_cartpole_python", "sampled"),
+    Contender("rlstruct A2C, compiled", "a2c", "a2c_cartpole_python", "sampled", compiled=True),
     Contender("stable-baselines3 A2C", "a2c", None, "greedy"),
     Contender("rlstruct A2C", "a2c", "a2c_cartpole_python", "greedy"),
     Contender("stable-baselines3 DQN", "dqn", None, "greedy"),
     Contender("rlstruct DQN", "dqn", "dqn_cartpole_python", "greedy"),
     Contender("rlstruct DQN, compiled", "dqn", "dqn_cartpole_python", "greedy", compiled=True),
-    Contender("rlstruct A2C, 1,024 simulators", "a2c", "a2c_cartpole_1024", "drawn", apart=True),
+    Contender("rlstruct A2C, 1,024 simulators", "a2c", "a2c_cartpole_1024", "sampled", apart=True),
     Contender("rlstruct A2C, 1,024 simulators", "a2c", "a2c_cartpole_1024", "greedy", apart=True),
 )
 
@@ -92,7 +92,7 @@ def train_ours(task: str, kind: str, seed: int, compiled: bool) -> dict[str, Any
     torch.set_num_threads(1)
     algorithm = {"ppo": ppo, "a2c": a2c, "dqn": dqn}[task.split("_")[0]]
     learning, compiling = Stopwatch(algorithm.Learner, "update"), Stopwatch(Compiled, "prepare")
-    settings: dict[str, Any] = {"target_return": TARGET, "evaluation_stochastic": kind == "drawn"}
+    settings: dict[str, Any] = {"target_return": TARGET, "evaluation_stochastic": kind == "sampled"}
     result = TASKS[task].train(seed=seed, compile_agent=compiled, compile_update=compiled, **settings)
     seconds = learning_seconds(result) - compiling.seconds
     last = result.evaluations[-2]  # the one behind it is played after the end
@@ -115,8 +115,8 @@ def measure(
     commands = [_command(contender, seed, python, cleanrl) for contender, seed in turns]
     once = list(dict.fromkeys(commands))  # one training of theirs is evaluated in both ways
     answers: dict[tuple[str, ...], dict[str, Any]] = {}
-    path, measured = _report.result_path("time_to_475"), {(one.name, one.kind, seed) for one, seed in turns}
-    before = json.loads(path.read_text())["rows"] if path.exists() else []
+    measured = {(one.name, one.kind, seed) for one, seed in turns}
+    before = _report.written("time_to_475")
     others = [row for row in before if (row["name"], row["evaluation"], row["seed"]) not in measured]
     rows: list[dict[str, Any]] = []
     with ThreadPoolExecutor(jobs) as pool:
@@ -149,6 +149,8 @@ def _row(contender: Contender, seed: int, answer: dict[str, Any]) -> dict[str, A
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """Format the seconds of all seeds, and how many times as long peers take where the environments are the same."""
+    # Older files say "drawn".
+    rows = [{**row, "evaluation": row["evaluation"].replace("drawn", "sampled")} for row in rows]
     seeds = sorted({row["seed"] for row in rows})
     lines = [
         f"| trained by | judged | {' | '.join(f'seed {seed}' for seed in seeds)} | mean s | theirs / ours "

@@ -2,36 +2,27 @@
 
 ``soft_actor_critic.py sb3 ENV SEED STEPS`` trains stable-baselines3's SAC with its defaults, which are the paper's.
 ``soft_actor_critic.py cleanrl ENV SEED STEPS CHECKOUT`` runs ``sac_continuous_action.py`` of a CleanRL checkout,
-unchanged and with its own settings. Its imports for settings and logs (tyro, tensorboard) are replaced. Its
-environments restart within a step, as in the gymnasium that it was written for.
+unchanged and with its own settings, as ``training.py`` does.
 
 Both start to learn after 5,000 steps. The policy plays ten episodes with its mean actions.
 """
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import io
 import json
-import os
-import runpy
 import sys
-import tempfile
 import time
-from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium
 import numpy as np
 import torch
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from training import Act, Restarting, run_cleanrl
 
 EPISODES, LEARNING_STARTS = 10, 5_000
-Act = Callable[[Any], Any]  # actions for observations, numpy arrays
 
 
 def evaluate(act: Act, env_id: str, seed: int) -> list[float]:
@@ -55,31 +46,11 @@ def sb3(env_id: str, seed: int, n_steps: int) -> Act:
     return lambda observation: model.predict(observation, deterministic=True)[0]
 
 
-class Restarting(SyncVectorEnv):
-    """Vector environment that gives the last observation of an episode the name it had in gymnasium 0.29."""
-
-    def step(self, actions: Any) -> Any:  # noqa: ANN401 - of gymnasium
-        *step, infos = super().step(actions)
-        infos.pop("final_info", None)  # it is only printed, and has another form in newer releases of gymnasium
-        if "final_obs" in infos:
-            infos["final_observation"] = infos.pop("final_obs")
-        return *step, infos
-
-
 def cleanrl(env_id: str, seed: int, n_steps: int, checkout: Path) -> Act:
-    gymnasium.vector.SyncVectorEnv = functools.partial(Restarting, autoreset_mode=AutoresetMode.SAME_STEP)  # type: ignore
-    tyro, tensorboard = ModuleType("tyro"), ModuleType("torch.utils.tensorboard")
-    tyro.cli = lambda kind: kind(seed=seed, cuda=False, env_id=env_id, total_timesteps=n_steps)  # type: ignore
     nothing = lambda *_: None  # noqa: E731 - a writer that writes nothing
-    tensorboard.SummaryWriter = lambda *_: SimpleNamespace(  # type: ignore[attr-defined]
-        add_text=nothing, add_scalar=nothing, close=nothing
-    )
-    sys.modules |= {"tyro": tyro, "torch.utils.tensorboard": tensorboard}
-    sys.path.insert(0, str(checkout))
-    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
-        os.chdir(folder)
-        names = runpy.run_path(str(checkout / "cleanrl" / "sac_continuous_action.py"), run_name="__main__")
-        os.chdir("/")
+    writer = SimpleNamespace(add_text=nothing, add_scalar=nothing, close=nothing)
+    settings = {"seed": seed, "env_id": env_id, "total_timesteps": n_steps}
+    names = run_cleanrl(checkout / "cleanrl" / "sac_continuous_action.py", Restarting, writer, **settings)
     actor = names["actor"]
 
     def act(observation: Any) -> Any:  # noqa: ANN401 - numpy arrays

@@ -1,7 +1,7 @@
 """Trainings of other libraries on CartPole-v1 until an evaluation over 100 episodes reaches 475; prints a line of JSON.
 
 ``training.py a2c|ppo|dqn SEED`` trains with stable-baselines3 and the settings that rl-baselines3-zoo publishes, until
-the zoo's last step, or until every kind of evaluation has reached 475: greedy and, except for DQN, with actions drawn
+the zoo's last step, or until every kind of evaluation has reached 475: greedy and, except for DQN, with actions sampled
 from the policy.
 
 ``training.py cleanrl SEED CHECKOUT`` runs CleanRL's ``ppo.py`` from a checkout, unchanged and with its own settings.
@@ -39,10 +39,11 @@ Act = Callable[[Any], Any]  # actions for observations, numpy arrays
 # hyperparams/a2c.yml, hyperparams/ppo.yml and hyperparams/dqn.yml of rl-baselines3-zoo, "CartPole-v1"
 ZOO: dict[str, dict[str, Any]] = {
     "a2c": {
-        "n_envs": 8, "n_steps": 500_000, "interval": 10_000, "kinds": ("drawn", "greedy"), "settings": {"ent_coef": 0.0}
+        "n_envs": 8, "n_steps": 500_000, "interval": 10_000, "kinds": ("sampled", "greedy"),
+        "settings": {"ent_coef": 0.0},
     },
     "ppo": {
-        "n_envs": 8, "n_steps": 100_000, "interval": 2_500, "kinds": ("drawn",),
+        "n_envs": 8, "n_steps": 100_000, "interval": 2_500, "kinds": ("sampled",),
         "settings": {
             "n_steps": 32, "batch_size": 256, "gae_lambda": 0.8, "gamma": 0.98, "n_epochs": 20, "ent_coef": 0.0,
             "learning_rate": lambda left: 0.001 * left, "clip_range": lambda left: 0.2 * left,
@@ -168,30 +169,49 @@ class Writer:
                 raise Finished
 
 
-def cleanrl(seed: int, checkout: Path) -> dict[str, Any]:
-    watch = Watch(2_500, ("drawn",), seed)
-    writer, script = Writer(watch, 200_000), (checkout / "cleanrl" / "ppo.py").resolve()
+class Restarting(SyncVectorEnv):
+    """Vector environment that gives the last observation of an episode the name it had in gymnasium 0.29."""
 
-    class Timed(SyncVectorEnv):
+    def step(self, actions: Any) -> Any:  # noqa: ANN401 - of gymnasium
+        *step, infos = super().step(actions)
+        infos.pop("final_info", None)  # it is only printed, and has another form in newer releases of gymnasium
+        if "final_obs" in infos:
+            infos["final_observation"] = infos.pop("final_obs")
+        return *step, infos
+
+
+def run_cleanrl(script: Path, create_vector: type[Restarting], writer: object, **settings: Any) -> dict[str, Any]:  # noqa: ANN401
+    """Run a script of CleanRL unchanged, except for what it imports for settings and logs; return its names."""
+    gymnasium.vector.SyncVectorEnv = functools.partial(create_vector, autoreset_mode=AutoresetMode.SAME_STEP)  # type: ignore
+    tyro, tensorboard = ModuleType("tyro"), ModuleType("torch.utils.tensorboard")
+    tyro.cli = lambda kind: kind(cuda=False, **settings)  # type: ignore[attr-defined]
+    tensorboard.SummaryWriter = lambda *_: writer  # type: ignore[attr-defined]
+    sys.modules |= {"tyro": tyro, "torch.utils.tensorboard": tensorboard}
+    script = script.resolve()
+    sys.path.insert(0, str(script.parents[1]))
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
+        os.chdir(folder)
+        try:
+            return runpy.run_path(str(script), run_name="__main__")
+        finally:
+            os.chdir("/")
+
+
+def cleanrl(seed: int, checkout: Path) -> dict[str, Any]:
+    watch = Watch(2_500, ("sampled",), seed)
+    writer = Writer(watch, 200_000)
+
+    class Timed(Restarting):
         """Starts the clock with the first step: start-up is not counted."""
 
         def step(self, actions: Any) -> Any:  # noqa: ANN401 - of gymnasium
             watch.start = watch.start or time.perf_counter()
-            *step, infos = super().step(actions)
-            infos.pop("final_info", None)  # it is only printed, and has another form in newer releases of gymnasium
+            result = super().step(actions)
             writer.stepped = time.perf_counter()
-            return *step, infos
+            return result
 
-    gymnasium.vector.SyncVectorEnv = functools.partial(Timed, autoreset_mode=AutoresetMode.SAME_STEP)  # type: ignore
-    tyro, tensorboard = ModuleType("tyro"), ModuleType("torch.utils.tensorboard")
-    tyro.cli = lambda kind: kind(seed=seed, cuda=False)  # type: ignore[attr-defined]
-    tensorboard.SummaryWriter = lambda *_: writer  # type: ignore[attr-defined]
-    sys.modules |= {"tyro": tyro, "torch.utils.tensorboard": tensorboard}
-    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
-        os.chdir(folder)
-        with contextlib.suppress(Finished):
-            runpy.run_path(str(script), run_name="__main__")
-        os.chdir("/")
+    with contextlib.suppress(Finished):
+        run_cleanrl(checkout / "cleanrl" / "ppo.py", Timed, writer, seed=seed)
     return watch.answer(writer.env_steps, "gymnasium")
 
 
