@@ -1,4 +1,4 @@
-"""Concrete agents and their networks."""
+"""Agents and their networks, ready to use."""
 
 from rlstruct.agents.actor_critic import ActorCriticAgent, GaussianAgent, RecurrentAgent, RecurrentGaussianAgent
 from rlstruct.agents.convolutional import ConvolutionalActorCritic, ConvolutionalTrunk

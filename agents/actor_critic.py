@@ -62,7 +62,7 @@ class ActorCriticAgent(ModelAgent[nn.Module]):
 
     It returns ``action`` [B] int64, ``action_logits`` [B, A], ``log_probability`` [B] of that action and ``value`` [B],
     the baseline. For a MultiDiscrete space these are ``action`` [B, K] and ``action_logits`` [B, K, A], and
-    ``log_probability`` is the sum over the K actions. A replay, also with other weights, returns the stored ``action``
+    ``log_probability`` is the sum over the K actions. A replay, even with other weights, returns the stored ``action``
     and its current ``log_probability``, with gradients.
 
     Args:
@@ -104,7 +104,7 @@ class RecurrentAgent(ModelAgent[RecurrentActorCritic]):
     """An `ActorCriticAgent` with a recurrent network.
 
     Its state is ``hidden`` [B, H]. It is reset to zero where ``observation["initial_state"]`` is True, so nothing is
-    remembered from an earlier episode, also if an environment restarts in the middle of a batch.
+    remembered from an earlier episode, even if an environment restarts in the middle of a batch.
 
     Args:
         model: see `RecurrentActorCritic`.

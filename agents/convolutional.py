@@ -66,8 +66,8 @@ class ConvolutionalTrunk(KeepsArguments, nn.Module):
         for filters, kernel, stride in layers:
             if min(size) < kernel:
                 raise BadValueError(
-                    f"ConvolutionalTrunk: a kernel of {kernel} does not fit into {size[0]} x {size[1]} pixels, which "
-                    f"are left of a frame of shape {list(self.frame_shape)}. Give other layers=, or say channels_last=."
+                    f"ConvolutionalTrunk: a kernel of {kernel} does not fit into {size[0]} x {size[1]} pixels, what is "
+                    f"left of a frame of shape {list(self.frame_shape)}. Pass other layers=, or set channels_last=."
                 )
             modules += [initialise(nn.Conv2d(channels, filters, kernel, stride)), nn.ReLU()]
             size = ((size[0] - kernel) // stride + 1, (size[1] - kernel) // stride + 1)

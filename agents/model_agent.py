@@ -1,4 +1,4 @@
-"""Base of agents around one torch module: ownership of the copy, its device, and new weights."""
+"""Base of agents around one torch module: it owns the copy, its device, and weight updates."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class ModelAgent(RL_Agent, Generic[Model]):
     Args:
         model: the network.
         device: device of the agent; by default that of the model.
-        stochastic: sample actions; False takes the most probable one, for evaluation. It cannot change later, so that
-            no step depends on a value of the host. Create two agents, or two batchers, to have both.
-        copy_model: act with a copy of the model, while training changes the original. False shares the module, as a
-            learner needs it: gradients then reach ``model`` itself.
+        stochastic: sample actions; False takes the most probable one, for evaluation. It cannot change later, because
+            no step may depend on a Python value. To have both, create two agents or two batchers.
+        copy_model: act with a copy of the model, while training changes the original. False shares the module, which a
+            learner needs: gradients then reach ``model`` itself.
 
     Raises:
         DeviceMismatchError: the model is shared and not on ``device``.
@@ -45,7 +45,7 @@ class ModelAgent(RL_Agent, Generic[Model]):
         self.device = found if device is None else resolve_device(device)
         if not copy_model and found != self.device:
             raise DeviceMismatchError(
-                f"{type(self).__name__}: the model is on {found}, expected {self.device}, and it is to be shared. "
+                f"{type(self).__name__}: the model is on {found}, expected {self.device}, and the agent shares it. "
                 f"Move it with .to({str(self.device)!r}) first, or let the agent copy it: copy_model=True."
             )
         self.model: Model = copy.deepcopy(model).to(self.device) if copy_model else model

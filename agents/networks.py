@@ -25,8 +25,8 @@ class MLP(KeepsArguments, nn.Module):
         activation: class of the function between two layers.
         orthogonal: initialise with orthogonal weights (Saxe, McClelland and Ganguli, ICLR 2014) of gain sqrt(2) and
             zero biases, instead of torch's defaults.
-        output_gain: gain of the last layer if ``orthogonal``; 0.01 makes a policy that starts close to uniform
-            (Andrychowicz et al., 2020, section 3.2).
+        output_gain: gain of the last layer if ``orthogonal``; with 0.01 a policy starts close to uniform (Andrychowicz
+            et al., 2020, section 3.2).
 
     Raises:
         ValueError: the width of a hidden layer is not at least 1.

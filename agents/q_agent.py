@@ -17,7 +17,7 @@ from rlstruct.rl_agent import frame_of
 
 
 class QAgent(ModelAgent[nn.Module]):
-    """Epsilon-greedy agent: takes the action with the highest value, or with probability epsilon a random one.
+    """Epsilon-greedy agent: takes a random action with probability epsilon, else the one with the highest value.
 
     Epsilon is ``agent_info["epsilon"]`` [B] float, one per environment. Without it, or with ``stochastic=False``, the
     agent is greedy. It keeps no state, and returns ``action`` [B] int64 and ``action_values`` [B, A].

@@ -1,4 +1,4 @@
-"""An agent that stacks the latest frames itself, so that a batch stores every frame once."""
+"""An agent that stacks the latest frames itself, so a batch stores every frame only once."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class StackingAgent(RL_Agent):
     ) -> None:
         if agent.require_history() or type(agent).call_replay is not RL_Agent.call_replay:
             raise BadTypeError(
-                f"StackingAgent: {type(agent).__name__} wants a history or defines call_replay, where it would see "
+                f"StackingAgent: {type(agent).__name__} needs a history or defines call_replay, where it would see "
                 "single frames. Let it read observation['frame'] in __call__ only."
             )
         if not shape or shape[0] < 2:
@@ -142,8 +142,8 @@ class StackingAgent(RL_Agent):
         if steps is None:
             steps = torch.arange(B * T, device=frames.device)
         times = torch.arange(T, device=frames.device)
-        # Places count from the oldest earlier frame. Find the place where the episode of each step begins, as far as
-        # the state knows, which holds only the steps before it.
+        # Places count from the oldest earlier frame. Find the place where the episode of each step begins, within the
+        # steps that the state holds.
         begun = torch.where(initial, times + n, 0).cummax(1).values  # [B, T]
         begun = torch.cat([torch.zeros_like(begun[:, :1]), begun[:, :-1]], 1)
         wanted = (steps % T).unsqueeze(1) + torch.arange(n, device=frames.device)  # [K, n]
@@ -170,7 +170,7 @@ class StackingAgent(RL_Agent):
 
 
 def _gather(frames: Tensor, row: Tensor, place: Tensor) -> Tensor:
-    """Take the frames at places [K, n] of rows [K] out of [B, P, ...]: [K, n, ...]."""
+    """Gather the frames at places [K, n] of rows [K] from [B, P, ...].  [K, n, ...]."""
     index = row.unsqueeze(1) * frames.shape[1] + place
     return frames.flatten(0, 1).index_select(0, index.flatten()).view(*place.shape, *frames.shape[2:])
 

@@ -1,4 +1,4 @@
-"""REINFORCE, A2C, PPO, DQN, SAC and AlphaZero on one training loop; `rlstruct.algos.reinforce` is the first to read.
+"""REINFORCE, A2C, PPO, DQN, SAC and AlphaZero on one training loop. Read `rlstruct.algos.reinforce` first.
 
 Each algorithm is a module with a class of settings and `train`, an `Algorithm`: ``a2c.train(A2CConfig(...), ...)``.
 """

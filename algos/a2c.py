@@ -40,23 +40,23 @@ class A2CConfig(TrainingConfig):
         trace_decay: lambda of GAE and of V-trace: 0 trusts the critic, 1 the rewards.
         value_coefficient: weight of the critic's loss.
         entropy_coefficient: weight of the entropy, in 1 / nat.
-        whiten_advantages: scale the advantages of an update to mean 0 and variance 1. Once a good policy leaves only
-            noise in them, this makes the noise large, and the policy may be forgotten.
+        whiten_advantages: scale the advantages of an update to mean 0 and variance 1. Once the policy is good, the
+            advantages are mostly noise; scaling amplifies it, and the policy may get worse again.
         overlap: collect the next batch while learning from this one, with weights that are one update older. It pays
             with worker processes, which then collect without waiting for the learner.
-        vtrace: correct for actions that older weights chose, as with overlap, n_updates and n_minibatches.
-        n_updates: number of updates from each batch. If collection is slow, more than one makes better use of it. From
-            the second update on, older weights chose the actions, so it needs vtrace.
+        vtrace: correct for actions that older weights chose. overlap, n_updates and n_minibatches cause this.
+        n_updates: number of updates from each batch. If collection is slow, several updates make better use of it. From
+            the second one on, older weights chose the actions, so more than one needs vtrace.
         n_minibatches: split the environments of a batch into this many minibatches, with one gradient step on each.
-            With many environments, a single step on all of them learns too little. Needs vtrace, too.
-        window: after every batch, learn from the next of the minibatches, over this many of the last batches. With
-            n_timesteps = 1 and a window of n_minibatches there is one gradient step after every step of the
-            environments, and each step is used once. None learns from all minibatches of each batch alone. Needs
-            vtrace, and minibatches of one size.
-        rho_clip: bound of V-trace's weight of a step, see rlstruct.functional.advantages.vtrace. With several gradient
-            steps per batch choose more than 1. Otherwise actions that have become more probable count too little, and
-            if most advantages are negative, the policy moves ever further from the one that acted.
-        c_clip: bound of V-trace's weight of later errors.
+            With many environments, a single step on all of them learns too little. This also needs vtrace.
+        window: after every batch, learn from one minibatch of environments, each in turn, but over this many of the
+            last batches. With n_timesteps = 1 and a window of n_minibatches there is one gradient step after every step
+            of the environments, and each step is used once. None learns from all minibatches of each batch separately.
+            A window needs vtrace, and minibatches of equal size.
+        rho_clip: upper bound of V-trace's weight of a step, see rlstruct.functional.advantages.vtrace. With several
+            gradient steps per batch choose more than 1. Otherwise actions that have become more probable count too
+            little, and if most advantages are negative, the policy drifts away from the one that acted.
+        c_clip: upper bound of V-trace's weight of later errors.
     """
 
     n_env_steps: int = 250_000

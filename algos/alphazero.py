@@ -46,15 +46,15 @@ class AlphaZeroConfig(ReplayConfig):
         max_depth: largest number of moves that a search looks ahead.
         evaluation_simulations: simulations for each move of an evaluation; None for n_simulations.
         learning_starts: moves to collect before learning begins.
-        longest_game: in moves. Values learn from results: a position whose game has not ended after this many moves
-            teaches only the policy.
+        longest_game: in moves. Values are learned from results, so a position whose game has not ended after this many
+            moves trains only the policy.
         value_coefficient: weight of the value's loss.
         search_value_fraction: weight of the search's own estimate in the target of the value; the rest is the result.
-        gumbel_scale: scale of the noise in self-play. A trained network is soon so sure that noise of scale 1 no
-            longer changes its moves, and all games are the same.
+        gumbel_scale: scale of the noise in self-play. A trained network soon becomes so certain that noise of scale 1
+            no longer changes its moves, and all games are the same.
         exploring_moves: moves of each game of self-play over which the noise falls to 0, see SearchConfig.
-        mirror: half of the gradient steps see the mirror images of positions and actions. For games in which left and
-            right (the last axis of the frame, and the order of the actions) are alike.
+        mirror: half of the gradient steps see mirror images of positions and actions. For games in which left and right
+            (the last axis of the frame, and the order of the actions) are equivalent.
         opponent: opponent in evaluations: "random", or "uct", a search that evaluates positions by random games.
         opponent_simulations: simulations of that search.
     """
@@ -87,10 +87,10 @@ class AlphaZeroConfig(ReplayConfig):
         """Check the settings."""
         super().__post_init__()
         fits = self.evaluation_episodes % 2 == 0
-        self.require("evaluation_episodes", fits, "an even number: each side begins half")
+        self.require("evaluation_episodes", fits, "an even number: each side starts half of them")
 
     def search(self, n_simulations: int) -> SearchConfig:
-        """Return the settings of a search with this many simulations of each move."""
+        """Return the settings of a search with this many simulations per move."""
         return SearchConfig(
             method=self.method,
             n_simulations=n_simulations,

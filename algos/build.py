@@ -25,11 +25,11 @@ from rlstruct.vec_env import DeviceEnv, VecEnv
 
 CreateEnv = Callable[..., VecEnv]
 
-# Each run has its own range of environment seeds, the second half of it for the evaluation, so that no two runs
-# and no two batchers play the same episodes.
+# Each run has its own range of environment seeds, and the second half of it is for evaluation. So no two runs and no
+# two batchers play the same episodes.
 _SEEDS_PER_RUN = 1_000_000
 _SEEDS_PER_RESUMPTION = 10_007
-# Number of parameters up to which one torch thread is as fast as several, which other processes can use.
+# Up to this number of parameters, one torch thread is as fast as several, and other processes can use the cores.
 _SMALL = 500_000
 
 

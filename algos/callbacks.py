@@ -215,7 +215,7 @@ class Callbacks:
 
 @contextlib.contextmanager
 def _named(one: Callback, method: str) -> Iterator[None]:
-    """Note on an exception which method of which callback raised it; its type stays, as the caller may catch it."""
+    """Add a note to an exception that names the callback and its method; the type stays, as callers may catch it."""
     try:
         yield
     except Exception as error:
@@ -228,7 +228,7 @@ def _named(one: Callback, method: str) -> Iterator[None]:
 
 
 def _plain(one: Callback) -> object:
-    """Return a callback's state with numpy's numbers as Python's. Raise if a checkpoint with it could not be read."""
+    """Return a callback's state, with numpy's numbers converted to Python's. Raise if a checkpoint cannot hold it."""
     state = tree_map_only(np.generic, lambda number: number.item(), one.state_dict())  # sync: none, numpy's
     file = io.BytesIO()
     try:

@@ -90,8 +90,8 @@ def lease(path: Path, holder: str) -> BinaryIO:
     """Lock a file of a run folder until it is closed or this process ends, so that only one process writes there.
 
     The kernel releases the lock however the process ends. A forked process inherits it; a spawned worker does not. The
-    file must never be replaced or deleted, but others may read it. Without ``fcntl`` (Windows) every process gets the
-    lock. So it does if the file system cannot lock, with a warning.
+    file must never be replaced or deleted, but others may read it. Without ``fcntl`` (Windows), or if the file system
+    cannot lock (with a warning), every process gets the lock.
     """
     file = path.open("ab")
     if fcntl is None:

@@ -23,11 +23,11 @@ class TrainingConfig(Options):
         n_timesteps: steps of each environment in one batch, and thus in one update.
         n_envs: environments in each process.
         n_processes: worker processes that collect; 0 collects in the learner's process.
-        n_learners: processes that learn together on this machine. Each collects with its share of n_processes, or of
-            n_envs if that is 0, and learns from its share of every batch. Under torchrun leave it at 1: all of its
-            processes learn together.
+        n_learners: processes that learn together on this machine. Each collects with its share of n_processes (or of
+            n_envs, if n_processes is 0) and learns from its share of every batch. Under torchrun leave it at 1: all of
+            torchrun's processes learn together.
         initial_steps: simulators with discrete actions take 0 to this many random actions before an episode begins, so
-            that thousands of games do not run in lockstep. gymnasium's environments get it as an option of reset.
+            thousands of games do not run in lockstep. gymnasium's environments get it as an option of reset.
         compile_agent: let TorchInductor compile the agent's step during collection, see RL_Batcher. It pays with few
             environments and small networks on the CPU; the first batch then takes a few seconds longer.
         compile_update: let TorchInductor compile the gradients of an update, if the agent promises to be pure
@@ -35,8 +35,8 @@ class TrainingConfig(Options):
         graph: on CUDA, capture whole updates of A2C and PPO, and gradient steps of DQN, SAC and AlphaZero, as one
             graph, if the agent promises to be pure; AlphaZero captures its network in any case.
         discount: per-step factor of the return.
-        reward_scale: factor of every reward that the learner sees. Networks learn values around 1 to 10 fastest. The
-            network's values are in this unit, logged returns and evaluations are not.
+        reward_scale: factor of every reward that the learner sees. Networks learn fastest if values are around 1 to 10.
+            The network's values are scaled; logged returns and evaluations are not.
         learning_rate: initial learning rate; it falls linearly with the collected steps.
         final_learning_rate_fraction: fraction of the learning rate that is left at the end.
         adam_epsilon: added to the denominator of Adam's step, which bounds it where gradients are small.
@@ -47,7 +47,7 @@ class TrainingConfig(Options):
         evaluation_timesteps: steps that the evaluation takes before it checks whether all episodes have ended; None
             for n_timesteps.
         evaluation_stochastic: sample the actions in evaluations, as in training; False takes the most probable action,
-            whose return may be good or bad by chance long before the policy's is.
+            whose return can be good or bad by chance before the policy has settled.
         evaluation_step_limit: an episode of an evaluation that has not ended after this many steps is cut, with a
             warning; it may run for up to evaluation_timesteps more.
         checkpoint_interval: minimum number of environment steps between two checkpoints; None for evaluation_interval.
@@ -120,7 +120,7 @@ class TrainingConfig(Options):
         return self.n_processes > 0 and self.batcher_device.startswith("cuda")
 
     def learners_share(self) -> bool:
-        """Return True if several learners share GPUs, each with its worker processes."""
+        """Return True if several learners share GPUs, each with its own worker processes."""
         return self.sharing != "none" and self.n_learners > 1 and self.learner_device.startswith("cuda")
 
 
@@ -150,7 +150,7 @@ def load_config(path: str | Path, kind: type[AnyConfig]) -> AnyConfig:
 
 
 def check_resumed(checkpoint: Mapping[str, Any], config: TrainingConfig) -> None:
-    """Raise unless a training with these settings can continue from a checkpoint."""
+    """Raise an error unless a training with these settings can continue from a checkpoint."""
     saved, now = {"n_learners": 1, "initial_steps": 0, **checkpoint["config"]}, asdict(config)  # newer settings
     may_change = declared(type(config), "may_change")
     for name in sorted((saved.keys() | now.keys()) - may_change.keys()):

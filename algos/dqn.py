@@ -1,8 +1,8 @@
 """DQN: action values learned from a replay buffer, with a slowly updated target network.
 
 Mnih et al., "Human-level control through deep reinforcement learning" (Nature, 2015), with the parts of Hessel et al.,
-"Rainbow" (AAAI 2018), that the configuration switches on. The greedy policy depends on small differences of large
-values, so a running average of the learning weights acts and is evaluated (Polyak and Juditsky, 1992).
+"Rainbow" (AAAI 2018), that the configuration switches on. The greedy policy depends on small differences between large
+values, so a running average of the weights acts and is evaluated (Polyak and Juditsky, 1992).
 """
 
 from __future__ import annotations
@@ -37,24 +37,24 @@ class DQNConfig(ReplayConfig):
 
     Attributes:
         n_step: number of rewards in the return; the network's value estimates the rest (Sutton and Barto, 2018, 7.1).
-        double: let the network that learns choose the action that the target network evaluates (van Hasselt et al.,
-            AAAI 2016).
+        double: let the online network choose the action that the target network evaluates (van Hasselt et al., AAAI
+            2016).
         huber_delta: errors above this size count linearly.
         target_update_interval: gradient steps between two updates of the target network.
         target_update_rate: 1 copies the online network (hard, Mnih et al., 2015); a smaller rate moves the target
             network by this fraction towards it, usually with an interval of 1 (soft, Lillicrap et al., ICLR 2016).
-        average_rate: fraction by which the weights that act move towards those that learn, at each gradient step; 1
-            acts with the latest weights.
+        average_rate: at each gradient step, the acting weights move by this fraction towards the learned ones; 1 acts
+            with the latest weights.
         replay_device: device of the buffer; None for the learner's device. On another device, prioritised replay makes
             the host wait for the errors at each gradient step.
         n_stack: number of images in a frame, if the agent sees stacks; see ReplayBuffer.
-        prioritised: draw steps with large errors more often, see PrioritisedReplayBuffer.
-        priority_exponent: 0 draws uniformly, 1 in proportion to the error.
-        initial_correction: how much of the bias of these draws is corrected at the beginning; rises linearly to 1.
+        prioritised: sample steps with large errors more often, see PrioritisedReplayBuffer.
+        priority_exponent: 0 samples uniformly, 1 in proportion to the error.
+        initial_correction: how much of the bias of this sampling is corrected at the beginning; rises linearly to 1.
         initial_epsilon: share of random actions at the beginning.
         final_epsilon: lowest share of random actions.
         epsilon_fraction: share of the training in which epsilon falls linearly.
-        epsilon_exponent: spreads epsilon over the environments, see epsilon_ladder; 0 gives all the same.
+        epsilon_exponent: spreads epsilon over the environments, see epsilon_ladder; with 0 all have the same.
     """
 
     n_env_steps: int = 50_000
@@ -87,7 +87,7 @@ def losses(agent: RL_Agent, target_agent: RL_Agent, batch: DictTensor, config: D
     """Compute the loss of a batch.
 
     Args:
-        agent: acts with the network that learns.
+        agent: acts with the online network.
         target_agent: acts with the target network.
         batch: a sample of `ReplayBuffer.sample`, on the learner's device.  [K]
         config: ``reward_scale``, ``double`` and ``huber_delta``.

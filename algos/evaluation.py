@@ -78,7 +78,7 @@ class TrainingResult:
     Attributes:
         model: the trained network, on the learner's device.
         before: evaluation of the untrained network.
-        after: evaluation of the trained network, on episodes that were not used to select anything.
+        after: evaluation of the trained network, on episodes that were not used for any selection.
         evaluations: all evaluations, ordered by their weights, from ``before`` to ``after``. If one reached the target,
             it is the last one before ``after``, which evaluates the same weights if learning waited for it.
         losses: by name, one number per update: the learner's terms, and ``policy_lag``, the number of gradient steps
@@ -228,7 +228,7 @@ class Evaluator:
         return {"batcher": self.batcher.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a `state_dict`, in a batcher created with the same arguments: later evaluations are equal.
+        """Continue from a `state_dict`, in a batcher created with the same arguments; later evaluations are equal.
 
         Environments that cannot be saved play different episodes.
         """

@@ -92,7 +92,7 @@ def learning_together(config: TrainingConfig, train: Callable[[], object]) -> It
     if place is not None and n not in (1, place.size):
         raise LearnerError(
             f"{type(config).__name__}: n_learners is {n}, but {place.size} processes were started together, expected "
-            f"the same number. Leave n_learners out, or start {n}: torchrun --nproc-per-node {n} …"
+            f"the same number. Omit n_learners, or start {n}: torchrun --nproc-per-node {n} …"
         )
     if place is not None and parent_process() is None and config.learners_share() and not config.n_processes:
         raise LearnerError(
@@ -197,7 +197,10 @@ def _roll_call(place: Place, store: Store, facts: dict[str, Any], followers: Fol
         time.sleep(0.02)
     found = [json.loads(store.get(f"{rank}")) for rank in range(place.size)]
     for rank, one in enumerate(found):
-        for kind, fix in (("versions", "Install the same everywhere"), ("settings", "Start all of them alike")):
+        for kind, fix in (
+            ("versions", "Install the same version everywhere"),
+            ("settings", "Start all of them in the same way"),
+        ):
             for fact, expected in found[0][kind].items():
                 if (got := one[kind].get(fact)) != expected:
                     raise LearnerError(

@@ -49,9 +49,9 @@ class GradientLearner(ABC):
     """One network and one optimiser.
 
     An update runs eagerly, with compiled gradients, or as one captured graph. The results are equal.
-    Once a loss or gradient is not finite, the optimiser no longer changes the weights, so the weights that caused it
-    can still be saved. Any ``optimizer`` that you set is guarded in the same way. If it is a fused Adam or was created
-    with ``capturable=True``, the guard never waits for the device, and updates can be captured.
+    Once a loss or gradient is not finite, the optimiser no longer changes the weights, so those that caused it can
+    still be saved. Any ``optimizer`` that you set is guarded in the same way. If it is a fused Adam or was created with
+    ``capturable=True``, the guard never waits for the device, and updates can be captured.
 
     Args:
         model: on the learner's device.
@@ -133,7 +133,7 @@ class GradientLearner(ABC):
     def gradient_steps(self, batch: Any) -> dict[str, Tensor]:  # noqa: ANN401 - as of `terms`
         """Take the gradient steps of an update; by default a single step on the whole batch.
 
-        This may be captured in a graph, so nothing may depend on a number that the host counts, like `policy_version`.
+        This may be captured in a graph, so nothing may depend on a number that Python counts, such as `policy_version`.
 
         Args:
             batch: on the learner's device.  [B, T]
@@ -170,7 +170,7 @@ class GradientLearner(ABC):
         return terms
 
     def close(self) -> None:
-        """Drop captured and compiled code: a graph with an all-reduce must go before its process group does."""
+        """Drop captured and compiled code: a graph with an all-reduce must be released before its process group."""
         for runner in self._runners:
             runner.forget()
 
@@ -356,7 +356,7 @@ def mean_terms(steps: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
 
 
 def judge_actions(replayed: TemporalDictTensor, steps: TemporalDictTensor) -> tuple[Tensor, Tensor]:
-    """Compute the log-probability of the stored actions, since a replay with newer weights may sample different ones.
+    """Compute the log-probability of the stored actions; a replay with newer weights may sample different ones.
 
     Args:
         replayed: the result of `rlstruct.replay_agent`: ``action_logits`` [B, T, A], or [B, T, K, A] for K actions at

@@ -1,4 +1,4 @@
-"""Optimiser steps that can be held back: weights and the optimiser's state stay as they were."""
+"""Optimiser steps that can be skipped on the device, leaving the weights and the optimiser's state unchanged."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _OF_THE_DEVICE = ("capturable", "fused", "foreach")  # settings that a checkpoin
 def step_unless(optimizer: Optimizer, held: Tensor) -> None:
     """Take a step, unless ``held`` is true.
 
-    Nothing waits for the device where the optimiser is a fused one of torch on CUDA, or ``capturable``. Elsewhere the
-    host reads ``held``. A capturable optimiser that is held back in its very first step has made its state from
+    With a fused optimiser of torch on CUDA, or a ``capturable`` one, nothing waits for the device. With others, the
+    host reads ``held``. If the very first step of a capturable optimiser is skipped, it initialises its state from
     gradients of 0.
 
     Args:

@@ -1,4 +1,4 @@
-"""The other learners of a training: signs of life, and the error that names a lost one."""
+"""Monitor of the other learners: heartbeats, and the error that names a lost learner."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rlstruct.errors import LearnerError
 ANSWER_SECONDS = 1800.0
 """Seconds that a learner waits for one that is alive or on another machine; rank 0 may be busy evaluating."""
 SILENT_SECONDS = 30.0
-"""Seconds without a sign of life after which a watching thread gives up a learner on another machine."""
+"""Seconds without a heartbeat after which a learner on another machine counts as lost."""
 
 _LOOK_SECONDS = 0.5
 # Process states in Linux.
@@ -45,7 +45,7 @@ class Others:
     ) -> None:
         self._rank, self._facts = rank, facts
         self._store = store.clone()  # type: ignore[attr-defined] # a wait in another thread would block a shared one
-        self._beats: dict[int, tuple[bytes, float]] = {}  # by rank: last sign of life, and its time
+        self._beats: dict[int, tuple[bytes, float]] = {}  # by rank: last heartbeat, and its time
         self.lost: LearnerError | None = None
         self._seen = time.monotonic()
         self._over = threading.Event()
@@ -96,7 +96,7 @@ class Others:
         self._refuse_failed()
 
     def watch(self, waited: float) -> None:
-        """Check learners on other machines as well: each call writes a sign of life and reads the others'."""
+        """Check learners on other machines as well: each call writes a heartbeat and reads the others'."""
         self.check(waited)
         try:
             self._store.set(f"beat {self._rank}", repr(time.monotonic()))
@@ -134,7 +134,7 @@ class Others:
         self._beats[rank] = beat, (since if beat == before else now)
         if now - self._beats[rank][1] > SILENT_SECONDS:
             raise LearnerError(
-                f"run_training: {name(rank, self._facts[rank])} has given no sign of life for {SILENT_SECONDS:g} s. It "
+                f"run_training: {name(rank, self._facts[rank])} has sent no heartbeat for {SILENT_SECONDS:g} s. It "
                 "was killed or stopped, or its machine cannot be reached.",
                 ranks=(rank,),
             )

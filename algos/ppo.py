@@ -46,12 +46,12 @@ class PPOConfig(TrainingConfig):
         value_coefficient: weight of the critic's loss.
         entropy_coefficient: weight of the entropy, in 1 / nat.
         n_epochs: passes over each batch.
-        n_minibatches: gradient steps of an epoch. An agent without a state, or whose states can be computed, learns
+        n_minibatches: gradient steps of an epoch. An agent that has no state, or whose states can be computed, learns
             from shuffled single steps. Any other agent learns from whole rows, so there must be at least as many
-            environments.
+            environments as minibatches.
         clip: changing an action's probability gains nothing once its ratio to the probability at collection is beyond
             1 - clip or 1 + clip.
-        value_clip: likewise, how far a value may move in an update, in units of the scaled reward; None sets no bound.
+        value_clip: how far a value may move in an update, in units of the scaled reward; None sets no bound.
         whiten_advantages: scale the advantages of a minibatch to mean 0 and variance 1.
         target_kl: skip the remaining gradient steps of an update once the policy has moved this far on a minibatch
             (approximate KL divergence, in nats); None takes them all.

@@ -2,8 +2,8 @@
 
 ``benchmarks/learn.py`` trains with the same settings, and the page of each algorithm shows the results. Those with a
 ``target_return`` evaluate between updates, so that the training ends with the weights that reached it. The target is
-above the return at which a task counts as solved (475 for CartPole-v1, 200 for LunarLander-v3), so that other episodes
-confirm it.
+above the return at which a task counts as solved (475 for CartPole-v1, 200 for LunarLander-v3), so new episodes confirm
+it.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ PRESETS: dict[tuple[str, str], Preset] = {
         n_env_steps=1_200_000, n_envs=32, n_timesteps=8, discount=0.9, learning_rate=0.003, trace_decay=0.9,
         entropy_coefficient=0.0, whiten_advantages=True,
         evaluation_interval=100_000, evaluation_timesteps=200, evaluation_stochastic=False,
-    ), {"initial_log_std": 1.0}),  # wide sampling at first: weak random torques never swing it up
+    ), {"initial_log_std": 1.0}),  # sample widely at first: weak random torques never swing it up
     ("reinforce", "Pendulum-v1"): Preset(ReinforceConfig(
         n_env_steps=4_000_000, n_processes=0, n_envs=16, n_timesteps=200, discount=0.9, reward_scale=0.1,
         learning_rate=0.003, entropy_coefficient=0.0, max_gradient_norm=0.5,
@@ -104,7 +104,7 @@ PRESETS: dict[tuple[str, str], Preset] = {
         ), {"normalise": True})
         for name in ("HalfCheetah", "Hopper", "Walker2d")
     },
-    # When the next ball seems lost anyway, all actions are worth the same: only high entropy, and advantages with
+    # When the next ball seems lost anyway, all actions have the same value. Only high entropy, and advantages with
     # little noise, keep all of them in use.
     ("a2c", "Breakout-MinAtar"): Preset(A2CConfig(
         n_env_steps=4_000_000, n_envs=64, n_timesteps=16, reward_scale=1.0, learning_rate=0.002, trace_decay=0.8,
@@ -133,8 +133,8 @@ PRESETS: dict[tuple[str, str], Preset] = {
         replay_capacity=200_000, learning_starts=5_000, epsilon_fraction=0.05, epsilon_exponent=1.0,
         evaluation_interval=100_000, evaluation_timesteps=200, target_return=12.0, evaluation_processes=0,
     ), {"hidden": (128, 128)}),
-    # Many updates for each move. Without strong noise all games become the same; it falls during a game. Values learn
-    # half from the search's estimate, because the results of noisy games say little.
+    # Many updates for each move. Without strong noise all games become the same; it falls during a game. Half of each
+    # value target is the search's estimate, because the results of noisy games say little.
     ("alphazero", "ConnectFour-v0"): Preset(AlphaZeroConfig(
         n_env_steps=450_000, n_envs=96, n_processes=3, overlap=True, n_timesteps=8, n_updates=40, batch_size=512,
         replay_capacity=300_000, learning_starts=10_000, gumbel_scale=4.0, exploring_moves=24,

@@ -1,7 +1,7 @@
 """Data-parallel learners: processes that train one network together, each on its share of the environments.
 
-A training with k learners equals the training with one: settings describe all learners together, the environments are
-the same, each learner collects with its share of them, and every gradient step uses the mean over all shares. The
+A training with k learners equals the training with one. Settings describe all learners together and the environments
+are the same. Each learner collects with its share of them, and every gradient step uses the mean over all shares. The
 processes are started by torchrun, on one or several machines, or by `run_training`, on this machine. torch.distributed
 transfers the numbers.
 """
@@ -83,7 +83,7 @@ class Learners:
             ) from error
 
     def refuse_lost(self) -> None:
-        """Raise LearnerError if another learner is lost, so that sums on the device may lack its share."""
+        """Raise LearnerError if another learner is lost: sums on the device may then lack its share."""
 
     def finish(self) -> None:
         """Report that this learner no longer needs the others and may end before them."""
@@ -109,7 +109,7 @@ class Group(Learners):
         groups = by_gpu(facts)
         self._nccl = len(groups) == len(facts)  # each has its own GPU
         self.records = self._nccl  # gloo needs the host
-        # Otherwise torch ends the process as soon as NCCL loses a learner, before our thread can report which one.
+        # Otherwise torch ends the process as soon as NCCL loses a learner, before our thread can name it.
         handling = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")}
         share = not self._nccl and bool(groups) and torch.cuda.is_available()
         with inheriting(handling if groups else {}):

@@ -2,7 +2,7 @@
 
 Each environment has a ring of slots. An episode of n steps takes n + 1 consecutive slots: one for the observation of
 each step, and one for the final observation, on which the agent does not act. So the next observation of a step is
-always in the next slot, also at truncation and termination, and the observation after n steps is n slots further.
+always in the next slot, even after truncation or termination, and the observation after n steps is n slots further.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class ReplayBuffer:
                 self._write(column, slot, self._newest(steps[name]))
             elif name not in _OF_SLOTS:
                 self._write(column, slot, steps[name])
-        # A final observation has no step, nor has the latest one until its step arrives.
+        # A final observation has no step, and the latest observation has none until its step arrives.
         for name, here, behind in (
             ("ready", ready, torch.zeros_like(ready)),
             ("number", number, number + ready),
@@ -146,7 +146,7 @@ class ReplayBuffer:
             reward                sum over i < m of discount^i * reward i.  float32
             discount              discount^m.  float32
             terminated            True if the episode terminated within the m steps.  bool
-            ``_observation/…``    the true frames after m steps, also at an episode's end
+            ``_observation/…``    the true frames after m steps, even at an episode's end
             index                 slot of the step.  int64
             weight                importance in the loss, 1 for uniform sampling.  float32
             ===================== ========================================================================
@@ -253,12 +253,12 @@ class ReplayBuffer:
         """
         state, T = self._state, real.shape[1]
         broken = (step != state["next_step"]) | initial[:, 0]
-        # Unless its episode ended, the last observation of a broken row keeps its slot as a next observation.
+        # If the episode has not ended, the last observation of a broken row keeps its slot as a next observation.
         head = state["head"] + (broken & ~state["ended"])
         times = torch.arange(T, device=self.device)
         age_before = torch.where(broken, 0, state["age"]).unsqueeze(1)
         age = times - torch.where(initial, times, -age_before).cummax(dim=1).values
-        # A row that starts in mid-episode has no full stacks at first.
+        # A row that starts mid-episode has no full stacks at first.
         whole = (state["whole"] & ~broken).unsqueeze(1) | (initial.cumsum(1) > 0)
         ready = real & (whole | (age >= self.n_stack - 1))
         taken = real.to(torch.int64) + done  # a final observation takes an extra slot

@@ -58,7 +58,7 @@ class RunFolder:
             your own logger; see `rlstruct.algos.loggers`.
 
     Raises:
-        ImportError: the extra ``train`` is not installed, or what a logger needs.
+        ImportError: the extra ``train``, or a package that a logger needs, is not installed.
         TypeError: config is not a dataclass instance.
         ValueError: a logger's name is unknown.
 
@@ -125,7 +125,7 @@ class RunFolder:
             return folder  # rank 0 sends the other learners their part of the checkpoint
         if not (folder.path / "config.json").exists():
             raise MissingFileError(
-                f"RunFolder.resume: {folder.path} is no run folder: it has no config.json. Pass the folder that a "
+                f"RunFolder.resume: {folder.path} is not a run folder: it has no config.json. Pass the folder that a "
                 "RunFolder has created."
             )
         folder._open(n_env_steps, progress, loggers, again=True)

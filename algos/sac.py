@@ -28,12 +28,12 @@ from rlstruct.rl_agent import RL_Agent, frame_of
 
 @dataclass(frozen=True, kw_only=True)
 class SACConfig(ReplayConfig):
-    """Settings of SAC, and those of `ReplayConfig` and `TrainingConfig`; ``learning_rate`` is that of the policy.
+    """Settings of SAC, and those of `ReplayConfig` and `TrainingConfig`; ``learning_rate`` is the policy's.
 
     Attributes:
         critic_learning_rate: learning rate of the critics and of the temperature.
         target_update_rate: fraction by which the target critics move at each gradient step (Polyak averaging).
-        target_entropy: of the policy, in nats with the actions scaled to -1..1; None for -1 for each dimension.
+        target_entropy: entropy to aim for, in nats, with the actions scaled to -1..1; None means -1 per dimension.
         learning_starts: environment steps before the first gradient step, taken with uniform actions.
     """
 

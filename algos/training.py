@@ -80,7 +80,7 @@ def run_training(
             the environments cannot be divided among them.
         TypeError: create_model is a network instead of a function, create_agent or create_env is not a factory or does
             not accept its arguments, or config belongs to another algorithm.
-        ValueError: a device of the configuration does not exist, the environments should reset themselves and do not,
+        ValueError: a device of the configuration does not exist, the environments should reset themselves but do not,
             or the checkpoint was written with other settings.
         TrainingDiverged: a loss is NaN or infinite.
     """
@@ -322,7 +322,7 @@ class TrainingLoop:
         )
 
     def _continues(self) -> bool:
-        """Start an evaluation if one is due, also in a resumed training; return False at the end of the training."""
+        """Start an evaluation if one is due, even in a resumed training; return False at the end of the training."""
         due = self.history.evaluations[-1].env_steps + self.config.evaluation_interval
         if not (self._finished or self._evaluating or self.env_steps < due or self._target_reached()):
             if self.config.evaluation_processes == 0:

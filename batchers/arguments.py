@@ -41,7 +41,7 @@ REFUSED: dict[State, dict[str, str]] = {
     "executing": _BUSY,
     "alone": _BUSY | {"execute": _GET + _ALONE},
     "full": _BUSY | {"execute": _GET + "one batch is being collected, and another one is queued."},
-    "failed": dict.fromkeys(_CALLS, "collection has failed; close() this batcher. Create a new one."),
+    "failed": dict.fromkeys(_CALLS, "collection has failed. close() this batcher and create a new one."),
     "closed": dict.fromkeys(_CALLS, "the batcher is closed. Create a new one."),
 }
 """Reasons why a state refuses a call. Other calls are allowed."""
@@ -76,7 +76,7 @@ def check_choices(
 ) -> None:
     """Raise TypeError or ValueError for a wrong timeout, and for choices that are unknown or contradict each other.
 
-    Warn about workers that take turns on an accelerator, which is slow.
+    Warn about workers that take turns on an accelerator: that is slow.
     """
     expect_type(": timeout is", timeout, int | float, "seconds", "Pass a number.")
     Range(choices=("raise", "restart")).check("RL_Batcher", "on_worker_error", on_worker_error)
@@ -145,7 +145,7 @@ def check_call(
 
 
 def choose_seeds(seed: int | None, seeds: Sequence[int] | None, n: int) -> tuple[int, ...]:
-    """Return one seed per process; or only the first, from which the number of environments gives the others."""
+    """Return one seed per process, or only the first if the others depend on the number of environments."""
     if seed is not None and seeds is not None:
         raise BadValueError("RL_Batcher: both seed and seeds are passed. Pass only one.")
     if seeds is not None:

@@ -38,8 +38,8 @@ def assemble(
 ) -> tuple[Trajectories, int]:
     """Copy a batch out of the slabs of all collectors, batch first; return it and how many environments continue.
 
-    Auto-resetting environments give all B rows of T steps, or fewer real steps where a vector environment spends some
-    on its restarts. Episodic ones give the rows that took part, shortened to the longest. ``observation/`` and
+    Auto-resetting environments give B rows of T steps, with fewer real steps where a vector environment spends some on
+    restarts. Episodic ones give the rows that took part, shortened to the longest. ``observation/`` and
     ``_observation/`` of a key share memory unless an environment restarted. Padding is zero, except that the first
     padded step of ``observation/`` repeats the final observation. With ``copy=False``, steps that a graph took are
     lent: the batch is a view of the graph's memory, which its next replay overwrites.

@@ -1,4 +1,4 @@
-"""Contract between RL_Batcher and its backend, which collects for it, and the registry of backends."""
+"""Contract between RL_Batcher and the backend that collects for it, and the registry of backends."""
 
 from __future__ import annotations
 

@@ -32,9 +32,9 @@ NotReady = tuple[None, None]
 class RL_Batcher:  # noqa: N801 - the name in rlstructures
     """Collector of batches of T steps, which an agent takes in many environments.
 
-    Call ``reset``, then ``execute`` and ``get`` in turn. With ``n_processes=0`` this process collects; with k >= 1, k
-    worker processes do, each with its own agent and environments. Episodic environments give padded rows; ``lengths``
-    and ``mask()`` tell real steps from padding, and the next ``execute`` continues the episodes that have not ended.
+    Call ``reset``, then ``execute`` and ``get`` in turn. With ``n_processes=0`` this process collects; otherwise worker
+    processes do, each with its own agent and environments. Episodic environments give padded rows; ``lengths`` and
+    ``mask()`` tell real steps from padding, and the next ``execute`` continues the episodes that have not ended.
     Auto-resetting environments always give B rows of T steps.
 
     Args:
@@ -149,7 +149,7 @@ class RL_Batcher:  # noqa: N801 - the name in rlstructures
 
         Args:
             agent_info: values for the agent in each environment.  [B] or [1] on the CPU; default: the constructor's
-            env_info: options of each environment, such as gymnasium's ``reset(options=…)``.  Likewise.
+            env_info: options of each environment, such as gymnasium's ``reset(options=…)``; same form and default.
 
         Raises:
             BatcherStateError: a batch is being collected, or the batcher is closed.
@@ -170,7 +170,8 @@ class RL_Batcher:  # noqa: N801 - the name in rlstructures
     def execute(self, agent_info: DictTensor | None = None) -> None:
         """Start collecting the next batch, with the weights of the last `update`.
 
-        Workers with auto-resetting environments accept a second order before `get` has returned the first batch::
+        With workers and auto-resetting environments, you may call `execute` again before `get` has returned the first
+        batch::
 
             batcher.execute()
             for _ in range(n):
@@ -216,7 +217,7 @@ class RL_Batcher:  # noqa: N801 - the name in rlstructures
     def get(self, blocking: bool, timeout: float | None = None, *, copy: bool = True) -> Batch | NotReady: ...
 
     def get(self, blocking: bool = True, timeout: float | None = None, *, copy: bool = True) -> Batch | NotReady:
-        """Return the batch that `execute` started, or the older one if there are two.
+        """Return the batch that `execute` started, or the older of two.
 
         Its tensors carry no gradients; for a loss, `replay_agent` recomputes the agent's outputs with gradients. Do not
         write to a batch, because keys share memory (see `Trajectories`); write to its `clone`.
@@ -224,8 +225,8 @@ class RL_Batcher:  # noqa: N801 - the name in rlstructures
         Args:
             blocking: whether to wait for the batch.
             timeout: seconds to wait; default: the constructor's.
-            copy: False lets a batch that a CUDA graph collected stay in the memory of the graph, which saves a copy:
-                it is valid until the next `execute`, which overwrites it. Other batches are the same as with True.
+            copy: False leaves a batch that a CUDA graph collected in the graph's memory, which saves a copy; the next
+                `execute` overwrites it. Other batches are the same as with True.
 
         Returns:
             ``(trajectories, n_still_running)``: the steps, in memory that no later call changes if ``copy``, and the
@@ -345,7 +346,7 @@ class RL_Batcher:  # noqa: N801 - the name in rlstructures
         return BatcherStats(stats.seconds, own["wait"], own["hand_over"], self._n_batches, stats.pids, self._executors)
 
     def memory_report(self, queued: bool = False) -> MemoryReport:
-        """Return the bytes used for collecting. All but the weights grow with the number of steps and environments.
+        """Return the bytes used for collecting. All except the weights grow with the number of steps and environments.
 
         Args:
             queued: whether to count the second slab of each worker, which a queued batch needs (see `execute`).
@@ -355,7 +356,7 @@ class RL_Batcher:  # noqa: N801 - the name in rlstructures
         """
         arguments.refuse_call("memory_report", self._state)
         if not self._n_batches:
-            raise BatcherStateError("RL_Batcher.memory_report: there was no batch yet. Call execute() and get() first.")
+            raise BatcherStateError("RL_Batcher.memory_report: there is no batch yet. Call execute() and get() first.")
         backend, stats = self._backend, self._backend.stats()
         n_slabs = max(1, self._deepest, 2 if queued and backend.queues else 1)
         return report_memory(stats.layouts, self._infos, backend.auto_reset, stats.weight_bytes, n_slabs, stats.pids)

@@ -1,6 +1,6 @@
 """Checks of each batch for invalid actions and NaN, on the batch's device.
 
-Environments that compute with tensors raise no error: they accept an action beyond the last one as just another number,
+Environments that compute with tensors raise no error: to them, an action that does not exist is just another number,
 and NaN passes through networks unnoticed.
 """
 

@@ -27,9 +27,9 @@ from rlstruct.in_place import steps_into
 from rlstruct.rl_agent import RL_Agent, check_answer
 from rlstruct.vec_env import Capturable, VecEnv
 
-# On an accelerator, checking whether every episode has ended stalls the device, so check once per this many steps.
+# Checking whether every episode has ended stalls an accelerator, so check only once in this many steps.
 _STEPS_BETWEEN_LOOKS = 16
-# Once per this many steps, a compiled or captured agent repeats one step eagerly, to check its promise of purity.
+# Once in this many steps, a compiled or captured agent repeats one step eagerly, to check its promise to be pure.
 _STEPS_BETWEEN_PROBES = 500
 _AGENT, _ENVIRONMENT = int(Phase.AGENT), int(Phase.ENVIRONMENT)
 _WORTH_GIVING = 1 << 20  # bytes; copying a smaller slab is faster than building the views of a new one
@@ -53,8 +53,8 @@ class Collector:
     """One agent in one VecEnv. Each batch continues for T steps from where the last one stopped.
 
     The random stream of environment b has the seed ``seed + b``. ``allocate`` is called once the layout of a slab is
-    known, which is after the agent's first action. Without it slabs are on the device, and the memory of a large batch
-    passes to the caller, so the next batch gets new memory.
+    known, which is after the agent's first action. Without it, slabs are on the device, and the caller keeps the memory
+    of a large batch: the next batch gets new memory.
 
     Attributes:
         steps: the steps of the last batch. The next batch overwrites them unless they are ``owned``.
@@ -145,7 +145,7 @@ class Collector:
 
         Raises:
             ValueError: an action does not exist, or a frame or reward is NaN.
-            PurityError: the agent declares ``pure = True`` and is not.
+            PurityError: the agent declares ``pure = True`` but is not pure.
             Interrupted: the batcher was closed.
         """
         if agent_info is not None:

@@ -54,14 +54,14 @@ def collect_episodes(
     """Reset the batcher and collect exactly ``n`` whole episodes, without bias towards short ones.
 
     Each environment plays a fixed number of episodes: its first ``n // B``, and one more in the first ``n % B``
-    environments. The first n episodes to end would contain too many short ones. Episodes beyond an environment's number
-    are dropped, so the slowest environment determines how long this takes.
+    environments. The first n episodes to end would contain too many short ones. Surplus episodes are dropped, so the
+    slowest environment determines how long this takes.
 
     Args:
         batcher: a batcher of episodic or auto-resetting environments, without outstanding batches.
         n: the number of episodes.
         agent_info: see `RL_Batcher.reset`.
-        env_info: likewise.
+        env_info: see `RL_Batcher.reset`.
         step_limit: maximum number of steps per episode; None sets no limit.
 
     Returns:

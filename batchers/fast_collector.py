@@ -30,7 +30,7 @@ Outputs = dict[str, Tensor]
 
 
 class FastCollector(Collector):
-    """A collector that takes T steps at once if the agent promises to be pure, with the results of single steps."""
+    """A collector that takes T steps at once if the agent is pure; results equal those of single steps."""
 
     def __init__(self, *args: Any, **settings: Any) -> None:  # noqa: ANN401 - see Collector
         super().__init__(*args, **settings)
@@ -109,7 +109,7 @@ class FastCollector(Collector):
 
     def _warn(self, why_not: str) -> None:
         warn_user(
-            f"RL_Batcher: a batch on {self._device} cannot be recorded as one graph, so its steps run one by "
+            f"RL_Batcher: a batch on {self._device} cannot be captured as one graph, so its steps run one by "
             f"one, slower and with equal results: {why_not}. RL_Batcher(graph=False) silences this warning."
         )
 

@@ -103,7 +103,7 @@ class InProcess:
         try:
             self._stream.give(())  # the caller may reuse the environment's memory for work that it queues next
             self._collector.close()
-        except Exception:  # as with worker processes: closing always succeeds
+        except Exception:  # closing always succeeds, as for worker processes
             _logger.warning("RL_Batcher.close", exc_info=True)
 
     def _run(self, call: Callable[..., R], *arguments: Any, **keywords: Any) -> R:  # noqa: ANN401 - of that call

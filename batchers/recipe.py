@@ -95,7 +95,7 @@ def versions() -> dict[str, str]:
 
 
 def by_value(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Copy the tensors and modules in arguments, also in lists, tuples and dicts, without moving them.
+    """Copy the tensors and modules in arguments, including those in lists, tuples and dicts, without moving them.
 
     An agent in this process then has its own weights, like an agent in a worker. Copies share memory where the
     originals do. Other objects are not copied.

@@ -1,8 +1,8 @@
 """Unnamed memory that processes share.
 
-A block is an anonymous file. The parent creates it before a worker starts, the worker inherits its descriptor, and
-whoever first knows its size extends it. Since it has no name, it vanishes with the last process that holds it, however
-that process ends.
+A block is an anonymous file. The parent creates it before a worker starts, the worker inherits its descriptor, and the
+first process to know its size extends it. Since it has no name, it vanishes with the last process that holds it, even
+if that process is killed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""rlstruct: reinforcement-learning trajectories, collected fast on whatever device is there.
+"""rlstruct: reinforcement-learning trajectories, collected fast on any device.
 
 Here are the structures (DictTensor, TemporalDictTensor, Trajectories), the contracts (VecEnv, RL_Agent), the errors,
 and `load`, which returns a trained policy.
@@ -33,7 +33,7 @@ if _TYPE_CHECKING:
 
 __version__ = "0.3.0"
 
-# Imported when first asked for: torch takes a second, in which the command line can already answer.
+# Imported on first use: torch takes a second to import, and the command line often does not need it.
 _NAMES = {
     "core": ("DictTensor", "TemporalDictTensor", "Trajectories"),
     "device": ("resolve_device",),
@@ -54,7 +54,7 @@ _FOLDERS = ("batchers", "envs", "agents", "algos", "sims", "testing", "adapters"
 if not _TYPE_CHECKING:  # for them every name would exist
 
     def __getattr__(name: str) -> object:
-        """Import a name of this page, or a module that it takes names from; say where other public names are."""
+        """Import a public name of this package or one of its modules; for other public names, say where they are."""
         import importlib
 
         if name in _MODULES:
@@ -80,5 +80,5 @@ def _exports(folder: str, name: str) -> bool:
 
 
 def __dir__() -> list[str]:
-    """List what can be asked for, imported or not."""
+    """List all available names, imported or not."""
     return sorted({*(name for name in globals() if name.startswith("__")), *__all__, *_MODULES})

@@ -53,7 +53,7 @@ def resolve_device(device: DeviceLike) -> torch.device:
     except (RuntimeError, TypeError) as error:
         simulated = " The simulated accelerator exists once rlstruct.testing.sim_device has been imported."
         hint = simulated if str(device).startswith("sim") else ""
-        raise BadValueError(f"resolve_device: {device!r} is no device. Devices here: {_listing()}.{hint}") from error
+        raise BadValueError(f"resolve_device: {device!r} is not a device. Devices here: {_listing()}.{hint}") from error
     if resolved.type in ("cpu", "meta"):
         return torch.device(resolved.type)
     count = device_count(resolved.type)
@@ -99,7 +99,7 @@ def processor() -> str:
 
 
 def keep_freed_memory() -> bool:
-    """Keep freed CPU memory in this process for the next tensors, as torch does on a GPU.
+    """Keep freed CPU memory in this process for later tensors, as torch does on a GPU.
 
     The C library of Linux returns every block above 32 MB to the system as soon as it is freed, and must have new pages
     zeroed for the next one. A network that acts in 262,144 environments on the CPU spends half of its time on that.

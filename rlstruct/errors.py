@@ -60,7 +60,7 @@ class BadIndexError(Explained, IndexError):
 
 
 class UsageError(Explained, RuntimeError):
-    """A call that cannot work now, or in this way; the message says what to do first."""
+    """A call cannot work now, or in this way; the message says what to do first."""
 
 
 class MissingPackageError(Explained, ImportError):
@@ -163,7 +163,7 @@ def tag_environment(error: BaseException, index: int, step: int | None = None) -
 
 
 def how_to_install(extra: str) -> str:
-    """Return the pip command that installs the packages of an extra, whatever rlstruct was installed from."""
+    """Return the pip command that installs the packages of an extra, for any kind of installation."""
     try:
         everything = metadata.requires("rlstruct") or []
     except metadata.PackageNotFoundError:  # rlstruct runs from source, without an installation
@@ -183,7 +183,7 @@ def import_extra(module: str, extra: str, where: str) -> Any:  # noqa: ANN401 - 
 
 
 def warn_user(text: str) -> None:
-    """Issue a warning that points at the user's line, the nearest caller outside of this library, or at the command."""
+    """Issue a warning that points at the user's code (the nearest caller outside this library) or at the command."""
     depth, frame = 2, sys._getframe(1)
     while frame.f_back is not None and _PASSED.match(str(frame.f_globals.get("__name__"))):
         depth, frame = depth + 1, frame.f_back

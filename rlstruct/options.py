@@ -100,7 +100,7 @@ def option(
 
 
 def declared(kind: type, key: str) -> dict[str, Any]:
-    """Return what `option` declared for the fields of a class and of its bases: name to ``"range"``, for example."""
+    """Return the values declared by `option`, such as ``"range"``, for the fields of a class and its bases."""
     found: dict[str, Any] = {}
     for base in reversed(kind.__mro__):
         own = vars(base).get("__dataclass_fields__", {})
@@ -175,7 +175,7 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 @functools.cache
 def _ranges(kind: type) -> dict[str, Range]:
-    """Return what each declared field of a class accepts, with its annotation: names and switches have no range."""
+    """Return the range of each declared field of a class, with its annotation; names and switches have none."""
     hints = get_type_hints(kind)
     ranges: dict[str, Range] = {}
     for name, bounds in declared(kind, "range").items():

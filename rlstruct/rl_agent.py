@@ -33,10 +33,10 @@ class RL_Agent(ABC):  # noqa: N801 - the name that users of rlstructures know
     Attributes:
         agent_info_on_device: True if the agent expects ``agent_info`` on its own device instead of the CPU.
         pure: the author's promise that the result of `__call__` depends only on the parameters and buffers of the
-            agent's modules and on the arguments: on no global, no changing attribute and no generator. Batchers may
-            then compile the agent or capture it in a CUDA graph, both of which would ignore such changes.
-            `rlstruct.testing.check_agent` tests the promise. Agents without it run eagerly. A subclass that overrides
-            a method must repeat the promise.
+            agent's modules and on the arguments, not on globals, changing attributes or generators. Batchers may then
+            compile the agent or capture it in a CUDA graph, both of which would ignore such changes.
+            `rlstruct.testing.check_agent` tests the promise. Agents without it run eagerly. A subclass that overrides a
+            method must repeat the promise.
     """
 
     agent_info_on_device: bool = False
@@ -142,8 +142,8 @@ class RL_Agent(ABC):  # noqa: N801 - the name that users of rlstructures know
             steps: numbers b * T + t of the steps; None for all.  [K] int64, same device
 
         Returns:
-            The state argument of `call_replay` at these steps; empty for an agent without a state. None if acting step
-            by step is the only way to know, as for an agent that learns what to remember, needs a history or defines
+            The state argument of `call_replay` at these steps; empty for an agent without a state. None if only acting
+            step by step can tell, as for an agent that learns what to remember, needs a history or defines
             `call_replay`.  [K], or [B * T] for all
         """
         keeps_state = any(key.startswith("agent_state/") for key in trajectories.info.keys())

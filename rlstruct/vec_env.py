@@ -30,7 +30,7 @@ class _Pair(NamedTuple):
 
 
 class StepResult(_Pair):
-    """Result of `VecEnv.step`: the pair ``((reached, running), (current, still_running))``, with a hint about restarts.
+    """Result of `VecEnv.step`: the pair ``((reached, running), (current, still_running))``, and whether rows restarted.
 
     It unpacks like a plain pair. Your own environment may return a plain pair, which means that any row may have
     restarted.
@@ -115,13 +115,13 @@ class VecEnv(ABC):
 
         Returns:
             ``((reached, running), (current, still_running))``, each a DictTensor [B] with a mask [B] bool.
-            ``reached`` is the true next observation of the environments that ran (``running``), also at an episode's
+            ``reached`` is the true next observation of the environments that ran (``running``), even at an episode's
             end. ``current`` is the observation for the agent's next action. It differs from ``reached`` only in rows
             whose auto-resetting environment restarted. If none did, return a `StepResult` with ``restarted=False``,
             which saves the batcher a check.
             Masks always have B entries: loop while ``running.any()``, and count with ``running.sum()``. In an
-            auto-resetting environment all rows run in every step. The exception is a wrapped vector environment that
-            needs a step to restart: it leaves that row out of one step, which batchers drop.
+            auto-resetting environment all rows run in every step, except in a wrapped vector environment that needs a
+            step to restart: there the row sits out that step, and batchers drop it.
         """
 
     def close(self) -> None:
@@ -249,7 +249,7 @@ Carrying = Capturable  # its name in 0.2
 
 
 class EnvWrapper(VecEnv):
-    """A VecEnv that forwards everything to another one. Override whatever should differ.
+    """A VecEnv that forwards everything to another one. Override the parts that should differ.
 
     Args:
         env: the environment to wrap.
@@ -335,14 +335,14 @@ class DeviceEnv(EnvWrapper):
         """Step the wrapped environment; see `VecEnv.step`.
 
         Raises:
-            TypeError: the action is no DictTensor.
+            TypeError: the action is not a DictTensor.
             DeviceMismatchError: the action is not on ``device``.
         """
         fix = f"Create it with device={str(self._device)!r}, or move the agent's model there."
         expect("DeviceEnv.step: action", check_action("DeviceEnv", action), device=self._device, fix=fix)
         answer = self.env.step(action.to(self.env.device))
         (reached, current), restarted = answer, getattr(answer, "restarted", True)
-        # Without a restart the two observations are equal: move one.
+        # Without a restart the two observations are equal, so move only one.
         seen, (ran, running) = self._out(reached[0], reached[1], current[1])
         after, _ = self._out(current[0]) if restarted else (seen, [])
         return StepResult((seen, ran), (after, running), restarted=restarted)

@@ -23,14 +23,14 @@ def test_meta_is_there_without_an_index() -> None:
 
 @pytest.mark.parametrize("word", ["gpu", "cud:0", "", "cpu:x", None, 1.5])
 def test_nonsense_is_refused_with_the_devices_that_exist(word: object) -> None:
-    with pytest.raises(ValueError, match=r"resolve_device: .* is no device\. Devices here: cpu"):
+    with pytest.raises(ValueError, match=r"resolve_device: .* is not a device\. Devices here: cpu"):
         resolve_device(word)  # type: ignore[arg-type]
 
 
 def test_the_simulated_accelerator_says_what_to_import(tmp_path: pathlib.Path) -> None:
     code = "from rlstruct import resolve_device; resolve_device('sim:1')"
     run = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert "'sim:1' is no device" in run.stderr
+    assert "'sim:1' is not a device" in run.stderr
     assert "exists once rlstruct.testing.sim_device has been imported." in run.stderr
 
 
@@ -68,7 +68,7 @@ def test_a_registered_backend_is_imported_when_it_is_named(
     monkeypatch.setattr("rlstruct.device._BACKENDS", {})
     register_backend("madeup", "backend_of_this_test")
     assert registered_backends() == {"madeup": "backend_of_this_test"}
-    with pytest.raises(ValueError, match="'madeup:0' is no device"):  # the module registers nothing with torch
+    with pytest.raises(ValueError, match="'madeup:0' is not a device"):  # the module registers nothing with torch
         resolve_device("madeup:0")
     assert sys.modules.pop("backend_of_this_test", None) is not None
 

@@ -1,4 +1,4 @@
-"""Speed and memory of a candidate: it collects or trains briefly, in turns with the fastest one so far."""
+"""Speed and memory of a candidate: it collects or trains briefly, alternating with the fastest one so far."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class Prober:
         self.start = memory_in_use(self.device)
 
     def __call__(self, candidate: Candidate, best: Candidate | None, projected: float) -> Measured:
-        """Measure a candidate in turns with the fastest one so far; see `Measure`."""
+        """Measure a candidate, alternating with the fastest one so far; see `Measure`."""
         turn = self._turn(candidate)
         if turn > max(_LONGEST_BATCH[0], _LONGEST_BATCH[1] * self.seconds):
             raise NotStarted(f"a batch would take {turn:.1f} s")

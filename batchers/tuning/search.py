@@ -147,7 +147,7 @@ class Climb:
                 return
 
     def _climb(self, start: Probe, name: str) -> None:
-        """Increase a setting as long as that pays; if the first increase does not pay, decrease it likewise."""
+        """Increase a setting as long as that pays. If the first increase does not pay, decrease it in the same way."""
         values: Sequence[int] = getattr(self.space, name)
         at = values.index(getattr(start.candidate, name))
         for sharing in self.space.sharing if name == "n_processes" else [start.candidate.sharing]:

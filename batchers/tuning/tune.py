@@ -128,9 +128,9 @@ def tune(
 ) -> Tuning:
     """Find the fastest number of workers, environments and steps on this machine, with short probes of real batchers.
 
-    The search is Algorithm 1 of GMI-DRL (USENIX ATC 2025), see `rlstruct.batchers.tuning.search`. Each probe collects
-    in turns with the fastest candidate so far, so a slow moment of the machine affects both. A candidate that is
-    expected to exceed the memory limit is not started.
+    The search is Algorithm 1 of GMI-DRL (USENIX ATC 2025), see `rlstruct.batchers.tuning.search`. Each probe alternates
+    with the fastest candidate so far, so a slow moment of the machine affects both. A candidate that is expected to
+    exceed the memory limit is not started.
 
     Args:
         create_agent: see `RL_Batcher`.

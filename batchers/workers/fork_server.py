@@ -1,7 +1,7 @@
 """Server process that has imported torch, gymnasium and rlstruct, and forks worker processes.
 
-It never opens CUDA and has a single thread. It starts with the first worker, and ends when its parent does, for
-whatever reason. Except for speed and memory, a worker behaves as with multiprocessing's start method "spawn"; see
+It never opens CUDA and has a single thread. It starts with the first worker, and ends when its parent ends for any
+reason. Except for speed and memory, a worker behaves as under multiprocessing's start method "spawn"; see
 docs/workers.md.
 """
 
@@ -35,7 +35,7 @@ _NUMBER = struct.Struct("q")  # a message about a worker: first its process id, 
 _FORK = b"f"
 _MOST_DESCRIPTORS = 200
 _LEAVING_SECONDS = 1.0
-# Most scripts that collect import these, too. Once torch is loaded they take a fifth of a second.
+# Most scripts that collect import these as well. Once torch is loaded they take a fifth of a second.
 _IMPORTED = (
     "gymnasium.envs.classic_control",
     *("rlstruct.batchers.workers.local", "rlstruct.envs", "rlstruct.agents", "rlstruct.sims", "rlstruct.algos"),
@@ -50,7 +50,7 @@ _READ_ONCE = (
 def start_process(target: Callable[..., object], arguments: tuple[Any, ...], name: str) -> BaseProcess:
     """Start a process that calls ``target`` and is killed when this process ends. Call this within `quiet_start`.
 
-    The process is no daemon, because daemons may not have children, which gymnasium's AsyncVectorEnv needs.
+    The process is not a daemon, because daemons may not have children, which gymnasium's AsyncVectorEnv needs.
     """
     process: BaseProcess
     if getattr(sys, "frozen", False):  # the executable is the program, and cannot run the server's code

@@ -144,10 +144,10 @@ class WorkerHandle:
         return self._about(WorkerError, self.link.death())
 
     def timeout_error(self, seconds: float, others: Sequence[WorkerHandle]) -> WorkerTimeout:
-        """Return an error that says that this worker, and others, gave no answer in time."""
+        """Create the error for this worker, and others, that gave no answer in time."""
         text = (
             f"gave no answer within {seconds:g} s; it is in {self.link.where()}. "
-            "If that is normal, pass a longer timeout to RL_Batcher or get(); else close() the batcher."
+            "If that is normal, pass a longer timeout to RL_Batcher or get(); otherwise close() the batcher."
         )
         if others:
             text += f" Also late: worker {', '.join(str(worker.index) for worker in others)}."

@@ -218,7 +218,7 @@ class LocalLink:
         if code == NO_MAIN_GUARD:
             hint = f" Every worker imports your main script, and this one creates a batcher when imported. {GUARD}"
         elif code == -signal.SIGKILL:
-            hint = " Unless somebody killed it, the machine ran out of memory; then its kernel log says so."
+            hint = " Unless somebody killed it, the machine ran out of memory, and the kernel log says so."
         elif not self.progress.born:
             hint = " Its traceback, printed above on standard error, says why it could not start."
         return f"{how} in {self.where()}.{hint}"

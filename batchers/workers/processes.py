@@ -78,7 +78,7 @@ def quiet_start() -> Iterator[None]:
             os._exit(NO_MAIN_GUARD)
         raise UsageError(f"RL_Batcher: this script starts workers while a process that was spawned imports it. {GUARD}")
     open_standard_streams()
-    # Children cannot import a main script that is no file, such as <stdin>. Hidden, its functions and classes are
+    # Children cannot import a main script that is not a file, such as <stdin>. Hidden, its functions and classes are
     # pickled by value, like those of ``python -c`` and of a notebook.
     script = vars(sys.modules["__main__"])
     path = script.get("__file__")

@@ -99,8 +99,8 @@ def _one_frame(observation: spaces.Space[Any]) -> spaces.Space[Any]:
         return observation
     if isinstance(observation, spaces.Dict) and "legal" in observation.spaces:
         raise UserError(
-            "this environment shows which actions are legal, as two-player games do, and only AlphaZero heeds that: "
-            "rlstruct train alphazero."
+            "this environment shows which actions are legal, as two-player games do, and only AlphaZero respects "
+            "that: rlstruct train alphazero."
         )
     try:
         sizes = [math.prod(leaf.shape) for leaf in leaves(observation, "frame").values()]
@@ -121,19 +121,19 @@ def _fitting(algorithm: str, task: Task, observation: spaces.Space[Any], action:
     continuous = isinstance(action, spaces.Box) and len(action.shape) == 1
     if discrete is None and not continuous:
         raise UserError(
-            "the bundled agents take one of A actions, several such choices at once, or a vector of numbers; this "
-            f"environment wants {action}. Write an agent: tutorials/02_your_own_agent.py"
+            "the bundled agents choose one of A actions, several such choices at once, or a vector of numbers; this "
+            f"environment expects {action}. Write an agent: tutorials/02_your_own_agent.py"
         )
     if family == "values" and not isinstance(discrete, int):
         kind = "continuous" if continuous else "several at once"
-        raise UserError(f"{name} chooses among single actions, and here they are {kind}: take ppo, a2c or reinforce.")
+        raise UserError(f"{name} chooses one action at a time, and here they are {kind}: use ppo, a2c or reinforce.")
     if family == "soft" and not (continuous and action.is_bounded()):  # type: ignore[attr-defined]
         others = "ppo or a2c" if continuous else "dqn, ppo or a2c"
-        raise UserError(f"{name} draws bounded continuous actions, and this environment wants {action}: {others}.")
+        raise UserError(f"{name} needs bounded continuous actions, and here they are {action}: use {others}.")
     if family != "policy" and task.recurrent:
-        raise UserError(f"{name} has no agent with a memory: take ppo or a2c, or leave out --recurrent.")
+        raise UserError(f"{name} has no agent with a memory: use ppo or a2c, or omit --recurrent.")
     if family == "soft" and image:
-        raise UserError(f"{name} has no network for images: take ppo or a2c.")
+        raise UserError(f"{name} has no network for images: use ppo or a2c.")
     if family == "policy" and image and (task.recurrent or continuous):
         kind = "remembers images" if task.recurrent else "turns images into continuous actions"
         write = "write one (tutorials/02_your_own_agent.py, rlstruct.agents.ConvolutionalTrunk)."
@@ -156,7 +156,7 @@ def _try(create_model: Callable[[], nn.Module], task: Task) -> None:
         if not task.network:
             raise
         said = str(error).strip().splitlines()[0]
-        raise UserError(f"--network {' '.join(task.network)}: no network can be made like this: {said}") from None
+        raise UserError(f"--network {' '.join(task.network)}: cannot create this network: {said}") from None
 
 
 def _normalised(create_model: Callable[[], nn.Module], frame_shape: tuple[int, ...]) -> nn.Module:

@@ -17,7 +17,7 @@ _GIB = 2**30
 def run(arguments: Sequence[str]) -> None:
     """Print the report; there are no ``arguments``."""
     if arguments and arguments[0] in ("-h", "--help"):
-        say("usage: rlstruct devices\n\nShow the CPUs and GPUs that are here, and where things should live.")
+        say("usage: rlstruct devices\n\nShow the CPUs and GPUs of this machine, and where each part should run.")
         return
     if arguments:
         raise UserError(f"expected no arguments, got {' '.join(arguments)!r}.")
@@ -38,7 +38,7 @@ def report(n_cpus: int, n_threads: int, gpus: Sequence[str]) -> list[str]:
         build = f"CUDA {torch.version.cuda}" if torch.version.cuda else "no CUDA"
         lines.append(f"no GPU   torch {torch.__version__} was built for {build} and sees none")
     lines += [f"{kind:<8} seen by torch" for kind in ("mps", "xpu") if device_count(kind)]
-    return [*lines, "", "Where things should live:", *layout(n_cpus, len(gpus))]
+    return [*lines, "", "Where each part should run:", *layout(n_cpus, len(gpus))]
 
 
 def layout(n_cpus: int, n_gpus: int) -> list[str]:
@@ -49,8 +49,8 @@ def layout(n_cpus: int, n_gpus: int) -> list[str]:
     workers = f"--n-processes {max(1, n_cpus - 1)}"
     layouts = {
         "cheap environments (CartPole), small networks: all in one process on the CPU": "--n-processes 0",
-        "environments that take long: worker processes on the CPU": f"{workers}{learner}",
-        "the same, learning meanwhile (a2c, dqn, sac, alphazero)": f"{workers} --overlap{learner}",
+        "slow environments: worker processes on the CPU": f"{workers}{learner}",
+        "the same, learning at the same time (a2c, dqn, sac, alphazero)": f"{workers} --overlap{learner}",
     }
     if n_gpus:
         layouts |= {
@@ -66,7 +66,7 @@ def layout(n_cpus: int, n_gpus: int) -> list[str]:
     else:
         compiled = "bundled simulators: thousands of environments in one process, compiled"
         layouts[compiled] = "--simulator compile --n-envs 1024"
-    layouts["how many workers and environments: measure it here"] = "rlstruct tune ppo --env CartPole-v1"
+    layouts["how many workers and environments: measure on this machine"] = "rlstruct tune ppo --env CartPole-v1"
     return [line for what, options in layouts.items() for line in (f"  {what}", f"      {options}")]
 
 

@@ -27,7 +27,7 @@ from rlstruct.options import Options
 from rlstruct.sims.tensor_env import Backend
 from rlstruct.vec_env import VecEnv
 
-ATARI_STACK = 4  # frames, as Mnih et al. (2015)
+ATARI_STACK = 4  # frames, as in Mnih et al. (2015)
 
 # Packages that gymnasium's environments need, by the start of their entry point: a module and the extra that installs
 # it, "" if none does.
@@ -86,7 +86,7 @@ def read_settings(option: str, words: tuple[str, ...], example: str) -> dict[str
 
 
 def imported(name: str) -> Callable[..., Any]:
-    """Import a function or a class by ``module:name``, also from the current folder."""
+    """Import a function or a class by ``module:name``, which may be in the current folder."""
     module, _, attribute = name.partition(":")
     found = _module(module)
     create: Callable[..., Any] | None = getattr(found, attribute, None)
@@ -163,7 +163,7 @@ class Factory:
             env = create(**arguments)
             if not isinstance(env, VecEnv):
                 kind = type(env).__name__
-                raise UserError(f"{self.name} made a {kind}, expected a VecEnv or a gymnasium environment.")
+                raise UserError(f"{self.name} returned a {kind}, expected a VecEnv or a gymnasium environment.")
             return env
         several = GymEnvInf if auto_reset else GymEnv
         return several([self._one(create) for _ in range(n_envs)], seed)
@@ -205,7 +205,7 @@ def find(task: Task, *, auto_reset: bool) -> Factory:
         if backend == "warp":
             require("warp", "warp", what="--simulator warp")
         elif name.startswith("ALE/"):
-            raise UserError(f"--simulator {backend}: only Warp kernels play {name}: --simulator warp.")
+            raise UserError(f"--simulator {backend}: {name} runs only as Warp kernels: use --simulator warp.")
         return replace(made, backend=backend or "torch", atari=name.startswith("ALE/"))
     atari = name.startswith("ALE/") or "NoFrameskip-v" in name or _entry(name).startswith("ale_py")
     if atari:
@@ -215,8 +215,8 @@ def find(task: Task, *, auto_reset: bool) -> Factory:
     elif name not in gymnasium.registry:
         known = {*gymnasium.registry, *sims.names()}
         raise UserError(
-            f"no environment is called {name!r}.{nearest(name, known)} Pass a name of gymnasium or of a bundled "
-            "simulator; your own is module:MySimulator, or module:Name-v0 in gymnasium's registry."
+            f"no environment is called {name!r}.{nearest(name, known)} Pass the name of a gymnasium environment or a "
+            "bundled simulator; your own is module:MySimulator, or module:Name-v0 if gymnasium registers it."
         )
     return replace(made, atari=atari)
 
@@ -230,7 +230,7 @@ def spaces_of(factory: Factory) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
             raise
         extra = _package_of(factory.name)[1]
         said = f"{str(error).rstrip('.')}. {how_to_install(extra) if extra else ''}"
-        raise UserError(f"{factory.name} cannot be made: {said}".strip()) from None
+        raise UserError(f"{factory.name} cannot be created: {said}".strip()) from None
     except ValueError as error:
         if factory.backend is not None and factory.atari:
             raise UserError(str(error)) from None
@@ -238,11 +238,11 @@ def spaces_of(factory: Factory) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
     except (gymnasium.error.Error, TypeError) as error:
         if not is_own(factory.name) and factory.render and "render_mode" in str(error):
             raise UserError(
-                f"{factory.name} cannot be drawn: it takes no render_mode='rgb_array'. Let its constructor accept "
-                "render_mode, and name it in its metadata['render_modes']."
+                f"{factory.name} cannot be drawn: it does not accept render_mode='rgb_array'. Let its constructor "
+                "accept render_mode, and name it in its metadata['render_modes']."
             ) from None
         if factory.settings or isinstance(error, gymnasium.error.Error):
-            raise UserError(f"{factory.name} cannot be made with {dict(factory.settings)}: {error}") from None
+            raise UserError(f"{factory.name} cannot be created with {dict(factory.settings)}: {error}") from None
         raise
     env.close()
     return env.observation_space, env.action_space

@@ -27,7 +27,7 @@ def run(arguments: Sequence[str]) -> None:
     found = {kind: [name for name in known if part.lower() in name.lower()] for kind, known in kinds.items()}
     if not any(found.values()):
         every = [name for known in kinds.values() for name in known]
-        raise UserError(f"no name of an environment contains {part!r}.{nearest(part, every)}")
+        raise UserError(f"no environment's name contains {part!r}.{nearest(part, every)}")
     width = min(80, shutil.get_terminal_size().columns)
     for kind, known in found.items():
         if known:

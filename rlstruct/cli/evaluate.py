@@ -39,10 +39,9 @@ class Evaluate(Options):
         video: also record one more episode, as a film (.gif, .mp4) or a contact sheet (.png).
         out: write the return and length of every episode to this JSON file.
         device: device of agent and environments.
-        actions: sampled, as in training, or the best ones; None for the choice of the training's
-            evaluations.
+        actions: sampled, as in training, or the best ones; None for the same as in the training's evaluations.
         seed: seed of environments and agent.
-        factory: for the run of your own program: its create_env as module:function, and also create_model and
+        factory: for a run of your own program: its create_env as module:function, and also create_model and
             create_agent if the checkpoint does not describe them.
     """
 

@@ -23,7 +23,7 @@ class Export:
         run: run folder, or a checkpoint.
         onnx: also write policy.onnx.
         out: output folder; None for the run folder.
-        factory: for the run of your own program whose checkpoint does not describe network and agent: its create_env,
+        factory: for a run of your own program whose checkpoint does not describe network and agent: its create_env,
             create_model and create_agent, each as module:function.
     """
 

@@ -26,7 +26,7 @@ Picture = Any  # of Pillow
 Frame = Any  # a numpy array, the frame of one environment
 Painter = Callable[[VecEnv, DictTensor, int], Picture]
 """Draws one environment, from the environments, their observation and a row."""
-# Draw without a screen and a sound card, and print nothing.
+# Draw without a screen or a sound card, and print nothing.
 _QUIET_PYGAME = {"SDL_VIDEODRIVER": "dummy", "SDL_AUDIODRIVER": "dummy", "PYGAME_HIDE_SUPPORT_PROMPT": "1"}
 _GIF_COLOURS = 64
 _GAP, _SHEET_GAP = 4, 16  # pixels between environments, and between two steps on a sheet
@@ -223,7 +223,7 @@ def _screen(env: VecEnv, observation: DictTensor, row: int) -> Picture:
     except gymnasium.error.DependencyNotInstalled as error:
         raise UserError(f"this environment needs a package to draw itself: {error}") from None
     except NotImplementedError:
-        raise UserError("this environment cannot be drawn: write its render().") from None
+        raise UserError("this environment cannot be drawn: define its render().") from None
     if not isinstance(screen, np.ndarray):
         raise UserError("this environment cannot be drawn: it does not support render_mode='rgb_array'.")
     return _small(screen)

@@ -31,7 +31,7 @@ COMMANDS = {
     "plot": "draw the learning curves of runs, seeds together: rlstruct plot RUN [RUN ...]",
     "play": "see what an agent sees: rlstruct play Breakout-MinAtar --out breakout.gif",
     "tune": "find the fastest number of workers and environments: rlstruct tune ppo --env CartPole-v1",
-    "profile": "run a command and say where its time goes: rlstruct profile train ppo --env CartPole-v1",
+    "profile": "run a command and show where its time goes: rlstruct profile train ppo --env CartPole-v1",
     "explain": "explain an error, offline: rlstruct explain WorkerError",
     "envs": "list the environments that you can train on here: rlstruct envs cart",
     "devices": "show the CPUs and GPUs of this machine, and which layout suits them",
@@ -142,9 +142,9 @@ def _interrupted(command: str, why: str = "") -> str:
 
 def _help() -> str:
     width = max(map(len, COMMANDS))
-    lines = ["usage: rlstruct COMMAND [OPTIONS]", "", "Train and look at agents. COMMAND is one of", ""]
+    lines = ["usage: rlstruct COMMAND [OPTIONS]", "", "Train and inspect agents. COMMAND is one of", ""]
     for name, text in COMMANDS.items():
         what, _, example = text.partition(": ")
         lines.append(f"  {name:<{width}}  {what}")
         lines += [f"  {'':<{width}}    {example}"] if example else []
-    return "\n".join([*lines, "", "rlstruct COMMAND --help says more."])
+    return "\n".join([*lines, "", "rlstruct COMMAND --help shows its options."])

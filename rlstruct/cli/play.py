@@ -40,7 +40,7 @@ class Play(Options):
         steps: number of steps.
         n_envs: number of environments, side by side.
         seed: seed of environments and agent.
-        factory: for the run of your own program: its factories, see rlstruct evaluate --help.
+        factory: for a run of your own program: its factories, see rlstruct evaluate --help.
     """
 
     what: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="ENV|RUN")]
@@ -106,7 +106,7 @@ def _play_connect_four(arguments: Sequence[str]) -> None:
     model, who, method = _trained(options.run)
     settings = SearchConfig(method=method, n_simulations=options.simulations, max_depth=24)
     agent = SearchAgent(model, create_simulator=ConnectFour, config=settings, stochastic=False)
-    say(f"You are X, the search is O ({options.simulations} simulations of each move, judged by {who}).")
+    say(f"You are X, the search is O ({options.simulations} simulations per move, judged by {who}).")
     play(agent, yours=options.first == "you", seed=options.seed)
 
 
@@ -163,11 +163,11 @@ def _ask(legal: Sequence[bool]) -> int:
         sys.stdout.flush()
         line = sys.stdin.readline()
         if not line or line.strip() in ("q", "quit"):
-            raise KeyboardInterrupt("the game was ended.")
+            raise KeyboardInterrupt("the game was stopped.")
         word = line.strip()
         if word.isdecimal() and 1 <= int(word) <= len(legal) and legal[int(word) - 1]:
             return int(word) - 1
-        say(f"{word!r} is no column with a free place. Type a number from 1 to 7, or q to quit.")
+        say(f"{word!r} is not a column with a free place. Type a number from 1 to 7, or q to quit.")
 
 
 def _trained(run: Path | None) -> tuple[nn.Module | None, str, Literal["uct", "gumbel"]]:

@@ -42,7 +42,7 @@ def run(arguments: Sequence[str]) -> None:
     """Run ``rlstruct plot`` with these arguments."""
     options: Plot = tyro.cli(Plot, args=arguments, prog="rlstruct plot")
     if not options.runs:
-        raise UserError("name one folder of a run, or several: rlstruct plot runs/*")
+        raise UserError("name one or more run folders: rlstruct plot runs/*")
     if options.out.suffix.lower() not in (".png", ".svg", ".pdf"):
         raise UserError(f"--out {options.out}: expected a name that ends with .png, .svg or .pdf.")
     # runs/* may also contain profiles, and trainings stopped before they logged anything
@@ -110,7 +110,7 @@ def read_curve(folder: Path, metric: str) -> Curve:
         raise UserError(str(error)) from None
     columns = list(dict.fromkeys(name for line in lines for name in line))
     if metric not in columns:
-        known = f"only {', '.join(columns)}" if columns else "and no line yet"
+        known = f"only {', '.join(columns)}" if columns else "and no lines yet"
         raise UserError(f"{file} has no column {metric!r}, {known}.{nearest(metric, columns)}")
     points = in_order(line for line in lines if metric in line)
     return Curve([line["env_steps"] for line in points], [line[metric] for line in points])

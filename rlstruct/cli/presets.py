@@ -17,7 +17,7 @@ from rlstruct.cli.complaint import UserError, nearest
 from rlstruct.cli.environments import Task, find, is_image, spaces_of
 from rlstruct.cli.record import RunRecord
 
-_IMAGES = "Breakout-MinAtar"  # its settings are those for environments with images that have none
+_IMAGES = "Breakout-MinAtar"  # its settings are used for environments with images that have none
 
 
 def settings_for(
@@ -58,9 +58,9 @@ def settings_for(
         config = PRESETS[algorithm, _IMAGES].config
         # In another game, a greedy player that has learned little may never end its episode.
         config = replace(config, target_return=None, evaluation_stochastic=type(config).evaluation_stochastic)
-        notes = [f"settings: those for {_IMAGES}, which shows images, too{others}"]
+        notes = [f"settings: those for {_IMAGES}, which also shows images{others}"]
     else:
-        made_for = "" if algorithm in ("alphazero", "sac") else ", made for CartPole-v1"
+        made_for = "" if algorithm in ("alphazero", "sac") else ", tuned for CartPole-v1"
         return None, [f"settings: the defaults{made_for}{others}"]
     config, fitted = _with_fitting_parts(config, given)
     return (Task(env=env, network=network), config), [*notes, *fitted]
@@ -83,7 +83,7 @@ def _with_fitting_parts(config: TrainingConfig, given: argparse.Namespace) -> tu
     n = max(1, min(config.n_minibatches, n_envs * max(1, n_processes)))
     if n == config.n_minibatches:
         return config, []
-    note = f"n_minibatches: {n} in place of {config.n_minibatches}, one for each environment"
+    note = f"n_minibatches: {n} instead of {config.n_minibatches}, one for each environment"
     if isinstance(config, A2CConfig) and config.window == config.n_minibatches:  # keeps each step used once
         config = replace(config, n_minibatches=n, window=n)
     return replace(config, n_minibatches=n), [] if given.n_minibatches else [note]

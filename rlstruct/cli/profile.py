@@ -31,7 +31,7 @@ https://ui.perfetto.dev and a picture.
 
 
 def run(arguments: Sequence[str]) -> None:
-    """Run ``rlstruct profile`` with these arguments. The exit status is that of the command.
+    """Run ``rlstruct profile`` with these arguments. The exit status is the command's.
 
     Raises:
         UserError: the arguments are invalid, or the command recorded nothing.

@@ -57,16 +57,16 @@ def load(run: Path) -> RunRecord:
     file = run if run.name == "config.json" else run / "config.json"
     if not file.exists():
         siblings = [str(other.parent) for other in run.parent.glob("*/config.json")]
-        why = "it has no config.json" if run.exists() else "there is nothing of that name"
-        raise UserError(f"{run} is no run folder: {why}.{nearest(str(run), siblings)}")
+        why = "it has no config.json" if run.exists() else "it does not exist"
+        raise UserError(f"{run} is not a run folder: {why}.{nearest(str(run), siblings)}")
     try:
         stored = json.loads(file.read_text())
     except json.JSONDecodeError as error:
         raise UserError(f"{file} is damaged: {error}") from None
     if not isinstance(stored, dict) or not {"algorithm", "task", "config"} <= stored.keys():
         raise ForeignRun(
-            f"{run} was not made by rlstruct train: its config.json does not name algorithm, task and config. Name the "
-            "function that made its environments: --factory module:create_env."
+            f"{run} was not written by rlstruct train: its config.json lacks algorithm, task and config. Name the "
+            "function that created its environments: --factory module:create_env."
         )
     algorithm = str(stored["algorithm"])
     return RunRecord(

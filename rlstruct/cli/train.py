@@ -35,9 +35,9 @@ _HELP = """usage: rlstruct train ALGORITHM --env NAME [OPTIONS]
 
 Train an agent; results go into a new folder under runs/. The agent is chosen to
 fit the environment: a perceptron, a convolutional network for images, a
-Gaussian policy for continuous actions. --recurrent gives it a memory. Settings
-that were tuned for the environment hold unless you say --preset none, or other
-ones; --help after ALGORITHM and --env lists them all.
+Gaussian policy for continuous actions. --recurrent gives it a memory. If there
+are settings tuned for the environment, they apply unless you pass others, or
+--preset none; --help after ALGORITHM and --env lists them all.
 
 {algorithms}
 
@@ -51,7 +51,7 @@ ones; --help after ALGORITHM and --env lists them all.
   torchrun --nproc-per-node 2 -m rlstruct train ppo --env CartPole-v1  the same
   rlstruct train a2c --env CartPole-v1 --n-processes 8 --cluster auto   with Ray
   rlstruct train --config runs/RUN --seed 1    the same again, with another seed
-  rlstruct train --resume runs/RUN             go on with a run that was stopped"""
+  rlstruct train --resume runs/RUN             continue a run that was stopped"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,8 +79,8 @@ class Training(Generic[Config]):
         environment: The environment to train on.
         training: Settings of the algorithm, and its devices.
         output: Destination of the results.
-        preset: start with the settings tuned for this environment; by default those for --env; "none" for defaults.
-        config: run folder whose settings to start with.
+        preset: start with the settings tuned for this environment, by default that of --env; "none" for the defaults.
+        config: start with the settings of this run folder.
         resume: run folder to continue.
         factory: for --resume with a run of your own program: its create_env as module:function, and also create_model
             and create_agent if the checkpoint does not describe them.
@@ -171,7 +171,7 @@ def _train(algorithm: str, options: Training[Any], notes: Sequence[str]) -> None
     how = ", from its checkpoint" if saved else ", which has no checkpoint: it starts over"
     _say(f"run folder: {folder.path}{how if resumed else ''}")
     if saved and saved["training"]["finished"] and saved["env_steps"] >= config.n_env_steps:
-        _say("it has ended: nothing is left to learn. To go on, name more steps in all, such as")
+        _say("this run is complete. To continue it, raise the total number of steps, for example")
         _say(f"  --n-env-steps {2 * saved['env_steps']}. The result:")
     saved = None  # a replay buffer may be large
     _learn(algorithm, config, choice, factory, folder)
@@ -185,11 +185,11 @@ def _learn(algorithm: str, config: TrainingConfig, choice: AgentChoice, factory:
             result: TrainingResult = algorithm_of(algorithm)(config, *create, factory, run=folder)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(
-            f"stopped. To go on: rlstruct train --resume {path} (its curve: rlstruct plot {path})"
+            f"stopped. To continue: rlstruct train --resume {path} (its curve: rlstruct plot {path})"
         ) from None
     except (LearnerError, WorkerError):
         if (folder.path / "checkpoint.pt").exists():
-            _say(f"to go on from its last checkpoint: rlstruct train --resume {path}")
+            _say(f"to continue from the last checkpoint: rlstruct train --resume {path}")
         raise
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG):
@@ -212,7 +212,7 @@ def _begun(record: RunRecord, output: Output) -> RunFolder:
     try:
         return RunFolder(name, record, root=output.runs, **_shown(record, output))
     except OSError as error:
-        raise UserError(f"--runs {output.runs}: no folder can be made there: {error.strerror}.") from None
+        raise UserError(f"--runs {output.runs}: cannot create a folder there: {error.strerror}.") from None
     except RuntimeError as error:  # raised by a logger
         raise UserError(f"--loggers {' '.join(output.loggers)}: {str(error).partition(': ')[2]}") from None
 

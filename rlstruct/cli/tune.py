@@ -154,7 +154,9 @@ def _tune_training(algorithm: str, given: TuneTraining) -> None:
     if given.n_learners is None and given.gpus is not None:
         raise UserError("--gpus needs --n-learners: it projects the speed of trainings.")
     if given.n_learners is not None and sorted({n for n in given.n_learners if n > 0}) != [*given.n_learners]:
-        raise UserError(f"--n-learners: expected rising numbers from 1 on, got {' '.join(map(str, given.n_learners))}.")
+        raise UserError(
+            f"--n-learners: expected increasing numbers, at least 1, got {' '.join(map(str, given.n_learners))}."
+        )
     preset = PRESETS.get((algorithm, task.env))
     learner = algorithm_of(algorithm).learner
     config = replace(
@@ -236,6 +238,6 @@ def _search(
     say(str(answer))
     rates = {probe.candidate: probe.measured.rate for probe in answer.probes if probe.measured is not None}
     if rates.get(answer.best, 0.0) < max(rates.values(), default=0.0):
-        say("FASTEST won when timed in turns with the others; steps/s of different rows\n"
+        say("FASTEST won when timed in alternation with the others; steps/s of other rows\n"
             "were measured at different moments, so a slower row may show a higher number.")  # fmt: skip
     return answer

@@ -120,8 +120,8 @@ class DictTensor(NamedTensors):
 class TemporalDictTensor(NamedTensors):
     """Mapping of names to tensors that share batch axis B, time axis T and one device; row b has lengths[b] real steps.
 
-    The dict is copied and checked as in DictTensor. That lengths are in 0 to T is checked only on the CPU, because on
-    other devices the host would have to wait. A structure without keys still has the rows of its lengths, and T = 0.
+    The dict is copied and checked as in DictTensor. The range of lengths, 0 to T, is checked only on the CPU, because
+    on other devices the host would have to wait. A structure without keys still has the rows of its lengths, and T = 0.
 
     Args:
         tensors: names to tensors.  each [B, T, ...], any dtype, one device; None for none

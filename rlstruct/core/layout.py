@@ -209,7 +209,7 @@ def nearest_key(key: str, known: list[str]) -> str | None:
     for near in get_close_matches(last, sorted(lasts), 1):
         return nearest_key(place + slash + near, known)
     if any(name.startswith(place + slash) for name in known if slash):
-        return None  # the prefix is right, so a key that merely begins alike was not meant
+        return None  # the prefix is right, so a key that merely begins in the same way was not meant
     return next(iter(get_close_matches(key, known, 1, cutoff=0.8)), None)
 
 
@@ -236,7 +236,7 @@ def _not_named(cls: type, key: object, tensor: object) -> TypeError:
         return BadTypeError(f"{cls.__name__}: key {key!r} is a {type(key).__name__}, expected a str.")
     fix = "Convert it with torch.as_tensor(value, device=...)."
     if isinstance(tensor, torch.nn.Module):
-        fix = "A model is given to the agent when it is made: create_agent(model)."
+        fix = "Pass the model to the agent when you create it: create_agent(model)."
     elif isinstance(tensor, int | float):
         fix = f"Give every row its value: torch.full((B,), {tensor})."
     return BadTypeError(f"{cls.__name__}: key {key!r} holds a {type(tensor).__name__}, expected a torch.Tensor. {fix}")
@@ -249,7 +249,7 @@ def check_pair(cls: type, leading: int, key: str, tensor: Tensor, first_key: str
         return
     where = f"{cls.__name__}: tensor"
     if tensor.dim() < leading:
-        fix = "Add what is missing with .unsqueeze(0); .expand(B, ...) gives one value to all rows."
+        fix = "Add a missing axis with .unsqueeze(0); .expand(B, ...) gives one value to all rows."
         if tensor.dim() == 0:
             fix += f" Numbers that belong to no row, such as losses, go into a plain dict: {{{key!r}: value}}."
         axes = f"at least {leading} leading {'axis' if leading == 1 else 'axes'} [{', '.join('BT'[:leading])}, ...]"
@@ -259,7 +259,7 @@ def check_pair(cls: type, leading: int, key: str, tensor: Tensor, first_key: str
 
 
 def as_dict(cls: type, tensors: Any) -> dict[str, Any]:  # noqa: ANN401 - perhaps no mapping
-    """Copy the caller's mapping into a new dict, or raise TypeError if it is no mapping."""
+    """Copy the caller's mapping into a new dict, or raise TypeError if it is not a mapping."""
     if tensors is None:
         return {}
     if isinstance(tensors, torch.nn.Module) or not hasattr(tensors, "keys"):

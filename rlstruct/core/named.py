@@ -69,7 +69,7 @@ class Batched:
         if rows.dtype is not torch.int64 or rows.dim() != 1:
             raise ShapeMismatchError(
                 f"{where}.index: got an index of {rows.dtype} {list(rows.shape)}, expected torch.int64 [K]. "
-                "Turn a mask into row numbers with mask.nonzero().squeeze(1), which waits for the device."
+                "mask.nonzero().squeeze(1) turns a mask into row numbers, but waits for the device."
             )
         if here is not None and rows.device != here:
             expect(f"{where}.index:", {"index": rows}, device=here)

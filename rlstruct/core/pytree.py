@@ -74,7 +74,7 @@ class Structure:
         self.n_tensors = len(self.flatten(tree))
         self._form = kind, self._keys, self._parts, rest
 
-    def flatten(self, tree: Any) -> list[Tensor]:  # noqa: ANN401 - a tree that is made alike
+    def flatten(self, tree: Any) -> list[Tensor]:  # noqa: ANN401 - a tree of the same structure
         """Return the tensors of a tree in the order of this structure, whatever the order of its keys."""
         if not self.n_tensors:
             return []

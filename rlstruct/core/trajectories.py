@@ -151,7 +151,7 @@ class Trajectories(Batched):
     def save(self, path: str | os.PathLike[str]) -> None:
         """Save keys, dtypes, values and lengths to a file for `load`, without the autograd graph.
 
-        The file appears only when it is complete, and replaces an existing one.
+        The file appears only once it is complete, and replaces an existing one.
         """
 
         def stored(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

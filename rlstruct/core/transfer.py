@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 _ALIGNMENT = 16  # bytes: the size of the largest dtype
-_MOST_UNUSED = 2  # a storage is copied whole if it is at most this many times as large as the tensors in it
+_MOST_UNUSED = 2  # a storage at most this many times as large as its tensors is copied whole
 _LARGEST = 1 << 30  # bytes: larger transfers are not worth the pinned memory
 
 

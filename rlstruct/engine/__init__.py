@@ -1,4 +1,4 @@
-"""Ways to run a pure step of tensors: eager, compiled, or recorded as a graph.
+"""Ways to run a pure step of tensors: eager, compiled, or captured as a graph.
 
 A step is a function of pytrees (DictTensor, Trajectories, dicts, tuples) that depends only on its arguments and on the
 weights of its owner. An executor has the same signature as the step and returns the same results:

@@ -26,7 +26,7 @@ _compiling = threading.RLock()  # tracing and Inductor's settings belong to the 
 MAX_FUSED = 4096
 """Largest number of stores in one loop. Inductor's default is 64, and large games need more."""
 MAX_ROWS, MAX_PRODUCTS = 8, 1 << 15
-"""Largest linear layer that is fused as a loop: calling the matrix library would take longer than its arithmetic."""
+"""Largest linear layer that is fused as a loop. Calling the matrix library would take longer than its arithmetic."""
 
 
 class NotPureError(Explained, RuntimeError):

@@ -1,7 +1,7 @@
 """The graph executor: all device work of a step as one launch, by a CUDA graph or the simulated one.
 
 A graph is captured once and replayed: the same kernels read and write the same memory, and no Python runs. So every
-call copies its arguments into memory of the graph's own, except for lent ones, which the graph reads where they are.
+call copies its arguments into the graph's memory, except lent ones, which the graph reads where they are.
 Python values, and every number that was read on the host, stay as they were during the capture.
 """
 
@@ -104,7 +104,7 @@ class Graph:
             places = state.flatten(arguments[0])
             both = zip(places, state.flatten(after), strict=True)
             pairs = [(place, value) for place, value in both if value is not place]
-            # A value that is a view of static memory is copied before that memory is written.
+            # A view of static memory is copied before that memory is written.
             kept = {place.untyped_storage().data_ptr() for place in places}
             values = [v.clone() if v.untyped_storage().data_ptr() in kept else v for _, v in pairs]
             copy_grouped([place for place, _ in pairs], values)
@@ -113,7 +113,7 @@ class Graph:
 
 
 def lend(tensors: Iterable[Tensor]) -> None:
-    """Mark tensors whose memory is written over and over, such as by a graph: another graph reads them in place."""
+    """Mark tensors whose memory is written repeatedly, such as by a graph: another graph reads them in place."""
     for tensor in tensors:
         tensor.lent = True  # type: ignore[attr-defined]
 

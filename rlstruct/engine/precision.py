@@ -1,4 +1,4 @@
-"""Tolerances for comparing an executor with its step: rounding differences, and draws that they may flip."""
+"""Tolerances for comparing an executor with its step: rounding differences, and samples that they may change."""
 
 # ruff: noqa: ANN401  (torch passes whatever an operator takes and returns)
 
@@ -66,7 +66,7 @@ def _setting(backend: Any, operation: str, before: Callable[[], str]) -> str:
 
 
 def share_of(eps: float) -> float:
-    """Return the largest share of rows in which rounding may flip a draw."""
+    """Return the largest share of rows in which rounding may change a sample."""
     return _FLIPPED if eps <= EXACT else _FLIPPED_COARSE
 
 
@@ -107,6 +107,6 @@ def difference(
 
 
 def allowed(rows: int, eps: float) -> int:
-    """Return the number of rows of one result in which rounding may have flipped a draw."""
+    """Return the number of rows of one result in which rounding may have changed a sample."""
     least = int(eps > EXACT and rows > 1)
     return max(least, int(rows * share_of(eps)))

@@ -98,10 +98,11 @@ def why_unlike(expected: Any, found: Any, again: Callable[[], Any], eps: float, 
 class PurityProbe:
     """Occasional comparison of an executor's results with those of eager steps, without waiting for the device.
 
-    A promise may be broken between two batches, such as by a global that changes. Executors round differently, which
-    flips a draw in 1e-8 to 2e-7 of the rows in float32. So a probe counts only if more than one row in 200 differs (one
-    in 10 if any number is coarser than float32), and more than one row of several. Two probes in a row that count raise
-    PurityError (eight for coarse numbers): in float32, rounding causes that at most once in 10^13 probes.
+    A promise may be broken between two batches, for example by a global that changes. Executors round differently,
+    which changes a sample in 1e-8 to 2e-7 of the rows in float32. So a probe counts only if more than one row in 200
+    differs (one in 10 if any number is coarser than float32), and more than one row of several. Two probes in a row
+    that count raise PurityError (eight for coarse numbers): in float32, rounding causes that at most once in 10^13
+    probes.
     """
 
     def __init__(self) -> None:

@@ -54,7 +54,7 @@ class Runner(Generic[R]):
 
     The first `Executor.warm_up` calls run the step itself. The next call creates the executor and, for compiled code,
     compares both; later calls run the executor. If it cannot be created, or returns something else, the runner falls
-    back to the step for good. When weights are replaced, the executor reads the new tensors or is created again.
+    back to the step permanently. When weights are replaced, the executor reads the new tensors or is created again.
 
     Args:
         step: takes and returns pytrees; depends only on them and on the weights of its owner.

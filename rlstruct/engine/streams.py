@@ -24,7 +24,7 @@ class Stream:
         return contextlib.nullcontext()
 
     def give(self, tensors: Iterable[Tensor]) -> None:
-        """Pass tensors to the caller: whatever it queues next runs after the work of this stream."""
+        """Pass tensors to the caller: work that it queues later runs after the work of this stream."""
 
     def take(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the caller's tensors for use on this stream: copies if the stream may lag behind the caller."""

@@ -104,7 +104,7 @@ class Watching(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch giv
 
     @classmethod
     def is_infra_mode(cls) -> bool:
-        """Do the same for torch 2.7, which has only this method."""
+        """Do the same in torch 2.7, which has only this method."""
         return not hasattr(TorchDispatchMode, "ignore_compile_internals")
 
     @classmethod

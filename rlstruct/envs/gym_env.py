@@ -210,7 +210,7 @@ class GymEnv(RowsEnv):
             return BadValueError(
                 f"{self._where}.step: environment {j} raised {type(error).__name__}: {error}. Its action {action!r} is "
                 f"not in {self.action_space}, which may be why: give the agent's network one output per action, and "
-                "look for NaN in its logits: they are drawn from as one action beyond the last."
+                "look for NaN in its logits, which give one action beyond the last."
             )
         return None
 

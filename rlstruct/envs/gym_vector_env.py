@@ -26,7 +26,8 @@ class GymVectorEnv(RowsEnv):
     SAME_STEP, a row restarts in the step that ends its episode, and ``reached`` holds its true final observation. Other
     NEXT_STEP environments, such as gymnasium's numpy CartPole, need one more step to restart a row. Then
     ``still_running`` is False for that row after the end of the episode, and ``running`` is False in the step that
-    restarts it, because that step is no transition. ``current`` then holds the first observation of the next episode.
+    restarts it, because that step is not a transition. ``current`` then holds the first observation of the next
+    episode.
 
     A SyncVectorEnv in mode SAME_STEP is switched to DISABLED, because gymnasium 1.4 loses the final observation of an
     environment that reuses its observation buffer; with ``reset_mask=False`` it raises. An AsyncVectorEnv in mode

@@ -85,7 +85,7 @@ def build(plain: Any) -> Any:  # noqa: ANN401 - what was described
     kind, value = next(iter(plain.items()))
     if kind == "dtype":
         if not isinstance(found := getattr(torch, str(value).removeprefix("torch."), None), torch.dtype):
-            raise BadValueError(f"rlstruct.load: {value!r} is no dtype of torch.")
+            raise BadValueError(f"rlstruct.load: {value!r} is not a dtype of torch.")
         return found
     if kind == "dict":
         return {key: build(one) for key, one in value.items()}

@@ -133,7 +133,7 @@ def read_plain(file: Path, needed: Sequence[str], fix: str, *, where: str = "", 
         mmap: map the file into memory, so that tensors that are not used, such as a replay buffer, are not read.
 
     Raises:
-        ValueError: the file is damaged, or it is no checkpoint.
+        ValueError: the file is damaged, or is not a checkpoint.
     """
     try:
         state = torch.load(file, weights_only=True, map_location="cpu", mmap=mmap)
@@ -141,13 +141,13 @@ def read_plain(file: Path, needed: Sequence[str], fix: str, *, where: str = "", 
         raise
     except Exception:  # torch.load fails in many ways on a damaged file
         raise BadValueError(
-            f"{where}{file} is no checkpoint of a training, or it is damaged: torch cannot read it as plain data. {fix}"
-        ) from None  # a traceback would print torch's words first, which advise to run the code in the file
+            f"{where}{file} is not a checkpoint of a training, or is damaged: torch cannot read it as plain data. {fix}"
+        ) from None  # a traceback would first print torch's advice to run the code in the file
     names = sorted(map(str, state)) if isinstance(state, dict) else []
     if missing := [name for name in needed if name not in names]:
         found = names if isinstance(state, dict) else type(state).__name__
         raise BadValueError(
-            f"{where}{file} is no checkpoint of a training: it has {found}, without {', '.join(missing)}. {fix}"
+            f"{where}{file} is not a checkpoint of a training: it has {found}, without {', '.join(missing)}. {fix}"
         )
     return dict(state)
 

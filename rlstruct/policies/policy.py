@@ -61,7 +61,7 @@ class Policy:
         self._agents: dict[bool, RL_Agent] = {}
         if self.agent(stochastic).require_history():
             raise BadTypeError(
-                f"Policy: {type(self.agent(stochastic)).__name__} wants the history of a batch, which only a batcher "
+                f"Policy: {type(self.agent(stochastic)).__name__} needs the history of a batch, which only a batcher "
                 "keeps. Let it keep what it needs in its state."
             )
         self._episode = -1

@@ -1,4 +1,4 @@
-"""GPU use of a process, and why the GPU is idle the rest of the time."""
+"""GPU use of a process, and the reasons why the GPU is idle the rest of the time."""
 
 from __future__ import annotations
 

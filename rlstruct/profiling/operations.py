@@ -29,7 +29,7 @@ class operation:  # noqa: N801 - used as a function
     """Name the work in this block, for the profiler; also a decorator of functions.
 
     Operations nest, and time counts for the innermost one. Only the profiled thread's operations are noted. Without a
-    profile, entering an operation costs no more than testing a flag.
+    profile, entering an operation only tests a flag.
 
     Args:
         name: name of the operation; the page about profiling lists those that the library uses.
@@ -166,7 +166,7 @@ def profile(path: str | os.PathLike[str], *, window: float = 1.0, operators: flo
 
 @contextlib.contextmanager
 def recorded() -> Iterator[None]:
-    """Record a block even between windows, such as the capture of a graph: it shows what the replays consist of."""
+    """Record a block even between windows. The capture of a graph, for example, shows what its replays consist of."""
     recorder = _of_this_thread()
     with contextlib.nullcontext() if recorder is None else recorder.extra_window():
         yield

@@ -57,7 +57,8 @@ class Report:
             f"Recorded {main.seconds:.2f} s of {main.lifetime:.2f} s in {main.n_windows} window(s). What lies between "
             "windows was not recorded: a long run is sampled where the training begins, and at 0, 3, 9, 27, … times "
             "the length of a window.",
-            f"Torch's operators were recorded in {main.watched:.2f} s of that, in slices; the rest is split likewise.",
+            f"Torch's operators were recorded in {main.watched:.2f} s of that, in slices; the rest is split "
+            "in the same proportions.",
             f"Measuring took {taken:.2f} s ({noting}), subtracted from all numbers above.",
         ]
         if prices.event is None:
@@ -125,8 +126,8 @@ def differences(before: Report, after: Report) -> list[str]:
 
     Both reports should come from the same program on the same machine. An operation is reported if the median time of
     an entry (including nested operations) changed by at least 5 % and 3.5 standard errors, and differs by as much from
-    the median change of the other operations. If the machine was busier during one run, most operations changed alike;
-    the last line then says so.
+    the median change of the other operations. If the machine was busier during one run, most operations changed by the
+    same factor; the last line then says so.
     """
     old, new = _entries(before.processes), _entries(after.processes)
     changes = {key: _change(old[key], new[key]) for key in old.keys() & new.keys()}
@@ -145,7 +146,7 @@ def differences(before: Report, after: Report) -> list[str]:
     low, _, high = statistics.quantiles([0.0, *(change for change, _ in changes.values())], n=4)
     if max(low, -high) > _FLOOR:
         how = _slower(low if low > 0.0 else high)
-        lines.append(f"Three quarters of all operations are {how} or more: rather the machine than the program.")
+        lines.append(f"Three quarters of all operations are {how} or more: probably the machine, not the program.")
     return lines
 
 

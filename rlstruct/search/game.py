@@ -45,11 +45,12 @@ class GameModel:
     Args:
         simulator: the game; its transitions are deterministic.
         network: evaluates frames.
-        discount: factor of the next state's value: -1 for two players in turn in a zero-sum game; else from 0 to 1.
+        discount: factor of the next state's value: -1 for two players who alternate in a zero-sum game; otherwise from
+            0 to 1.
 
     Raises:
         ValueError: the simulator draws random numbers. A node keeps one next state per action, so the search would
-            foresee chance, and prefer actions that only pay off by luck.
+            foresee chance and prefer actions that pay off only by luck.
     """
 
     def __init__(self, simulator: Simulator, network: Network | None = None, *, discount: float = -1.0) -> None:

@@ -2,7 +2,7 @@
 
 Node n of environment b is in slot ``b * (N + 1) + n``; the root is node 0. The last slot of each environment is spare:
 it absorbs writes that must have no effect. Each node stores the action that the next simulation will take from it and
-the slot this leads to, so that a descent costs one look-up per level; only nodes on the path back up change.
+the slot this leads to, so a descent costs one look-up per level; only nodes on the path back up change.
 """
 
 from __future__ import annotations

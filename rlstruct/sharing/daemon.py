@@ -1,6 +1,6 @@
 """mps: a private MPS daemon for one GPU, for the duration of a block.
 
-Without MPS, processes on a GPU take turns: while a kernel of one process runs, however small, those of the others wait.
+Without MPS, processes on a GPU take turns: while a kernel of one process runs, however small, the others' kernels wait.
 Under MPS their kernels run concurrently.
 """
 

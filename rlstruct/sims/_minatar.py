@@ -47,7 +47,7 @@ class MinAtarGame(TensorEnv[State]):
         n_envs: B.
         seed: environment j draws from ``seed + j``.
         sticky_probability: probability that the last action is repeated.
-        ramping: the game gets harder with time.
+        ramping: the game gets harder over time.
         minimal_actions: offer only the useful actions, not all six.
         settings: keyword arguments of `TensorEnv`. Only Freeway has its own time limit.
     """

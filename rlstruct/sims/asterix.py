@@ -1,7 +1,7 @@
 """MinAtar's Asterix on any device; see `rlstruct.sims._minatar`.
 
 Enemies and treasure come from the sides, at most one in each of eight rows. Treasure gives a point, an enemy ends the
-game. They come faster with time.
+game. They come faster over time.
 """
 
 from __future__ import annotations

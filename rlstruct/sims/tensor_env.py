@@ -182,8 +182,8 @@ class TensorEnv(VecEnv, Generic[State]):
 
         Args:
             env_info: on the CPU. ``state/<field>``, [B, ...], replaces the start states of these episodes only.
-                ``initial_steps``, [B] int64, plays 0 to that many random actions first, so that thousands of games do
-                not run in step. Other keys are ignored.
+                ``initial_steps``, [B] int64, plays 0 to that many random actions first, so thousands of games do not
+                run in lockstep. Other keys are ignored.
         """
         settings = dict(env_info.items()) if env_info is not None else {}
         given = part_of(settings, "state/")

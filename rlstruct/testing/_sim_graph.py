@@ -1,9 +1,9 @@
 """Graphs of the simulated accelerator: capture and replay as with CUDA graphs, operator by operator.
 
 A capture notes every operator with its tensors. A replay runs the same operators on the same tensors and writes their
-results into the memory of the capture, without running the captured Python code again. So the silent mistakes of CUDA
-graphs show up on a laptop: a number read on the host stays frozen, a replaced tensor is not seen, and a result that is
-not copied back is lost. A wait for the device raises, as during a CUDA capture.
+results into the memory of the capture, without running the captured Python code again. So mistakes that are silent with
+CUDA graphs show up on a laptop: a number read on the host stays frozen, a replaced tensor is not seen, and a result
+that is not copied back is lost. A wait for the device raises, as during a CUDA capture.
 """
 
 # ruff: noqa: ANN401  (torch passes whatever an operator takes and returns)

@@ -2,7 +2,7 @@
 
 A SimTensor wraps a CPU tensor. Every operation arrives at ``__torch_dispatch__``: the devices of its arguments are
 checked against CUDA's rules, the operation runs on the CPU tensors inside, and its results are wrapped. A view wraps a
-view of the same memory, so writes through views arrive where they do on any device.
+view of the same memory, so writes through views behave as on any device.
 """
 
 # ruff: noqa: ANN401  (torch passes whatever an operator takes and returns)
@@ -116,7 +116,7 @@ class SimTensor(torch.Tensor):
         device = _result_device(func, name, met, args, kwargs)
         if name in _PRODUCTS and not (met[0].is_floating_point() or met[0].is_complex()):
             raise NotImplementedError(
-                f"{calling_line()}: torch.{name}: CUDA multiplies no matrices of {met[0].dtype}, as the CPU does. Use "
+                f"{calling_line()}: torch.{name}: unlike the CPU, CUDA cannot multiply matrices of {met[0].dtype}. Use "
                 "floating-point numbers, or (a.unsqueeze(-1) * b).sum(-2)."
             )
         if inner_kwargs.get("device") is not None:

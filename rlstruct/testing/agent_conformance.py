@@ -36,7 +36,7 @@ from rlstruct.testing.purity import check_modes, check_pure, weights_of_modules
 from rlstruct.vec_env import DeviceEnv, VecEnv
 
 _RNG = (
-    "Draw random numbers from observation['rng'] (rlstruct.functional.random), keep what must last in the state, "
+    "Draw random numbers from observation['rng'] (rlstruct.functional.random), keep lasting values in the state, "
     "and put the model in eval mode; or call check_agent(..., draws_from_rng=False) for an agent that uses torch's "
     "generator."
 )
@@ -261,7 +261,7 @@ class _Kit:
 
     @torch.no_grad()
     def check_executors(self) -> None:
-        """Compare every executor with the eager agent, also with new weights and agent_info."""
+        """Compare every executor with the eager agent, including with new weights and agent_info."""
         agent, device, steps = self.plain, self.env.device, self.steps
         act = agent_step(agent)
         made = {name: make_on(device) for name, make_on in EXECUTORS.items()}
@@ -299,7 +299,7 @@ class _Kit:
 
     def _check_action(self, where: str, action: DictTensor, before: DictTensor) -> None:
         expected = leaves(self.env.action_space, "action")
-        fix = "Return what the action space asks for, one row for each environment."
+        fix = "Return what the action space requires, one row for each environment."
         check_present(where, action, layout_of(expected), fix, self.B)
         for key, leaf in expected.items():
             check_bounds(where, key, on_cpu(action[key]), leaf)

@@ -85,7 +85,7 @@ class HostSyncCount:
 
 @contextlib.contextmanager
 def forbid_host_sync() -> Iterator[None]:
-    """Raise at every call in this block that makes the host wait for the device; on a CPU too, where it costs nothing.
+    """Raise at every call in this block that makes the host wait for a device, even on a CPU, where it costs nothing.
 
     Raises:
         HostSyncError: names the call, its file and line, and a remedy.

@@ -1,4 +1,4 @@
-"""Test of an agent's promise to be pure, which names what its answers depend on besides weights and arguments.
+"""Test of an agent's promise to be pure: it names anything else that the agent's answers depend on.
 
 Calling the agent twice, or comparing executors with it, cannot find a global or an attribute that the program changes
 later in the run: a captured graph would keep its old value. So each of these values is changed here.

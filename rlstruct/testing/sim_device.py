@@ -14,8 +14,8 @@ rlstruct.testing.sim_device.SimDeviceMismatchError: ...:1: torch.add: its tensor
 
 So put the batcher on ``sim:1``, the learner on ``sim:0``, the evaluation on ``cpu``, and run your program: each
 tensor that was made without ``device=``, each forgotten ``.to(...)`` and each ``.numpy()`` of a device tensor raises at
-the line that does it. A program that passes here places its tensors right on CUDA. ``forbid_host_sync`` finds hidden
-waits.
+the line that does it. A program that passes here places its tensors correctly on CUDA. ``forbid_host_sync`` finds
+hidden waits.
 
 `capture` is to these devices what CUDA graphs are to a GPU. RL_Batcher uses it the same way, so you find out here if
 your agent does not survive being captured in a graph.
@@ -23,17 +23,17 @@ your agent does not survive being captured in a graph.
 What differs from a real accelerator:
 
 * Random numbers come from the CPU: ``torch.manual_seed`` seeds all devices, ``torch.random.fork_rng`` restores them,
-  and ``torch.Generator("sim:1")`` draws what a CPU generator draws. Tensors on other simulated devices refuse it, as on
-  CUDA; tensors on the CPU accept it, which on CUDA they do not.
+  and ``torch.Generator("sim:1")`` draws what a CPU generator draws. As on CUDA, tensors on other simulated devices
+  reject it; unlike on CUDA, tensors on the CPU accept it.
 * ``torch.autocast("sim")`` casts as ``torch.autocast("cuda")`` does, to float16 unless ``dtype`` says bfloat16.
 * There is one device, ``sim:0``, behind the name ``"sim"``; no ``torch.sim.device(1)`` changes that.
 * ``backward()`` runs in the thread that calls it, not in autograd's thread of the device.
 * ``module.to("sim:0")`` keeps the parameters' identity as on CUDA, but fails while a graph that uses them is alive;
   ``module.to("cpu")`` makes new parameters: make the optimiser after it.
-* ``torch.load`` gives the tensor its old device back, whatever ``map_location`` says: save ``.cpu()`` tensors.
+* ``torch.load`` restores a tensor's old device and ignores ``map_location``: save ``.cpu()`` tensors.
 * It has no streams, events or memory figures, no pinned memory (so no ``DataLoader(pin_memory=True)``), no
   ``torch.compile`` or ``torch.export``, no dlpack, and no sparse or quantised tensors.
-* torch has one accelerator per process. Importing this module into a process that works on CUDA already is refused;
+* torch has one accelerator per process. Importing this module into a process that already uses CUDA raises an error;
   once it is imported, pinned memory and ``backward()`` fail on CUDA.
 * An operation costs about 50 microseconds more than on the CPU.
 """

@@ -41,9 +41,9 @@ _FIRST = "This is the first observation of an episode: reward 0, nothing done, i
 # Remedies by the part of the key before the first "/"; "" for all others.
 _FRESH = {"mask": "After a reset all run.", "": _FIRST}
 _REACHED = {
-    "mask": "It marks who was stepped: who ran after the last call.",
+    "mask": "It marks the environments that were stepped: those that ran after the last call.",
     "done": "Compute it as terminated | truncated.",
-    "initial_state": "A step never reaches an initial state: a restart belongs into `current` only.",
+    "initial_state": "A step never reaches an initial state: a restart belongs in `current` only.",
     "last_action": "Return a copy of the action that was taken in this step.",
     "": "An environment that has finished repeats its last observation with reward 0 until the next reset.",
 }
@@ -55,7 +55,7 @@ _CURRENT = {
     "step after an episode's end, and restarts in it.",
 }
 _EPISODIC = {
-    "mask": "An episodic environment runs until it is done, and then not before the next reset.",
+    "mask": "An episodic environment runs until it is done, and then idles until the next reset.",
     "": "An episodic environment does not restart: return reached itself.",
 }
 # Number of calls in which a returned tensor must keep its value; results of the first reset must always keep theirs.
@@ -78,7 +78,7 @@ def check_vec_env(
     The checks: B, devices, keys, dtypes, shapes and the bounds of the observation space; values after a reset; masks;
     reached and current; restarts, in the step that ends an episode or in the next one (`VecEnv.restarts_take_steps`);
     idle rows; returned tensors never change, and actions are not written to; ``env_info`` may be missing or empty;
-    equal seeds give equal results, also with ``step_into`` (see `rlstruct.in_place.StepsInto`) if the environment has
+    equal seeds give equal results, even with ``step_into`` (see `rlstruct.in_place.StepsInto`) if the environment has
     it; `close` may be called twice.
 
     Args:
@@ -87,8 +87,8 @@ def check_vec_env(
         n_steps: number of steps; take enough for episodes to end.
         seed: seed of the random actions, also passed to the factory.
         check_bounds: require frames to lie within the observation space, up to rounding.
-        ends_as_it_begins: allow all episodes to end in the frame with which the next one begins. By default that
-            fails, because it nearly always means that the final observation is lost.
+        ends_as_it_begins: allow all episodes to end in the frame with which the next one begins. By default this is an
+            error, because it nearly always means that the final observation is lost.
 
     Raises:
         ConformanceError: a check failed; names the call, the key, the found and expected values, and the fix.
@@ -187,7 +187,7 @@ class _Walk:
         self._last_actions = leaves(env.action_space, "last_action", where=self.name)
 
     def run(self, n_steps: int) -> None:
-        """Reset in every way, then take steps; reset once in mid-episode, and whenever all have idled for two steps."""
+        """Reset in every way, then take steps; reset once mid-episode, and whenever all have idled for two steps."""
         self.reset(None)
         self.reset(DictTensor())
         idle = 0
@@ -254,7 +254,7 @@ class _Walk:
                 next(iter(self._frames)),
                 f"the first frame of the next episode at each of {self._n_ends} ends",
                 "the frame that the episode ended with",
-                "Keep the final observation before the restart: the restarted one belongs into `current` only. If "
+                "Keep the final observation before the restart: the restarted one belongs in `current` only. If "
                 "episodes do end as they begin, pass ends_as_it_begins=True.",
             )
 

@@ -262,7 +262,7 @@ def test_what_cannot_be_stacked_is_refused() -> None:
     observation, _ = PictureEnv(2).reset()
     with pytest.raises(ValueError, match=r"'frame' is \[2, 1, 5, 6\] torch.uint8, expected \[2, 4, 5, 6\].*n_stack=4"):
         agent(DictTensor(), observation, DictTensor())
-    with pytest.raises(TypeError, match="HistoryAgent wants a history or defines call_replay"):
+    with pytest.raises(TypeError, match="HistoryAgent needs a history or defines call_replay"):
         StackingAgent(HistoryAgent(), SHAPE, device="cpu")
     with pytest.raises(ValueError, match=r"shape is \[1, 84, 84\], expected \[n, \.\.\.\] with n of 2 or more"):
         StackingAgent(agent, (1, 84, 84), device="cpu")

@@ -167,7 +167,7 @@ def test_learners_that_do_not_come_or_fit_are_named(monkeypatch: pytest.MonkeyPa
         roll_call(store)
     store.set("1", json.dumps(facts(settings={**facts()["settings"], "n_envs": 5})))
     with pytest.raises(
-        LearnerError, match=r"learner 1 .* has n_envs 5, but learner 0 .* has 4\. Start all of them alike"
+        LearnerError, match=r"learner 1 .* has n_envs 5, but learner 0 .* has 4\. Start all of them in the same way"
     ):
         roll_call(store)
     store.set("1", json.dumps(facts(pid=5)))

@@ -97,7 +97,7 @@ def test_a_silent_learner_of_another_machine_is_named(monkeypatch: pytest.Monkey
         one.watch(0.0)
         time.sleep(0.1)
     time.sleep(1.1)
-    with pytest.raises(LearnerError, match=r"learner 1 \(pid 7 on far away\) has given no sign of life for 1 s"):
+    with pytest.raises(LearnerError, match=r"learner 1 \(pid 7 on far away\) has sent no heartbeat for 1 s"):
         one.watch(0.0)
 
 

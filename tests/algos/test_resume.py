@@ -169,7 +169,7 @@ def test_other_settings_are_refused_and_harmless_ones_are_not(tmp_path: Path, mo
 
 
 def test_what_cannot_be_resumed_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(FileNotFoundError, match=r"is no run folder: it has no config\.json\. Pass the folder"):
+    with pytest.raises(FileNotFoundError, match=r"is not a run folder: it has no config\.json\. Pass the folder"):
         RunFolder.resume(tmp_path)
     run = new_folder(tmp_path, "a2c")
     train_until(monkeypatch, 200, "a2c", run)
@@ -177,13 +177,15 @@ def test_what_cannot_be_resumed_says_why(tmp_path: Path, monkeypatch: pytest.Mon
     whole = file.read_bytes()
     for damaged in (b"", whole[: len(whole) // 2], b"something else"):
         file.write_bytes(damaged)
-        with pytest.raises(ValueError, match=r"checkpoint\.pt is no checkpoint of a training, or it is damaged: "):
+        with pytest.raises(ValueError, match=r"checkpoint\.pt is not a checkpoint of a training, or is damaged: "):
             RunFolder.resume(run.path)
     torch.save({"model": {}}, file)
-    with pytest.raises(ValueError, match=r"is no checkpoint of a training: it has \['model'\], without format, "):
+    with pytest.raises(ValueError, match=r"is not a checkpoint of a training: it has \['model'\], without format, "):
         RunFolder.resume(run.path)
     torch.save([1.0], file)
-    with pytest.raises(ValueError, match=r"is no checkpoint of a training: it has list, without format, .*\. Pass the"):
+    with pytest.raises(
+        ValueError, match=r"is not a checkpoint of a training: it has list, without format, .*\. Pass the"
+    ):
         RunFolder.resume(run.path)
     file.write_bytes(whole)
     torch.save({**torch.load(file, weights_only=True), "format": 99}, file)

@@ -106,7 +106,7 @@ def test_an_exception_of_an_environment_names_everything(n_processes: int) -> No
     assert "environment 4, seed 14, step 1: ValueError: no road" in str(error)
     assert str(error).startswith("worker 1 (pid" if n_processes else "this process raised in environment.step")
     for method in ("reset", "execute", "get", "n_envs"):
-        with pytest.raises(BatcherStateError, match=r"collection has failed; close\(\) this batcher"):
+        with pytest.raises(BatcherStateError, match=r"collection has failed. close\(\) this batcher"):
             getattr(batcher, method)()
     close_leaves_nothing(batcher)
 

@@ -55,7 +55,7 @@ def test_ctrl_c_that_loses_an_answer_leaves_no_batcher_that_waits_for_it(monkeyp
         monkeypatch.setattr(LocalLink, "receive", interrupted)
         with pytest.raises(KeyboardInterrupt):
             batcher.get()
-        with pytest.raises(BatcherStateError, match="collection has failed; close"):
+        with pytest.raises(BatcherStateError, match=r"collection has failed. close"):
             batcher.get(timeout=0.5)
 
 
@@ -69,7 +69,7 @@ def test_wrong_orders_name_the_missing_call(n_processes: int, request: pytest.Fi
     batcher.reset()
     batcher.execute()
     with pytest.raises(
-        BatcherStateError, match=r"memory_report: there was no batch yet. Call execute\(\) and get\(\) first"
+        BatcherStateError, match=r"memory_report: there is no batch yet. Call execute\(\) and get\(\) first"
     ):
         batcher.memory_report()
     if n_processes:
@@ -114,7 +114,7 @@ def test_closed_is_closed(method: str) -> None:
         ({"T": 0}, "n_timesteps is 0"),
         ({"n_processes": -1}, "n_processes is -1"),
         ({"device": "cuda:99"}, "cuda:99"),
-        ({"device": "gpu"}, "'gpu' is no device"),
+        ({"device": "gpu"}, "'gpu' is not a device"),
         ({"seeds": [1]}, "both seed and seeds are passed"),
         ({"seed": None, "seeds": [1, 2]}, "seeds has 2 entries, expected 1"),
         ({"agent_seeds": [1, 2]}, "agent_seeds has 2 entries, expected 1"),

@@ -407,7 +407,7 @@ def test_what_would_freeze_is_named_once_and_steps_go_on(device: str, kind: Any,
         batcher.reset()
         frames = [next_batch(batcher).trajectories["observation/frame"].cpu() for _ in range(4)]
     (warning,) = caught
-    assert "cannot be recorded as one graph" in str(warning.message)
+    assert "cannot be captured as one graph" in str(warning.message)
     assert re.search(words, str(warning.message)), str(warning.message)
     with batcher_on("cpu", kind) as batcher:
         batcher.reset()

@@ -148,7 +148,7 @@ def test_several_choices_at_once_get_an_agent_and_dqn_refuses_them() -> None:
     logits, _ = choose("a2c", Task(env="any"), *found).create_model()(torch.zeros(5, 2))
     assert logits.shape == (5, 2, 3)
     assert logits[:, 1, 2].isinf().all()
-    with pytest.raises(UserError, match="DQN chooses among single actions, and here they are several at once"):
+    with pytest.raises(UserError, match="DQN chooses one action at a time, and here they are several at once"):
         choose("dqn", Task(env="any"), *found)
 
 
@@ -160,20 +160,20 @@ def test_another_preset_or_none_can_be_chosen(capsys: Capture) -> None:
     assert PRESETS["a2c", "Acrobot-v1"].config.target_return is not None
     assert settings_of(other)["target_return"] is None  # a return of Acrobot says nothing of this task
     none = train("a2c", "--env", "Acrobot-v1", "--preset", "none", *short)
-    assert "settings: the defaults, made for CartPole-v1" in capsys.readouterr().out
+    assert "settings: the defaults, tuned for CartPole-v1" in capsys.readouterr().out
     assert settings_of(none)["trace_decay"] == A2CConfig().trace_decay
 
 
 def test_a_preset_has_no_more_minibatches_than_there_are_environments(capsys: Capture) -> None:
     assert PRESETS["a2c", "Breakout-MinAtar"].config.n_minibatches == 4
     run = train("a2c", "--env", "Breakout-MinAtar", *SMALL)  # has --n-envs 2
-    assert "\nn_minibatches: 2 in place of 4, one for each environment\n" in capsys.readouterr().out
+    assert "\nn_minibatches: 2 instead of 4, one for each environment\n" in capsys.readouterr().out
     assert settings_of(run)["n_minibatches"] == 2
     again = train("--config", str(run), "--n_envs=1", "--no-progress")
-    assert "\nn_minibatches: 1 in place of 2, one for each environment\n" in capsys.readouterr().out
+    assert "\nn_minibatches: 1 instead of 2, one for each environment\n" in capsys.readouterr().out
     assert settings_of(again)["n_minibatches"] == 1
     train("a2c", "--env", "Breakout-MinAtar", *SMALL, "--n-minibatches", "1")
-    assert "in place of" not in capsys.readouterr().out
+    assert "instead of" not in capsys.readouterr().out
     assert main(["train", "a2c", "--env", "Breakout-MinAtar", *SMALL, "--n-minibatches", "3"]) == 2
     assert "n_minibatches is 3, expected at most one" in capsys.readouterr().err
 
@@ -221,7 +221,7 @@ def test_a_stopped_run_goes_on_as_if_it_had_not_been_stopped(monkeypatch: pytest
         patch.setattr(RunFolder, "log_evaluation", stopped_at_the_second)
         assert main(["train", *options, "--name", "stopped"]) == 130
     (said,) = capsys.readouterr().err.strip().splitlines()
-    assert said.startswith("rlstruct train: stopped. To go on: rlstruct train --resume runs/stopped-")
+    assert said.startswith("rlstruct train: stopped. To continue: rlstruct train --resume runs/stopped-")
     (stopped,) = pathlib.Path("runs").glob("stopped-*")
     assert main(["train", "--resume", str(stopped), "--discount", "0.5", "--no-progress"]) == 2
     assert "discount is 0.5, but 0.99 in the checkpoint" in capsys.readouterr().err
@@ -246,7 +246,7 @@ def test_a_stopped_run_goes_on_as_if_it_had_not_been_stopped(monkeypatch: pytest
     assert load(stopped).config.n_env_steps == 300
     (stopped / "checkpoint.pt").write_bytes(b"half of it")
     assert main(["evaluate", str(stopped)]) == 2
-    assert "checkpoint.pt is no checkpoint of a training, or it is damaged" in capsys.readouterr().err
+    assert "checkpoint.pt is not a checkpoint of a training, or is damaged" in capsys.readouterr().err
 
 
 def test_two_runs_are_plotted_as_one_curve_and_a_film_of_the_agent_moves(capsys: Capture) -> None:
@@ -377,30 +377,33 @@ def test_a_package_that_a_film_lacks_is_named_before_anything_is_drawn(
         ),
         (["train", "a2c", "--env", "CartPole-v1", "--preset", "Acrobat-v1"], "Did you mean 'Acrobot-v1'?"),
         (["train", "a2c", "--env", "CartPole-v1", "--learner-device", "cuda:7"], "Devices here: cpu"),
-        (["train", "a2c", "--env", "CartPole-v1", "--batcher-device", "gpu"], "'gpu' is no device. Devices here: cpu"),
+        (
+            ["train", "a2c", "--env", "CartPole-v1", "--batcher-device", "gpu"],
+            "'gpu' is not a device. Devices here: cpu",
+        ),
         (
             ["train", "dqn", "--env", "CartPole-v1", "--replay-device", "cuda:7"],
             "--replay-device cuda:7: cuda",
         ),
         (["train", "dqn", "--env", "Pendulum-v1"], "take ppo, a2c or reinforce"),
-        (["train", "sac", "--env", "CartPole-v1"], "SAC draws bounded continuous actions"),
+        (["train", "sac", "--env", "CartPole-v1"], "SAC needs bounded continuous actions"),
         (["train", "sac", "--env", "Pendulum-v1", "--recurrent"], "SAC has no agent with a memory"),
         (["train", "dqn", "--env", "CartPole-v1", "--recurrent"], "take ppo or a2c"),
         (["train", "a2c", "--env", "Breakout-MinAtar", "--recurrent"], "no bundled agent remembers images"),
-        (["train", "a2c", "--env", "ConnectFour-v0"], "only AlphaZero heeds that"),
-        (["train", "--config", "nowhere"], "nowhere is no run folder"),
-        (["train", "--resume", "nowhere"], "nowhere is no run folder"),
+        (["train", "a2c", "--env", "ConnectFour-v0"], "only AlphaZero respects that"),
+        (["train", "--config", "nowhere"], "nowhere is not a run folder"),
+        (["train", "--resume", "nowhere"], "nowhere is not a run folder"),
         (["train", "--resume"], "expected the folder of a run"),
         (["train", "--resume", "one", "--config", "another"], "pass only one of them"),
-        (["evaluate", "nowhere"], "nowhere is no run folder"),
-        (["plot", "nowhere"], "nowhere is no run folder"),
+        (["evaluate", "nowhere"], "nowhere is not a run folder"),
+        (["plot", "nowhere"], "nowhere is not a run folder"),
         (["train", "a2c", "--env", "CartPole-v1", "--network", "hidden=foo"], "hidden is 'foo', expected a sequence"),
         (["train", "a2c", "--env", "CartPole-v1", "--network", "hidden=[0]"], "hidden is [0], expected a sequence"),
         (
             ["train", "a2c", "--env", "CartPole-v1", "--runs", "/dev/null/runs"],
             "--runs /dev/null/runs: no folder can be",
         ),
-        (["envs", "cartpol-v"], "no name of an environment contains 'cartpol-v'. Did you mean 'CartPole-v1'?"),
+        (["envs", "cartpol-v"], "no environment's name contains 'cartpol-v'. Did you mean 'CartPole-v1'?"),
         (["envs", "one", "two"], "expected a part of a name, or nothing"),
         (["play", "seaquest-minatr"], "Did you mean 'Seaquest-MinAtar'?"),
         (["play", "CartPole-v1", "--out", "film.avi"], "expected a name that ends with .gif or .mp4"),
@@ -439,7 +442,7 @@ def at_most(kind: int, n: int) -> Iterator[None]:
 @pytest.mark.parametrize(
     ("size", "says"),
     [
-        (1000, r"--runs runs: no folder can be made there: File too large\."),
+        (1000, r"--runs runs: cannot create a folder there: File too large\."),
         (
             8192,
             r"runs/\S* can no longer be written: File too large\. `ulimit -f` limits a file to 8192 bytes: raise it\.",
@@ -522,12 +525,12 @@ def test_the_first_hour_of_an_environment_of_ones_own(capsys: Capture, monkeypat
     assert (found["env"], found["returns"], found["lengths"]) == ("line_module:Line-v0", [5.0] * 3, [5] * 3)
     capsys.readouterr()
     assert main(["train", "--resume", str(folder), "--no-progress"]) == 0
-    assert "it has ended: nothing is left to learn" in capsys.readouterr().out
+    assert "this run is complete" in capsys.readouterr().out
     (folder / "checkpoint.pt").unlink()
     assert main(["train", "--resume", str(folder), "--no-progress"]) == 0
     assert "which has no checkpoint: it starts over" in capsys.readouterr().out
     assert main(["play", "line_module:Line-v0"]) == 2
-    assert "line_module:Line-v0 cannot be drawn: it takes no render_mode='rgb_array'" in capsys.readouterr().err
+    assert "line_module:Line-v0 cannot be drawn: it does not accept render_mode='rgb_array'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("workers", ["0", "1"])
@@ -540,7 +543,7 @@ def test_an_environment_that_raises_is_a_line_and_its_own_traceback(workers: str
     assert main(["train", "a2c", "--env", env, *SMALL, "--n-processes", workers, "--preset", "none"]) == 2
     out, said = capsys.readouterr()
     (folder,) = pathlib.Path("runs").iterdir()
-    assert f"to go on from its last checkpoint: rlstruct train --resume {folder}" in out
+    assert f"to continue from the last checkpoint: rlstruct train --resume {folder}" in out
     first, *rest = said.splitlines()
     assert first.startswith("rlstruct train: ")
     assert "OSError: a hole" in first
@@ -579,9 +582,11 @@ def test_envs_lists_what_can_be_learnt_here(capsys: Capture, monkeypatch: pytest
     assert told.startswith("gymnasium:\n")
     assert "Blackjack-v1" in told.split()  # besides ALE/Blackjack-v5, which is another game
     assert main(["envs", "ant-v"]) == 2  # gymnasium has moved Ant-v3 to another package, and Ant-v5 needs MuJoCo
-    assert "no name of an environment contains 'ant-v'" in capsys.readouterr().err
+    assert "no environment's name contains 'ant-v'" in capsys.readouterr().err
     assert main(["train", "ppo", "--env", "Ant-v3"]) == 2
-    assert "Ant-v3 cannot be made: The mujoco v2 and v3 based environments have been moved" in capsys.readouterr().err
+    assert (
+        "Ant-v3 cannot be created: The mujoco v2 and v3 based environments have been moved" in capsys.readouterr().err
+    )
     assert main(["envs", "--help"]) == 0
 
 

@@ -23,7 +23,7 @@ def test_this_machine_is_described(capsys: pytest.CaptureFixture[str]) -> None:
     said = capsys.readouterr().out
     cores = usable_cores()
     assert f"cpu      {cores} core" in said
-    assert ("cuda:0" in said.split("Where things should live:")[0]) == bool(find_gpus())
+    assert ("cuda:0" in said.split("Where each part should run:")[0]) == bool(find_gpus())
 
 
 def test_every_gpu_is_listed_with_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:

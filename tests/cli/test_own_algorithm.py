@@ -57,7 +57,7 @@ def test_it_trains_by_its_name_and_its_run_is_evaluated_repeated_and_resumed(
     (run,) = pathlib.Path("runs").iterdir()
     stored = json.loads((run / "config.json").read_text())
     assert (stored["algorithm"], stored["config"]["zeal"], stored["agent"]) == ("toy", 3.0, "policy, perceptron")
-    assert "settings: the defaults, made for CartPole-v1\n" in capsys.readouterr().out  # nothing is tuned for it
+    assert "settings: the defaults, tuned for CartPole-v1\n" in capsys.readouterr().out  # nothing is tuned for it
     assert main(["evaluate", str(run), "--episodes", "2"]) == 0
     assert "toy on CartPole-v1, after 200 environment steps" in capsys.readouterr().out
     assert main(["train", "--resume", str(run), "--n-env-steps", "240", "--no-progress"]) == 0

@@ -172,8 +172,8 @@ def test_images_never_get_the_settings_for_cartpole(capsys: Capture) -> None:
     words = ["--env", "own_games:Camera", *SMALL, "--n-minibatches", "1"]
     assert main(["train", "ppo", *words]) == 0
     said = capsys.readouterr().out
-    assert "settings: those for Breakout-MinAtar, which shows images, too" in said
-    assert "made for CartPole" not in said
+    assert "settings: those for Breakout-MinAtar, which also shows images" in said
+    assert "tuned for CartPole" not in said
     (run,) = pathlib.Path("runs").iterdir()
     record = load(run)
     assert record.agent == "convolutional policy"

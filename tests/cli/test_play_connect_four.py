@@ -55,8 +55,8 @@ def test_a_person_plays_against_a_checkpoint_and_sees_the_numbers(
     assert main(words) == 0
     said = capsys.readouterr().out
     assert "moves of self-play" in said
-    assert "'left' is no column" in said
-    assert "'9' is no column" in said
+    assert "'left' is not a column" in said
+    assert "'9' is not a column" in said
     visits = next(line for line in said.splitlines() if line.startswith("visits"))
     assert sum(map(int, visits.split()[1:])) == 8
     assert said.strip().splitlines()[-1] in ("You win.", "The search wins.", "A draw.")
@@ -79,7 +79,7 @@ def test_a_game_that_is_broken_off_and_runs_of_something_else(
 ) -> None:
     typed(monkeypatch, "1", "q")
     assert main(["play", "connect-four", "--simulations", "4"]) == 130
-    assert "the game was ended" in capsys.readouterr().err
+    assert "the game was stopped" in capsys.readouterr().err
     assert main(["play", "connect-four", "--simulations", "0"]) == 2
     assert main(["play", "connect-four", "--run", str(tmp_path)]) == 2
     assert "no config.json" in capsys.readouterr().err

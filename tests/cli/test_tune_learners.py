@@ -59,7 +59,10 @@ def test_speed_on_more_gpus_is_measured_where_they_are_and_projected_beyond(
 
 @pytest.mark.parametrize(
     ("words", "said"),
-    [(["--gpus", "2"], "--gpus needs --n-learners"), (["--n-learners", "2", "1"], "expected rising numbers from 1 on")],
+    [
+        (["--gpus", "2"], "--gpus needs --n-learners"),
+        (["--n-learners", "2", "1"], "expected increasing numbers, at least 1"),
+    ],
 )
 def test_options_that_do_not_fit_are_refused(words: list[str], said: str, capsys: Capture) -> None:
     assert main(["tune", "a2c", "--env", "CartPole-v1", *words]) == 2

@@ -326,7 +326,7 @@ def test_to_moves_everything_and_rejects_unknown_devices() -> None:
     moved = made.to("meta")
     assert moved.device == torch.device("meta")
     assert moved.specs() == made.specs()
-    with pytest.raises(ValueError, match="'nowhere' is no device"):
+    with pytest.raises(ValueError, match="'nowhere' is not a device"):
         made.to("nowhere")
 
 

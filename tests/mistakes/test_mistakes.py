@@ -186,8 +186,10 @@ NAMED = spaces.Dict({"joints": spaces.Box(-1, 1, (2,)), "goal": spaces.Dict({"wo
 GRAPH = spaces.Dict({"map": spaces.Graph(spaces.Box(-1, 1, (2,)), None)})
 
 MISTAKES: dict[str, Callable[[], object]] = {
-    "An agent where what makes one belongs": lambda: make(MyAgent()),
-    "A gymnasium environment where what makes a VecEnv belongs": lambda: make(create_env=gymnasium.make("CartPole-v1")),
+    "An agent instead of a function that creates one": lambda: make(MyAgent()),
+    "A gymnasium environment instead of a function that creates a VecEnv": lambda: make(
+        create_env=gymnasium.make("CartPole-v1")
+    ),
     "create_env takes no seed": lambda: make(create_env=lambda n_envs: create_cartpole(n_envs, 0)),
     "create_env returns a gymnasium environment": lambda: make(create_env=lambda n_envs, seed: Arm()),
     "create_agent returns the network": lambda: make(lambda: torch.nn.Linear(4, 2)),
@@ -228,7 +230,7 @@ MISTAKES: dict[str, Callable[[], object]] = {
         agent_info=DictTensor({"epsilon": torch.zeros(4, device="sim:1")})
     ),
     "Weights of another network": lambda: update_with(torch.nn.Linear(4, 3).state_dict()),
-    "Weights that are no tensors": lambda: update_with({"weight": [[0.0]], "bias": [0.0]}),
+    "Weights that are not tensors": lambda: update_with({"weight": [[0.0]], "bias": [0.0]}),
     "An agent_info that the agent expects, and does not get": lambda: cartpole(Asking),
     "The configuration of another algorithm": lambda: train(a2c, ppo.PPOConfig(**SHORT), ActorCriticAgent),
     "A factory that does not take what a training passes": lambda: train(

@@ -218,7 +218,7 @@ def test_files_that_are_no_policies(tmp_path: Path) -> None:
         rlstruct.load(tmp_path)
     file = tmp_path / "checkpoint.pt"
     file.write_text("nothing")
-    with pytest.raises(ValueError, match=r"checkpoint.pt is no checkpoint of a training, or it is damaged: "):
+    with pytest.raises(ValueError, match=r"checkpoint.pt is not a checkpoint of a training, or is damaged: "):
         rlstruct.load(tmp_path)
     torch.save(TASKS["actor-critic"].create_model(), file)  # a whole network, of which torch says how to run its code
     with pytest.raises(ValueError, match=r"or it is damaged: torch cannot read it as plain data\. Pass") as raised:
@@ -226,7 +226,7 @@ def test_files_that_are_no_policies(tmp_path: Path) -> None:
     assert "weights_only" not in str(raised.value)
     assert raised.value.__suppress_context__  # a traceback shows this sentence alone
     torch.save({"weights": 1}, file)
-    with pytest.raises(ValueError, match=r"is no checkpoint of a training: it has \['weights'\]"):
+    with pytest.raises(ValueError, match=r"is not a checkpoint of a training: it has \['weights'\]"):
         rlstruct.load(tmp_path)
 
 

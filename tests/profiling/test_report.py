@@ -225,7 +225,7 @@ def test_a_slower_machine_is_not_taken_for_a_slower_program(tmp_path: pathlib.Pa
             script.leave()
         script.write(tmp_path / folder)
     a, busy, slower = (read(tmp_path / name) for name in ("a", "busy", "slower"))
-    machine_alone = "Three quarters of all operations are 40 % slower or more: rather the machine than the program."
+    machine_alone = "Three quarters of all operations are 40 % slower or more: probably the machine, not the program."
     assert differences(a, busy) == ["No operation became slower or faster beyond noise.", machine_alone]
     told = differences(a, slower)
     assert told[0].startswith("main, training, iteration/copy: 1.01 ms -> 2.83 ms an entry, 2.8 times as long")

@@ -289,7 +289,7 @@ def test_every_restart_is_the_beginning_of_its_own_episode(cls: type, at_least: 
 
 def test_a_subclass_does_not_inherit_a_kernel_that_knows_nothing_of_it() -> None:
     pytest.importorskip("warp", reason="needs the extra warp")
-    with pytest.raises(ValueError, match=r"kernel of CartPole, which knows nothing of Wide\.initial"):
+    with pytest.raises(ValueError, match=r"kernel of CartPole, which ignores Wide\.initial"):
         Wide(2, backend="warp")
 
 

@@ -154,7 +154,11 @@ WRONG_ENVS: dict[str, tuple[dict[str, Any], str | None, str]] = {
     "initial_state False after a reset": (at_reset(initial_state=torch.zeros_like), "initial_state", "expected True"),
     "last_action after a reset": (at_reset(last_action=lambda t: t + 1), "last_action", "got 1, expected 0"),
     "not all run after a reset": ({"on_reset": lambda o, r: (o, r & False)}, "mask/running", "After a reset all run"),
-    "ran is who runs next": ({"on_step": lambda a, _: ((a[0][0], a[1][1]), a[1])}, "mask/running", "who was stepped"),
+    "ran is who runs next": (
+        {"on_step": lambda a, _: ((a[0][0], a[1][1]), a[1])},
+        "mask/running",
+        "environments that were stepped",
+    ),
     "runs on when done": (masks(right, torch.ones_like), "mask/running", "until it is done"),
     "stops before it is done": (masks(right, torch.zeros_like), "mask/running", "until it is done"),
     "auto-resetting stops": (masks(right, torch.zeros_like, True), "mask/running", "always runs"),
@@ -561,7 +565,7 @@ class WritesToState(Base):
 
 
 class KeepsItsCounter(Base):
-    """Remembers in itself what belongs into the state."""
+    """Remembers in itself what belongs in the state."""
 
     calls = 0
 

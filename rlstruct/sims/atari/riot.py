@@ -8,7 +8,7 @@ from rlstruct.sims.atari.state import MOST_INSTRUCTIONS, Outer, Registers
 
 @wp.func
 def timer_now(m: Registers, outer: Outer) -> int:
-    """Return the timer as if no read had changed it; negative once it has expired."""
+    """Return the timer as it would be without reads; negative once it has expired."""
     return outer.timer - ((m.cycles - 1 - outer.timer_set) >> outer.timer_shift) - 1
 
 

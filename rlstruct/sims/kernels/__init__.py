@@ -2,7 +2,7 @@
 
 A game is a `GameKernel`: three small Warp functions of one environment. Around them,
 `rlstruct.sims.kernels.advance` makes a kernel that collects T steps with a small network in one launch. A kernel is
-compiled for a device at its first use there, and kept in Warp's cache (``WARP_CACHE_PATH`` moves it).
+compiled for a device on first use there, and kept in Warp's cache (``WARP_CACHE_PATH`` moves it).
 
 Needs the extra ``warp``. rlstruct imports this package only once a simulator asks for it.
 """

@@ -149,7 +149,7 @@ def check_kernel(env: Any) -> None:
     if changed:
         name, owner = kind.__name__, kind.__mro__[age].__name__
         raise BadValueError(
-            f"{name}: backend='warp' would run the kernel of {owner}, which knows nothing of {name}.{changed[0]}. "
+            f"{name}: backend='warp' would run the kernel of {owner}, which ignores {name}.{changed[0]}. "
             f"Override {name}.kernel too, or use backend='torch' or 'compile'."
         )
     if not isinstance(env.action_space, spaces.Discrete) or env.action_space.start != 0:
