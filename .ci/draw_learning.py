@@ -1,6 +1,6 @@
 """Draw docs/learning.gif, the picture at the top of the README: one agent at three moments of its training.
 
-python .ci/draw_learning.py        trains PPO on CartPole-v1 three times with one seed, for fewer and for more steps
+python .ci/draw_learning.py        trains PPO on CartPole-v1 three times from one seed, for more and more steps
 """
 
 from __future__ import annotations
@@ -8,18 +8,20 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
+from PIL import Image, ImageDraw, ImageFont
+
 from rlstruct.cli import film
 from rlstruct.cli.main import main
 from rlstruct.cli.record import load_trained
 
 PICTURE = Path(__file__).resolve().parents[1] / "docs" / "learning.gif"
 STEPS = (2_000, 10_000, 40_000)  # of training
-N_SHOWN, EVERY, SECONDS = 300, 3, 0.06  # environment steps to show, one picture for so many, and how long it stands
+N_SHOWN, EVERY, SECONDS = 300, 3, 0.06  # environment steps to show, steps per frame, and its duration
 SEED = 5
 
 
 def pictures(steps: int, runs: Path) -> list[film.Picture]:
-    """Train for so many steps, and let the best actions be drawn until the pole falls."""
+    """Train for this many steps, then draw the greedy policy until the pole falls."""
     words = f"train ppo --env CartPole-v1 --seed 0 --n-env-steps {steps} --evaluation-episodes 4 --runs {runs}/{steps}"
     if main(words.split()):
         raise SystemExit("the training failed")
@@ -27,15 +29,24 @@ def pictures(steps: int, runs: Path) -> list[film.Picture]:
     env = trained.factory(n_envs=1, seed=SEED)
     agent = trained.choice.create_agent(trained.model, stochastic=False)
     drawn = film._pictures(env, agent, film._look_of(trained.factory, env)[1], N_SHOWN, SEED, one_episode=True)
-    first = next(drawn)
-    title = film._captioned(first.crop((0, 0, first.width, 1)), f"after {steps:,} steps of training")
-    shown = [film._grid([title, picture], 1, 0) for picture in drawn]
+    shown = []
+    for step, picture in enumerate(drawn):
+        title, caption = (_line(picture.width, text) for text in (f"after {steps:,} steps", f"return {step}"))
+        screen = picture.crop((0, 0, picture.width, picture.height - 20))  # without the caption of films
+        shown.append(film._grid([title, screen, caption], 1, 0))
     env.close()
     return shown
 
 
+def _line(width: int, text: str) -> film.Picture:
+    """Draw a line of text that can be read on a phone."""
+    line = Image.new("RGB", (width, 44), "white")
+    ImageDraw.Draw(line).text((10, 2), text, "#333333", ImageFont.load_default(34))
+    return line
+
+
 def draw() -> None:
-    """Put the stages side by side; one that has ended stands still."""
+    """Put the stages side by side; one that has ended keeps its last frame."""
     with tempfile.TemporaryDirectory() as runs:
         stages = [pictures(steps, Path(runs)) for steps in STEPS]
     last = max(map(len, stages)) - 1
@@ -45,7 +56,7 @@ def draw() -> None:
         frames.append(whole.resize((whole.width * 2 // 3, whole.height * 2 // 3)).quantize(32))
     times = [round(1000 * SECONDS)] * (len(frames) - 1) + [2000]
     frames[0].save(PICTURE, save_all=True, append_images=frames[1:], duration=times, loop=0, optimize=True)
-    print(f"{PICTURE}: {len(frames)} pictures, {PICTURE.stat().st_size / 1e6:.2f} MB")
+    print(f"{PICTURE}: {len(frames)} frames, {PICTURE.stat().st_size / 1e6:.2f} MB")
 
 
 if __name__ == "__main__":

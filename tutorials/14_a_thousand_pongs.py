@@ -43,7 +43,7 @@ for _ in range(20):
     action = torch.randint(pongs.action_space.n, (N,), device=DEVICE)
     _, (observation, _) = pongs.step(DictTensor({"action": action}))
 print(f"{20 * N / (time.perf_counter() - start):,.0f} steps per second, of 4 frames each; without a network")
-print(f"television of game 3: {list(pongs.screen(3).shape)}\n")
+print(f"screen of game 3: {list(pongs.screen(3).shape)}\n")
 
 # 2. The games equal ALE's. One that ale-py has started continues here, byte for byte, if no action is sticky.
 exact = make("ALE/Pong-v5", n_envs=2, device=DEVICE, frame_skip=1, sticky=0.0)

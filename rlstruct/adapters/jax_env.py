@@ -18,7 +18,7 @@ from rlstruct.core import Layout, expect
 from rlstruct.device import DeviceLike, resolve_device
 from rlstruct.errors import BadTypeError, BadValueError, UsageError, import_extra
 
-Jax = Any  # a pytree of JAX arrays, or an object of a library that is no dependency
+Jax = Any  # a pytree of JAX arrays, or an object of a library that is not a dependency
 
 
 class JaxEnv(TensorsEnv):
@@ -34,7 +34,7 @@ class JaxEnv(TensorsEnv):
     Args:
         env: the environment.
         n_envs: B.
-        seed: row j draws from ``seed + j``, modulo 2^32, whatever B is.
+        seed: row j draws from ``seed + j``, modulo 2^32, for any B.
         params: parameters of a gymnax environment; by default ``env.default_params``.
         time_limit: number of steps after which an episode is truncated, in addition to the environment's own limit.
         device: where JAX and torch both compute.

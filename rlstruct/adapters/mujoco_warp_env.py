@@ -18,7 +18,7 @@ from rlstruct.functional.masks import rows_of
 from rlstruct.functional.random import child_key
 from rlstruct.spaces import Space
 
-Model = Any  # a mujoco.MjModel: MuJoCo is no dependency
+Model = Any  # a mujoco.MjModel: MuJoCo is not a dependency
 _CARRIED = ("qpos", "qvel", "act", "time", "qacc_warmstart")  # state of a world; some models lack some of these
 
 

@@ -32,14 +32,14 @@ class GymVectorEnv(RowsEnv):
     A SyncVectorEnv in mode SAME_STEP is switched to DISABLED, because gymnasium 1.4 loses the final observation of an
     environment that reuses its observation buffer; with ``reset_mask=False`` it raises. An AsyncVectorEnv in mode
     SAME_STEP raises for the same reason, and so does one in mode NEXT_STEP without shared memory. Create it in mode
-    DISABLED instead: then it restarts in the same step, too.
+    DISABLED instead; it then also restarts in the same step.
 
     As with `GymEnv`, an unfinished episode cannot be saved: `state_dict` returns None.
 
     Args:
         vec: the environment; this object closes it.
-        seed: passed to the first reset, which seeds row j with ``seed + j``; later resets carry on. EnvPool is seeded
-            by ``envpool.make(..., seed=)`` only.
+        seed: passed to the first reset, which seeds row j with ``seed + j``; later resets continue the random streams.
+            EnvPool is seeded by ``envpool.make(..., seed=)`` only.
         autoreset_mode: the mode of ``vec``, for one that does not declare it in its metadata.
         episodic: rows idle after the end of their episode until `reset`, as in `GymEnv`. ``vec`` still steps them, but
             the results are dropped.
