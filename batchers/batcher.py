@@ -49,8 +49,8 @@ class RL_Batcher:  # noqa: N801 - the name in rlstructures
         seed: each process seeds with ``seed`` plus the index of its first environment, so results do not depend on the
             number of processes. Drawn at random if neither ``seed`` nor ``seeds`` is passed.
         seeds: one seed per process, instead of ``seed``.
-        agent_info, env_info: default of ``reset``: values for the agent, and options of each environment.
-            [B], or [1] if equal for all; on the CPU.
+        agent_info: default of ``reset``: values for the agent.  [B], or [1] if equal for all; on the CPU
+        env_info: default of ``reset``: options of each environment.  [B], or [1] if equal for all; on the CPU
         agent_seeds: one argument of ``agent.seed`` per process; by default the seed of its environments.
         device: device of agent, environments and trajectories.
         timeout: seconds that a worker may take for one answer before `WorkerTimeout` is raised.
