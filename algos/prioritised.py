@@ -79,6 +79,9 @@ class PrioritisedReplayBuffer(ReplayBuffer):
     def update_priorities(self, index: Tensor, error: Tensor) -> None:
         """Set the priorities of sampled steps from their errors. Call it before the next `extend`.
 
+        A step whose error is not finite gets the largest priority: sums with NaN would give indices out of range, which
+        on CUDA make every later call of the process fail, before the training can report the NaN.
+
         After an `extend`, the slot of a sampled step may hold another step, which would get this priority until it is
         sampled itself. Slots that hold no step any more are skipped.
 
@@ -87,6 +90,7 @@ class PrioritisedReplayBuffer(ReplayBuffer):
             error: temporal-difference errors of its steps.  [K] float, same device
         """
         priority = (error.detach().abs().to(torch.float64) + self.epsilon) ** self.exponent
+        priority = torch.where(priority < torch.inf, priority, self._largest)
         self._largest = torch.maximum(self._largest, priority.max())
         self.priority[index] = torch.where(self.priority[index] > 0, priority, 0.0)
 

@@ -85,6 +85,16 @@ def test_a_loss_that_is_no_number_stops_and_leaves_the_weights(tmp_path: Path) -
         assert torch.equal(weight, good[name]), name
 
 
+def test_an_error_that_is_no_number_does_not_disturb_prioritised_replay_before_it_is_reported(tmp_path: Path) -> None:
+    with (
+        new_folder(tmp_path, "dqn, prioritised") as run,
+        pytest.raises(TrainingDiverged, match=r"loss is (inf|nan), error is (inf|nan), in update 2 "),
+    ):
+        train("dqn, prioritised", run, BadReward(31))
+    evidence = torch.load(run.path / "diverged.pt", weights_only=True)
+    assert all(torch.isfinite(weight).all() for weight in evidence["learner"]["online_model"].values())
+
+
 def test_without_a_run_folder_the_message_says_how_to_keep_them() -> None:
     with pytest.raises(TrainingDiverged, match=r"Train with a run folder"):
         train("a2c", None, BadReward(34))

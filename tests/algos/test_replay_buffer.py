@@ -427,6 +427,23 @@ def test_steps_are_drawn_in_proportion_to_their_priority() -> None:
     torch.testing.assert_close(drawn["weight"], weight / weight.max(), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("device", ["cpu", "sim:0", pytest.param("cuda:0", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("error", [torch.nan, torch.inf])
+def test_errors_that_are_not_finite_leave_indices_in_range(error: float, device: str) -> None:
+    """On CUDA an index out of range ends all work, before the training can say that its loss is NaN."""
+    buffer = PrioritisedReplayBuffer(400, exponent=1.0, epsilon=1e-9, device=device)
+    with create_batcher(4, 20) as batcher:
+        batcher.reset()
+        buffer.extend(collect(batcher).to(device))
+    index = buffer.columns["ready"].to("cpu").nonzero().squeeze(1)[:4].to(device)
+    buffer.update_priorities(index, torch.tensor([2.0, error, 5.0, -error], device=device))
+    assert buffer.priority[index].to("cpu").tolist() == pytest.approx([2.0, 1.0, 5.0, 1.0])  # the largest before was 1
+    drawn = buffer.sample(2000)["index"].to("cpu").tolist()
+    assert set(drawn) <= set(range(len(buffer.priority)))
+    buffer.update_priorities(index[1:2], torch.tensor([error], device=device))
+    assert buffer.priority[index[1:2]].to("cpu").tolist() == pytest.approx([5.0])
+
+
 def test_new_steps_come_first_and_overwritten_ones_keep_their_place_empty() -> None:
     buffer = PrioritisedReplayBuffer(2 * 12)
     with create_batcher(2, 4) as batcher:

@@ -8,11 +8,12 @@ import types
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from synthetic import Script, in_one_line
 
-from rlstruct.profiling import nvml, read
+from rlstruct.profiling import nvml, operation, profile, read
 from rlstruct.profiling.events import load
 from rlstruct.profiling.gpu import _weighted, use_of_gpus
 
@@ -160,6 +161,21 @@ def test_nvml_is_sampled_until_the_profile_ends(tmp_path: pathlib.Path, pynvml: 
     (use,) = read(tmp_path).gpus
     assert use.device == 0
     assert use.nvml == pytest.approx(0.07)
+
+
+def test_a_window_names_the_gpus_of_its_process_by_uuid(
+    tmp_path: pathlib.Path, pynvml: types.ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under CUDA_VISIBLE_DEVICES=1, the second GPU of the driver's is cuda:0; before CUDA is in use, none has."""
+    seen = [types.SimpleNamespace(uuid="BBBB")]  # torch's has no prefix
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(seen))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", seen.__getitem__)
+    for in_use in (False, True):
+        monkeypatch.setattr(torch.cuda, "is_initialized", lambda in_use=in_use: in_use)
+        with profile(tmp_path / str(in_use), operators=False), operation("work"):
+            pass
+        (window,) = load(tmp_path / str(in_use))
+        assert window.gpus == ({0: "bbbb"} if in_use else {})
 
 
 def test_without_a_driver_nothing_is_sampled(tmp_path: pathlib.Path, pynvml: types.ModuleType) -> None:
