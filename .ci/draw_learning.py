@@ -12,7 +12,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from rlstruct.cli import film
 from rlstruct.cli.main import main
-from rlstruct.cli.record import load_trained
+from rlstruct.cli.stored_run import load_trained
 
 PICTURE = Path(__file__).resolve().parents[1] / "docs" / "learning.gif"
 STEPS = (2_000, 10_000, 40_000)  # of training

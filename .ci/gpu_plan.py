@@ -1,6 +1,6 @@
 """The plan of `.ci/on_gpu.py`: which test files and benchmarks run in which command, and for how long.
 
-Most valuable first: whether kernels, simulators, recording and collection are right, then how fast they are, then the
+Most valuable first: whether kernels, simulators, capture and collection are right, then how fast they are, then the
 rest. Needs nothing but Python.
 """
 
@@ -41,7 +41,7 @@ class Step:
 _FIRST = (
     "fused",
     "simulators",
-    "recording",
+    "cuda_capture",
     "replays",
     "collection",
     "streams",  # their order is to be seen on a GPU alone, as is what a wrong action does

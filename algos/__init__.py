@@ -13,12 +13,12 @@ from rlstruct.algos.callbacks import Callback, TrainingContext
 from rlstruct.algos.config import TrainingConfig, load_config
 from rlstruct.algos.dqn import DQNConfig
 from rlstruct.algos.evaluation import Evaluation, Evaluator, TrainingResult
-from rlstruct.algos.learner import GradientLearner, agent_around, judge_actions, mean_terms
+from rlstruct.algos.learner import GradientLearner, agent_around, evaluate_actions, mean_terms
 from rlstruct.algos.ppo import PPOConfig
 from rlstruct.algos.prioritised import PrioritisedReplayBuffer
 from rlstruct.algos.reinforce import ReinforceConfig
 from rlstruct.algos.replay_buffer import ReplayBuffer
-from rlstruct.algos.replay_learner import Follower, ReplayConfig, ReplayLearner
+from rlstruct.algos.replay_learner import PolyakAverage, ReplayConfig, ReplayLearner
 from rlstruct.algos.run_folder import RunFolder
 from rlstruct.algos.sac import SACConfig
 from rlstruct.algos.shipped_callbacks import BestCheckpoint, EarlyStopping, OptunaPruning, PeriodicVideo
@@ -35,6 +35,8 @@ ALGORITHMS: dict[str, Algorithm[Any]] = {
 }
 """Algorithms by their names on the command line; add your own before you call `rlstruct.cli.main.main`."""
 
+Follower, judge_actions = PolyakAverage, evaluate_actions  # their names in 0.3
+
 __all__ = [
     "ALGORITHMS",
     "A2CConfig",
@@ -46,11 +48,11 @@ __all__ = [
     "EarlyStopping",
     "Evaluation",
     "Evaluator",
-    "Follower",
     "GradientLearner",
     "OptunaPruning",
     "PPOConfig",
     "PeriodicVideo",
+    "PolyakAverage",
     "PrioritisedReplayBuffer",
     "ReinforceConfig",
     "ReplayBuffer",
@@ -65,7 +67,7 @@ __all__ = [
     "agent_around",
     "alphazero",
     "dqn",
-    "judge_actions",
+    "evaluate_actions",
     "load_config",
     "mean_terms",
     "option",

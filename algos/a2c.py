@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from rlstruct.algos.algorithm import Algorithm
 from rlstruct.algos.checkpoint import restored, stored
 from rlstruct.algos.config import TrainingConfig
-from rlstruct.algos.learner import GradientLearner, judge_actions, mean_terms
-from rlstruct.batchers.slab import without_gaps
+from rlstruct.algos.learner import GradientLearner, evaluate_actions, mean_terms
+from rlstruct.batchers.rollout_buffer import compact_rows
 from rlstruct.core import TemporalDictTensor, Trajectories
 from rlstruct.errors import BadValueError
 from rlstruct.functional.advantages import VTrace, generalized_advantage, vtrace
@@ -101,7 +101,7 @@ def losses(
 
     Args:
         replayed: outputs of the learner's agent, with gradients: ``value`` [B, T] and its policy, see
-            `rlstruct.algos.learner.judge_actions`.
+            `rlstruct.algos.learner.evaluate_actions`.
         trajectories: the collected steps, same device.  [B, T]
         next_value: the critic's values of the true next observations.  [B, T]
         config: discount, coefficients, and whether to use V-trace.
@@ -111,7 +111,7 @@ def losses(
     """
     steps = trajectories.trajectories
     mask = steps.mask()  # [B, T]
-    log_probability, entropy = judge_actions(replayed, steps)
+    log_probability, entropy = evaluate_actions(replayed, steps)
     target, advantage = _targets(replayed["value"], log_probability, steps, next_value, config)
     if config.whiten_advantages:
         advantage = whiten(advantage, mask)
@@ -131,13 +131,13 @@ def _targets(
     """Return the critic's targets and the weights of the policy's gradient: constants [B, T]."""
     reward = steps["_observation/reward"] * config.reward_scale
     known = (reward, steps["_observation/terminated"], steps["_observation/done"], steps.mask())
-    judged: dict[str, Any] = {"value": value.detach(), "next_value": next_value}
-    judged |= {"discount": config.discount, "trace_decay": config.trace_decay}
+    arguments: dict[str, Any] = {"value": value.detach(), "next_value": next_value}
+    arguments |= {"discount": config.discount, "trace_decay": config.trace_decay}
     if not config.vtrace:
-        advantage = generalized_advantage(*known, **judged)
-        return VTrace(advantage + judged["value"], advantage)
+        advantage = generalized_advantage(*known, **arguments)
+        return VTrace(advantage + arguments["value"], advantage)
     log_ratio = log_probability.detach() - steps["action/log_probability"]
-    return vtrace(*known, **judged, log_ratio=log_ratio, rho_clip=config.rho_clip, c_clip=config.c_clip)
+    return vtrace(*known, **arguments, log_ratio=log_ratio, rho_clip=config.rho_clip, c_clip=config.c_clip)
 
 
 class A2CLearner(GradientLearner):
@@ -211,7 +211,7 @@ def _concatenate_in_time(batches: Sequence[Trajectories]) -> Trajectories:
     real = torch.cat([batch.mask() for batch in batches], 1)  # [B, sum of T]
     keys = batches[0].trajectories.keys()
     joined = {key: torch.cat([batch.trajectories[key] for batch in batches], 1) for key in keys}
-    steps = without_gaps(joined, real)
+    steps = compact_rows(joined, real)
     # An episode also ends where the next one begins: a lost worker or a loaded checkpoint cut it short.
     steps["_observation/done"][:, :-1] |= steps["observation/initial_state"][:, 1:]
     return Trajectories.unchecked(batches[0].info, steps)

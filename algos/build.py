@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from rlstruct.algos.config import TrainingConfig
-from rlstruct.algos.process_group import learners
+from rlstruct.algos.process_group import learner_group
 from rlstruct.batchers import RL_Batcher
 from rlstruct.batchers.arguments import check_call, check_factory
 from rlstruct.core import DictTensor
@@ -115,14 +115,14 @@ def create_batchers(
     weights = copy.deepcopy(model).to("cpu")  # from where it can be sent to any process
     first_seed = config.seed * _SEEDS_PER_RUN + resumptions * _SEEDS_PER_RESUMPTION % (_SEEDS_PER_RUN // 2)
     # Several learners share the environments that a single one would have.
-    own_seed = first_seed + learners().rank * config.n_envs * max(1, config.n_processes)
+    own_seed = first_seed + learner_group().rank * config.n_envs * max(1, config.n_processes)
 
     def batcher(n_timesteps: int, device: str, stochastic: bool, n_envs: int, **kind: Any) -> Callable[[], RL_Batcher]:  # noqa: ANN401
         agent_args = {"model": weights, "copy_model": True, "device": device, "stochastic": stochastic}
         settings = {"agent_args": agent_args, "env_args": {**env_args, "n_envs": n_envs}, "device": device, **kind}
         return partial(RL_Batcher, n_timesteps, create_agent, PlacedEnv(create_env, device), **settings)
 
-    only_learners_share = config.sharing != "none" and not config.workers_share()
+    only_learners_share = config.sharing != "none" and not config.workers_share_gpus()
     first = config.initial_steps
     collecting = batcher(
         config.n_timesteps,

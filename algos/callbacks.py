@@ -156,7 +156,7 @@ class Callbacks:
 
     def __init__(self, callbacks: Sequence[Callback], loop: TrainingLoop, create_agent: CreateAgent) -> None:
         self.present = bool(callbacks)  # equal in all learners
-        self._own = [one for one in callbacks if loop.learner.learners.rank == 0 or one.every_rank]
+        self._own = [one for one in callbacks if loop.learner.group.rank == 0 or one.every_rank]
         self.context = TrainingContext(loop, create_agent)
         self._being_evaluated: Mapping[str, Tensor] = {}  # weights of the evaluation in progress
 

@@ -86,7 +86,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     return state
 
 
-def lease(path: Path, holder: str) -> BinaryIO:
+def lock_file(path: Path, holder: str) -> BinaryIO:
     """Lock a file of a run folder until it is closed or this process ends, so that only one process writes there.
 
     The kernel releases the lock however the process ends. A forked process inherits it; a spawned worker does not. The
@@ -116,14 +116,14 @@ def lease(path: Path, holder: str) -> BinaryIO:
     return file
 
 
-def generators() -> dict[str, Any]:
+def generator_states() -> dict[str, Any]:
     """Return the states of torch's generators in this process."""
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
     return {"cpu": torch.get_rng_state(), "cuda": cuda}
 
 
-def set_generators(states: Mapping[str, Any]) -> None:
-    """Restore the states of torch's generators from `generators`."""
+def set_generator_states(states: Mapping[str, Any]) -> None:
+    """Restore the states of torch's generators from `generator_states`."""
     torch.set_rng_state(states["cpu"])
     if states["cuda"] and torch.cuda.device_count() == len(states["cuda"]):
         torch.cuda.set_rng_state_all(states["cuda"])

@@ -105,7 +105,7 @@ class TrainingConfig(Options):
         super().__post_init__()
         fits = self.cluster is None or self.n_processes > 0
         self.require("cluster", fits, "None, or n_processes of 1 or more, which the cluster starts")
-        fits = self.sharing in ("none", "auto") or self.workers_share() or self.learners_share()
+        fits = self.sharing in ("none", "auto") or self.workers_share_gpus() or self.learners_share_gpus()
         words = (
             "worker processes (n_processes, batcher_device) or several learners (n_learners, learner_device) on GPUs"
         )
@@ -115,11 +115,11 @@ class TrainingConfig(Options):
         words = f"a multiple of evaluation_processes, {n}: every process plays as many"
         self.require("evaluation_episodes", fits, words)
 
-    def workers_share(self) -> bool:
+    def workers_share_gpus(self) -> bool:
         """Return True if worker processes collect on a GPU."""
         return self.n_processes > 0 and self.batcher_device.startswith("cuda")
 
-    def learners_share(self) -> bool:
+    def learners_share_gpus(self) -> bool:
         """Return True if several learners share GPUs, each with its own worker processes."""
         return self.sharing != "none" and self.n_learners > 1 and self.learner_device.startswith("cuda")
 

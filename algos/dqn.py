@@ -21,7 +21,7 @@ from rlstruct.algos.config import TrainingConfig
 from rlstruct.algos.learner import CreateAgent, agent_around
 from rlstruct.algos.prioritised import PrioritisedReplayBuffer
 from rlstruct.algos.replay_buffer import ReplayBuffer
-from rlstruct.algos.replay_learner import Follower, ReplayConfig, ReplayLearner
+from rlstruct.algos.replay_learner import PolyakAverage, ReplayConfig, ReplayLearner
 from rlstruct.core import DictTensor, Trajectories
 from rlstruct.errors import BadKeyError
 from rlstruct.functional.q_learning import double_q_value, q_loss, td_target
@@ -102,8 +102,12 @@ def losses(agent: RL_Agent, target_agent: RL_Agent, batch: DictTensor, config: D
     value = values.gather(1, action.unsqueeze(1)).squeeze(1)
     with torch.no_grad():
         reached = batch.truncate_key("_observation/")
-        judged = action_values(target_agent, reached)  # [K, A]
-        next_value = double_q_value(action_values(agent, reached), judged) if config.double else judged.amax(dim=-1)
+        target_values = action_values(target_agent, reached)  # [K, A]
+        next_value = (
+            double_q_value(action_values(agent, reached), target_values)
+            if config.double
+            else target_values.amax(dim=-1)
+        )
         target = td_target(batch["reward"] * config.reward_scale, batch["discount"], batch["terminated"], next_value)
     return {
         "loss": q_loss(value, target, batch["weight"], config.huber_delta),
@@ -151,7 +155,7 @@ class DQNLearner(ReplayLearner):
         stored = {"n_step": config.n_step, "n_stack": config.n_stack}
         super().__init__(model, agent, config, create_buffer=create_buffer, networks=networks, **stored)
         self.model = copy.deepcopy(model).requires_grad_(False)
-        self._average, self._target = Follower(self.model, model), Follower(self.target_model, model)
+        self._average, self._target = PolyakAverage(self.model, model), PolyakAverage(self.target_model, model)
 
     @classmethod
     def create(cls, model: nn.Module, create_agent: CreateAgent, config: DQNConfig) -> DQNLearner:
@@ -179,9 +183,9 @@ class DQNLearner(ReplayLearner):
         terms = self.run(batch)
         if isinstance(buffer, PrioritisedReplayBuffer):
             buffer.update_priorities(batch["index"].to(buffer.device), terms["error"].to(buffer.device))
-        self._average.follow(config.average_rate)
+        self._average.update(config.average_rate)
         if self.policy_version % config.target_update_interval == 0:
-            self._target.follow(config.target_update_rate)
+            self._target.update(config.target_update_rate)
         return {**terms, "error": terms["error"].abs()}
 
     def depends_on(self) -> tuple[object, bool]:
@@ -196,9 +200,9 @@ class DQNLearner(ReplayLearner):
         """Return the ``epsilon`` of each environment.  [B] float32 on the CPU."""
         config = self.config
         epsilon = linear_schedule(fraction_done, config.initial_epsilon, config.final_epsilon, config.epsilon_fraction)
-        ladder = epsilon_ladder(epsilon, n_envs * self.learners.size, config.epsilon_exponent)
+        ladder = epsilon_ladder(epsilon, n_envs * self.group.size, config.epsilon_exponent)
         epsilons = torch.tensor(ladder, dtype=torch.float32, device="cpu")
-        return DictTensor({"epsilon": epsilons[n_envs * self.learners.rank :][:n_envs]})
+        return DictTensor({"epsilon": epsilons[n_envs * self.group.rank :][:n_envs]})
 
 
 Learner = DQNLearner  # its old name

@@ -68,9 +68,9 @@ class TrainingHistory:
         if not self._unread:
             return
         columns = torch.stack([torch.stack(list(update.terms.values())) for update in self._unread])
-        learners = self._learner.learners
-        rows = (sum_over_learners(columns) / learners.size).tolist()  # sync: once per log_interval updates
-        learners.refuse_lost()
+        group = self._learner.group
+        rows = (sum_over_learners(columns) / group.size).tolist()  # sync: once per log_interval updates
+        group.refuse_lost()
         mean_return = self.statistics.mean_return()
         for update, row in zip(self._unread, rows, strict=True):
             numbers = {**dict(zip(update.terms, row, strict=True)), "policy_lag": float(update.policy_lag)}

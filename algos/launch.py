@@ -24,17 +24,17 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from rlstruct.algos.config import TrainingConfig
-from rlstruct.algos.others import name
-from rlstruct.algos.process_group import Group, Learners, learning_in
-from rlstruct.batchers.recipe import versions
+from rlstruct.algos.peers import name
+from rlstruct.algos.process_group import DistributedLearnerGroup, LearnerGroup, use_group
+from rlstruct.batchers.collector_factory import versions
 from rlstruct.batchers.workers.processes import (
     GUARD,
     NO_MAIN_GUARD,
     WORKER_NAME,
     die_with,
+    exit_worker,
     has_ended,
     inheriting,
-    leave,
     mortal_parent,
     quiet_start,
 )
@@ -46,12 +46,12 @@ JOIN_SECONDS = 300.0
 _LEAVING_SECONDS = 10.0
 
 # Kept for the life of the process, which can join one only.
-_shares: dict[tuple[str, str, float | None], GpuSharing] = {}
+_gpu_sharings: dict[tuple[str, str, float | None], GpuSharing] = {}
 _trainings = count()  # numbers of this process's trainings under torchrun, each with its own keys in the store
 
 
 @dataclass(frozen=True)
-class Place:
+class Rendezvous:
     """Rank of a learner, and the address of rank 0."""
 
     rank: int  # from 0, which evaluates, logs and writes the checkpoints
@@ -61,7 +61,7 @@ class Place:
     port: int  # of the store through which the learners meet
 
     @classmethod
-    def of_launcher(cls) -> Place | None:
+    def from_environment(cls) -> Rendezvous | None:
         """Read the variables that torchrun and similar launchers set; None if there is only one process."""
         env = os.environ
         if int(env.get("WORLD_SIZE", "1")) < 2:
@@ -77,24 +77,24 @@ class Place:
 
 def launched_rank() -> int:
     """Return the rank from torchrun, or 0 without torchrun."""
-    place = Place.of_launcher()
-    return 0 if place is None else place.rank
+    rendezvous = Rendezvous.from_environment()
+    return 0 if rendezvous is None else rendezvous.rank
 
 
 @contextlib.contextmanager
-def learning_together(config: TrainingConfig, train: Callable[[], object]) -> Iterator[Learners]:
+def launch_learners(config: TrainingConfig, train: Callable[[], object]) -> Iterator[LearnerGroup]:
     """Find the other learners, or start processes that call ``train``; processes started here end with the block."""
-    place = Place.of_launcher()
+    rendezvous = Rendezvous.from_environment()
     n = config.n_learners
-    if place is None and n == 1:
-        yield Learners()
+    if rendezvous is None and n == 1:
+        yield LearnerGroup()
         return
-    if place is not None and n not in (1, place.size):
+    if rendezvous is not None and n not in (1, rendezvous.size):
         raise LearnerError(
-            f"{type(config).__name__}: n_learners is {n}, but {place.size} processes were started together, expected "
-            f"the same number. Omit n_learners, or start {n}: torchrun --nproc-per-node {n} …"
+            f"{type(config).__name__}: n_learners is {n}, but {rendezvous.size} processes were started together, "
+            f"expected the same number. Omit n_learners, or start {n}: torchrun --nproc-per-node {n} …"
         )
-    if place is not None and parent_process() is None and config.learners_share() and not config.n_processes:
+    if rendezvous is not None and parent_process() is None and config.learners_share_gpus() and not config.n_processes:
         raise LearnerError(
             f"{type(config).__name__}: sharing is {config.sharing!r}, but torchrun has started the learners, and only "
             "those of n_learners get shares. Pass sharing='none', and start torchrun as a client: "
@@ -107,22 +107,27 @@ def learning_together(config: TrainingConfig, train: Callable[[], object]) -> It
             "torch.distributed.destroy_process_group() first, or do not initialise it."
         )
     with contextlib.ExitStack() as stack:
-        followers = Followers()
-        if place is None:
+        processes = LearnerProcesses()
+        if rendezvous is None:
             listening = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-            place = Place(0, n, 0, "127.0.0.1", listening.port)
-            stack.callback(followers.end)  # in case they never join
-            followers.start(train, n, listening.port, share_gpus(config))
+            rendezvous = Rendezvous(0, n, 0, "127.0.0.1", listening.port)
+            stack.callback(processes.end)  # in case they never join
+            processes.start(train, n, listening.port, share_gpus(config))
             store = PrefixStore("rlstruct/0/0", listening)  # that of a follower's first training
         else:
             restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)
-            store = PrefixStore(f"rlstruct/{restarts}/{next(_trainings)}", _store(place))
-        group = Group(place.rank, place.local_rank, store, _roll_call(place, store, _facts(config, place), followers))
+            store = PrefixStore(f"rlstruct/{restarts}/{next(_trainings)}", _store(rendezvous))
+        group = DistributedLearnerGroup(
+            rendezvous.rank,
+            rendezvous.local_rank,
+            store,
+            _gather_facts(rendezvous, store, _facts(config, rendezvous), processes),
+        )
         stack.callback(group.close)
-        stack.callback(followers.end)  # runs first, because a group with a stopped learner cannot close
-        with learning_in(group):
+        stack.callback(processes.end)  # runs first, because a group with a stopped learner cannot close
+        with use_group(group):
             yield group
-        followers.end(patience=_LEAVING_SECONDS)
+        processes.end(patience=_LEAVING_SECONDS)
 
 
 def share_gpus(config: TrainingConfig) -> GpuSharing | None:
@@ -131,39 +136,41 @@ def share_gpus(config: TrainingConfig) -> GpuSharing | None:
     Returns the shares of all learners; ``learner_device="cuda"`` spreads them over all visible GPUs. None if the
     learners share no GPU.
     """
-    if not config.learners_share() or Place.of_launcher() is not None:
+    if not config.learners_share_gpus() or Rendezvous.from_environment() is not None:
         return None
     asked = config.learner_device, config.sharing, config.thread_percentage
-    if asked not in _shares:
+    if asked not in _gpu_sharings:
         device = torch.device(config.learner_device)
         found = gpus()[: None if device.index is None else 1]
         name = type(config).__name__
         sharing = GpuSharing(device, config.n_learners, *asked[1:], gpus=found, where=name)
         sharing.join()
-        _shares[asked] = sharing
-    return _shares[asked]
+        _gpu_sharings[asked] = sharing
+    return _gpu_sharings[asked]
 
 
 @lru_cache
-def _store(place: Place) -> Store:
+def _store(rendezvous: Rendezvous) -> Store:
     """Open the store or connect to it, with new keys for each training of this process."""
     limit = timedelta(seconds=JOIN_SECONDS)
-    opens = place.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"  # torchrun may have opened it
+    opens = (
+        rendezvous.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    )  # torchrun may have opened it
     try:
-        return TCPStore(place.host, place.port, is_master=opens, wait_for_workers=False, timeout=limit)
+        return TCPStore(rendezvous.host, rendezvous.port, is_master=opens, wait_for_workers=False, timeout=limit)
     except dist.DistError as error:
         raise LearnerError(
-            f"run_training: learner {place.rank} cannot reach learner 0 at {place.host}:{place.port} within "
-            f"{JOIN_SECONDS:g} s: {error}. Start all of them, and check MASTER_ADDR and MASTER_PORT.",
+            f"run_training: learner {rendezvous.rank} cannot reach learner 0 at {rendezvous.host}:{rendezvous.port} "
+            f"within {JOIN_SECONDS:g} s: {error}. Start all of them, and check MASTER_ADDR and MASTER_PORT.",
             ranks=(0,),
         ) from error
 
 
-def _facts(config: TrainingConfig, place: Place) -> dict[str, Any]:
+def _facts(config: TrainingConfig, rendezvous: Rendezvous) -> dict[str, Any]:
     """Return the facts about this learner that the others need."""
     device = config.learner_device
-    device = f"cuda:{place.local_rank % max(1, torch.cuda.device_count())}" if device == "cuda" else device
-    settings = json.loads(json.dumps({**asdict(config), "n_learners": place.size}, default=str))
+    device = f"cuda:{rendezvous.local_rank % max(1, torch.cuda.device_count())}" if device == "cuda" else device
+    settings = json.loads(json.dumps({**asdict(config), "n_learners": rendezvous.size}, default=str))
     own = {"host": platform.node(), "pid": os.getpid(), "device": device, **gpu_facts(device)}
     return {**own, "versions": versions(), "settings": settings}
 
@@ -181,21 +188,23 @@ def gpu_facts(device: str) -> dict[str, str]:
     return {"gpu": visible if visible.startswith("MIG-") else str(found.uuid), "bus": bus}
 
 
-def _roll_call(place: Place, store: Store, facts: dict[str, Any], followers: Followers) -> list[dict[str, Any]]:
+def _gather_facts(
+    rendezvous: Rendezvous, store: Store, facts: dict[str, Any], processes: LearnerProcesses
+) -> list[dict[str, Any]]:
     """Wait until all learners have joined, and return their facts."""
-    store.set(f"{place.rank}", json.dumps(facts))
+    store.set(f"{rendezvous.rank}", json.dumps(facts))
     end = time.monotonic() + JOIN_SECONDS
-    while missing := [rank for rank in range(place.size) if not store.check([f"{rank}"])]:
-        followers.refuse_dead()
+    while missing := [rank for rank in range(rendezvous.size) if not store.check([f"{rank}"])]:
+        processes.refuse_dead()
         if time.monotonic() > end:
             raise LearnerError(
-                f"run_training: learner {', '.join(map(str, missing))} of {place.size} has not joined within "
+                f"run_training: learner {', '.join(map(str, missing))} of {rendezvous.size} has not joined within "
                 f"{JOIN_SECONDS:g} s. Start all of them: torchrun on every machine, with the same --nnodes and "
                 "--nproc-per-node.",
                 ranks=tuple(missing),
             )
         time.sleep(0.02)
-    found = [json.loads(store.get(f"{rank}")) for rank in range(place.size)]
+    found = [json.loads(store.get(f"{rank}")) for rank in range(rendezvous.size)]
     for rank, one in enumerate(found):
         for kind, fix in (
             ("versions", "Install the same version everywhere"),
@@ -211,7 +220,7 @@ def _roll_call(place: Place, store: Store, facts: dict[str, Any], followers: Fol
     return found
 
 
-class Followers:
+class LearnerProcesses:
     """Processes of the learners with ranks 1, 2, …, started by rank 0."""
 
     def __init__(self) -> None:
@@ -225,7 +234,7 @@ class Followers:
                 arguments = (payload, rank, n, port, torch.get_num_threads(), parent)
                 # Not a daemon, because a learner starts worker processes.
                 process = get_context("spawn").Process(
-                    target=_follow, args=arguments, name=f"{WORKER_NAME}-learner-{rank}"
+                    target=_train_as_rank, args=arguments, name=f"{WORKER_NAME}-learner-{rank}"
                 )
                 with inheriting({} if sharing is None else sharing.environment(rank)):
                     process.start()
@@ -256,7 +265,7 @@ class Followers:
         self.processes = []
 
 
-def _follow(payload: bytes, rank: int, size: int, port: int, n_threads: int, parent: int | None) -> None:
+def _train_as_rank(payload: bytes, rank: int, size: int, port: int, n_threads: int, parent: int | None) -> None:
     """Train as one of several learners; errors are reported to rank 0 once this process has joined."""
     if parent is not None and sys.platform == "linux":
         die_with(parent)
@@ -270,4 +279,4 @@ def _follow(payload: bytes, rank: int, size: int, port: int, n_threads: int, par
         if not getattr(error, "reported", False):
             raise
         sys.exit(1)  # rank 0 reports the error
-    leave()
+    exit_worker()

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from rlstruct.algos.config import TrainingConfig
 from rlstruct.algos.optimising import laid_out_as, load_optimizer, norm_of, step_unless
-from rlstruct.algos.process_group import Group, Terms, learners
+from rlstruct.algos.process_group import DistributedLearnerGroup, LearnerGroup, Terms, learner_group
 from rlstruct.batchers.arguments import check_call, check_factory
 from rlstruct.core import DictTensor, TemporalDictTensor, Trajectories
 from rlstruct.device import resolve_device
@@ -85,7 +85,7 @@ class GradientLearner(ABC):
     def __init__(self, model: nn.Module, agent: RL_Agent, config: TrainingConfig) -> None:
         self.model, self.agent, self.config = model, agent, config
         self.device = resolve_device(config.learner_device)
-        self.learners = learners()
+        self.group = learner_group()
         # Use one kernel for all weights where torch has one: a small network's update mostly costs kernel calls.
         fused, on_cpu = self.device.type in ("cpu", "cuda"), self.device.type == "cpu"
         self.optimizer = torch.optim.Adam(
@@ -100,7 +100,7 @@ class GradientLearner(ABC):
         fixed = not self.whole_episodes  # whole episodes give every batch a different shape
         self._owner, pure = self.depends_on()
         compiled = fixed and config.compile_update
-        graph = EXECUTORS["graph"](self.device) if fixed and config.graph and self.learners.records else None
+        graph = EXECUTORS["graph"](self.device) if fixed and config.graph and self.group.can_capture else None
         if not pure and (compiled or graph is not None):
             _logger.info(
                 "run_training: updates on %s could run faster, but the agent does not: %s.", self.device, PROMISE
@@ -109,13 +109,18 @@ class GradientLearner(ABC):
         self._compile = EXECUTORS["compiled"](self.device) if compiled and pure and agent.pure else None
         stream = None if graph is None else stream_on(self.device)  # CUDA cannot capture on the default stream
         self._whole: Runner[Terms] = Runner(
-            self._step, self._owner, self.device, graph, failed=_warn_unrecorded, stream=stream, operation="graph"
+            self._step, self._owner, self.device, graph, failed=_warn_uncaptured, stream=stream, operation="graph"
         )
         self._runners: list[Runner[Any]] = [self._whole]
         self._uncompiled = False  # True once a warning has reported it
         self._gradients = self._part("loss and backward", self._gradient)
         self.statistics: Any = model if hasattr(model, "see_rewards") else None
         self._open_return: Tensor | None = None  # return of each unfinished episode, for the statistics  [B]
+
+    @property
+    def learners(self) -> LearnerGroup:
+        """Alias of ``group``, its name in 0.3."""
+        return self.group
 
     @classmethod
     def create(cls, model: nn.Module, create_agent: CreateAgent, config: Any) -> Self:  # noqa: ANN401 - its own config
@@ -249,8 +254,8 @@ class GradientLearner(ABC):
             its number, clipped to the bound. Weights that the loss does not depend on have no entry.
         """
         terms, gradient = self._gradients(batch)
-        if isinstance(self.learners, Group):
-            return self._bounded(*self.learners.mean(terms, gradient, self.weight(batch)))
+        if isinstance(self.group, DistributedLearnerGroup):
+            return self._bounded(*self.group.mean(terms, gradient, self.weight(batch)))
         return terms, gradient
 
     def weight(self, batch: Any) -> Tensor | None:  # noqa: ANN401 - as of `terms`
@@ -274,7 +279,7 @@ class GradientLearner(ABC):
                 found = torch.autograd.grad(terms["loss"], self._weights, allow_unused=True)
         gradient = {str(i): grad for i, grad in enumerate(found) if grad is not None}
         terms = {name: term.detach() if term.requires_grad else term for name, term in terms.items()}
-        return (terms, gradient) if self.learners.size > 1 else self._bounded(terms, gradient)
+        return (terms, gradient) if self.group.size > 1 else self._bounded(terms, gradient)
 
     def _bounded(self, terms: Terms, gradient: Terms) -> tuple[Terms, Terms]:
         """Clip the norm of the gradient if the settings bound it."""
@@ -328,7 +333,7 @@ class GradientLearner(ABC):
         self._open_return = None if (sums := state["open_return"]) is None else sums.to(self.device, copy=True)
 
 
-def _warn_unrecorded(why_not: str) -> None:
+def _warn_uncaptured(why_not: str) -> None:
     warn_user(
         "run_training: an update cannot be captured as one graph and runs eagerly, slower and with equal results: "
         f"{why_not}. Set graph=False in the configuration to silence this warning."
@@ -355,7 +360,7 @@ def mean_terms(steps: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
     return {name: torch.stack([terms[name] for terms in steps]).mean() for name in steps[0]}
 
 
-def judge_actions(replayed: TemporalDictTensor, steps: TemporalDictTensor) -> tuple[Tensor, Tensor]:
+def evaluate_actions(replayed: TemporalDictTensor, steps: TemporalDictTensor) -> tuple[Tensor, Tensor]:
     """Compute the log-probability of the stored actions; a replay with newer weights may sample different ones.
 
     Args:
@@ -378,6 +383,9 @@ def judge_actions(replayed: TemporalDictTensor, steps: TemporalDictTensor) -> tu
         mean, log_std = replayed["action_mean"], replayed["action_log_std"]
         return gaussian.log_probability(mean, log_std, action), gaussian.entropy(log_std)
     raise BadKeyError(
-        f"judge_actions: the agent returns {sorted(replayed.keys())}, expected 'action_logits' (discrete actions) or "
-        "'action_mean' and 'action_log_std' (continuous ones). Return them next to 'action'."
+        f"evaluate_actions: the agent returns {sorted(replayed.keys())}, expected 'action_logits' (discrete actions) "
+        "or 'action_mean' and 'action_log_std' (continuous ones). Return them next to 'action'."
     )
+
+
+judge_actions = evaluate_actions  # its name in 0.3

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from rlstruct.algos.algorithm import Algorithm
 from rlstruct.algos.config import TrainingConfig
-from rlstruct.algos.learner import GradientLearner, judge_actions, mean_terms
+from rlstruct.algos.learner import GradientLearner, evaluate_actions, mean_terms
 from rlstruct.core import DictTensor, TemporalDictTensor, Trajectories
 from rlstruct.core.pytree import Structure
 from rlstruct.errors import BadValueError
@@ -91,7 +91,7 @@ def losses(replayed: TemporalDictTensor, minibatch: Trajectories, config: PPOCon
 
     Args:
         replayed: outputs of the learner's agent, with gradients: ``value`` [B, T] and its policy, see
-            `rlstruct.algos.learner.judge_actions`.
+            `rlstruct.algos.learner.evaluate_actions`.
         minibatch: collected steps with the keys that `PPOLearner.prepare` adds, same device.  [B, T]
         config: clips and coefficients.
 
@@ -102,7 +102,7 @@ def losses(replayed: TemporalDictTensor, minibatch: Trajectories, config: PPOCon
     """
     steps = minibatch.trajectories
     mask, advantage = steps.mask(), steps[_ADVANTAGE]  # whitened if the settings ask for it
-    log_probability, entropy = judge_actions(replayed, steps)
+    log_probability, entropy = evaluate_actions(replayed, steps)
     log_ratio = log_probability - steps["action/log_probability"]
     ratio = log_ratio.exp()
     target, before, value = steps["learner/target"], steps["learner/value"], replayed["value"]
@@ -144,8 +144,8 @@ class PPOLearner(GradientLearner):
             numbers of `prepare`; with a target_kl also ``skipped``, the share of steps that were not taken.  [] each
         """
         config = self.config
-        prepared, judged = self._prepare(batch)
-        stopped = None if config.target_kl is None else torch.zeros_like(judged["ratio_error"], dtype=torch.bool)
+        prepared, diagnostics = self._prepare(batch)
+        stopped = None if config.target_kl is None else torch.zeros_like(diagnostics["ratio_error"], dtype=torch.bool)
         taken = []
         for epoch in range(config.n_epochs):
             for minibatch in self._minibatches(prepared, epoch):
@@ -154,7 +154,7 @@ class PPOLearner(GradientLearner):
                     stopped = stopped | (terms["approximate_kl"] > config.target_kl)
                     terms["skipped"] = stopped.to(terms["loss"].dtype)
                 taken.append(self.descend(terms, gradient, unless=stopped))
-        return {**mean_terms(taken), **judged}
+        return {**mean_terms(taken), **diagnostics}
 
     def _minibatches(self, prepared: Trajectories, epoch: int) -> list[Trajectories]:
         """Split the prepared batch, and whiten each minibatch's advantages with a single all-reduce for all of them."""
@@ -191,16 +191,16 @@ class PPOLearner(GradientLearner):
             trajectories: on the learner's device.  [B, T]
 
         Returns:
-            ``(batch, judged)``. The batch has rows [B, T], or, if the agent can compute its states, single steps
+            ``(batch, diagnostics)``. The batch has rows [B, T], or, if the agent can compute its states, single steps
             [B * T, 1] with their numbers ``learner/step``; it adds ``learner/advantage``, ``learner/target`` and
-            ``learner/value``. ``judged`` has numbers [] from before the first gradient step: ``ratio_error``, the
+            ``learner/value``. ``diagnostics`` has numbers [] from before the first gradient step: ``ratio_error``, the
             largest distance of a ratio from 1, which is 0 if the replay equals the collection, and
             ``explained_variance`` of the targets by the values.
         """
         config, steps = self.config, trajectories.trajectories
         replayed, next_value = replay_with_next_values(self.agent, trajectories)
         mask, value = steps.mask(), replayed["value"]
-        log_probability, _ = judge_actions(replayed, steps)
+        log_probability, _ = evaluate_actions(replayed, steps)
         ratio = torch.where(mask, log_probability - steps["action/log_probability"], 0.0).exp()
         advantage = generalized_advantage(
             steps["_observation/reward"].to(value.dtype) * config.reward_scale,
@@ -213,7 +213,7 @@ class PPOLearner(GradientLearner):
             trace_decay=config.trace_decay,
         )
         target = advantage + value
-        judged = {
+        diagnostics = {
             "ratio_error": (ratio - 1.0).abs().max(),
             "explained_variance": 1.0 - _variance(advantage, mask) / _variance(target, mask).clamp(min=1e-8),
         }
@@ -221,7 +221,7 @@ class PPOLearner(GradientLearner):
         wanted |= {_ADVANTAGE: advantage, "learner/target": target, "learner/value": value}
         batch = Trajectories.unchecked(trajectories.info, TemporalDictTensor.unchecked(wanted, steps.lengths))
         none = steps.lengths[:0]  # no steps: asks only whether the agent can compute its states
-        return (batch if self.agent.states_at(trajectories, none) is None else _single_steps(batch)), judged
+        return (batch if self.agent.states_at(trajectories, none) is None else _single_steps(batch)), diagnostics
 
     def shuffled(self, n_rows: int, epoch: int) -> tuple[Tensor, ...]:
         """Split the rows into the minibatches of an epoch: every row once, in an order of this seed and gradient step.
@@ -236,7 +236,7 @@ class PPOLearner(GradientLearner):
                 "a state learns from whole rows."
             )
         # Keys from a counter: the same order on all devices, and after a resume, but different in each learner.
-        lanes = torch.arange(n_rows, device=self.device, dtype=torch.int64) + n_rows * self.learners.rank
+        lanes = torch.arange(n_rows, device=self.device, dtype=torch.int64) + n_rows * self.group.rank
         order = random.step_keys(self._seed, self.version_now + epoch * n, lanes).squeeze(1).argsort()
         return order.tensor_split([n_rows * k // n for k in range(1, n)])
 

@@ -119,9 +119,9 @@ class PrioritisedReplayBuffer(ReplayBuffer):
         super()._allocate(steps)
         self.priority = torch.zeros(len(self.columns["ready"]), dtype=torch.float64, device=self.device)
 
-    def _stored(self, slot: Tensor, following: Tensor, ready: Tensor) -> None:
+    def _stored(self, slot: Tensor, next_slot: Tensor, ready: Tensor) -> None:
         # The slot at the head is overwritten next, and the stacks of those after it have just lost an image.
         places = self._state["head"].unsqueeze(1) + torch.arange(self.n_stack, device=self.device)
         oldest = self._slot(places, torch.ones_like(places, dtype=torch.bool))
-        self.priority.index_fill_(0, torch.cat([following.flatten(), oldest.flatten()]), 0.0)
+        self.priority.index_fill_(0, torch.cat([next_slot.flatten(), oldest.flatten()]), 0.0)
         self.priority[slot.flatten()] = torch.where(ready, self._largest, 0.0).flatten()

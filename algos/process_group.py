@@ -25,8 +25,8 @@ from torch import Tensor, nn
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from rlstruct.algos.config import TrainingConfig
-from rlstruct.algos.gpu_sums import GpuSums, by_gpu
-from rlstruct.algos.others import ANSWER_SECONDS, Others
+from rlstruct.algos.gpu_all_reduce import GpuAllReduce, by_gpu
+from rlstruct.algos.peers import ANSWER_SECONDS, Peers
 from rlstruct.batchers.workers.processes import inheriting
 from rlstruct.errors import LearnerError
 from rlstruct.functional.all_reduce import summing_by
@@ -44,20 +44,24 @@ _SHARED = (
 Terms = dict[str, Tensor]
 
 
-class Learners:
+class LearnerGroup:
     """All learners of a training, as seen by one of them. In this base class there is only one."""
 
     rank, size = 0, 1
-    records = True
+    can_capture = True
     """True if an update can be captured as a CUDA graph."""
 
     def local_config(self, config: AnyConfig) -> AnyConfig:
         """Return the settings of this learner's share; LearnerError if a number is not divisible by the learners."""
         return config
 
-    def from_first(self, value: Any) -> Any:  # noqa: ANN401 - anything that can be pickled
+    def broadcast(self, value: Any) -> Any:  # noqa: ANN401 - anything that can be pickled
         """Return the value that rank 0 passes."""
         return value
+
+    def from_first(self, value: Any) -> Any:  # noqa: ANN401
+        """Call `broadcast`, which had this name in 0.3."""
+        return self.broadcast(value)
 
     def gather(self, state: dict[str, Any]) -> dict[str, Any]:
         """Combine the learners' checkpoints to one in rank 0."""
@@ -65,7 +69,7 @@ class Learners:
 
     def scatter(self, checkpoint: dict[str, Any] | None) -> dict[str, Any] | None:
         """Return each learner's checkpoint from the combined one, which rank 0 passes."""
-        if (whole := self.from_first(checkpoint)) is None:
+        if (whole := self.broadcast(checkpoint)) is None:
             return None
         others = whole.pop("others", [])
         return {**whole, **others[self.rank - 1]} if self.rank else whole
@@ -74,7 +78,7 @@ class Learners:
         """Copy the weights of rank 0 to every learner."""
         own = {name: tensor.detach().to("cpu") for name, tensor in model.state_dict().items()}
         try:
-            model.load_state_dict(self.from_first(None if self.rank else own))
+            model.load_state_dict(self.broadcast(None if self.rank else own))
         except RuntimeError as error:
             raise LearnerError(
                 f"run_training: learner {self.rank} has another network than learner 0, whose weights it cannot load: "
@@ -89,15 +93,18 @@ class Learners:
         """Report that this learner no longer needs the others and may end before them."""
 
 
-_present: list[Learners] = [Learners()]
+_groups: list[LearnerGroup] = [LearnerGroup()]
 
 
-def learners() -> Learners:
+def learner_group() -> LearnerGroup:
     """Return the learners of the current training in this process."""
-    return _present[-1]
+    return _groups[-1]
 
 
-class Group(Learners):
+learners = learner_group  # its name in 0.3
+
+
+class DistributedLearnerGroup(LearnerGroup):
     """Several learners, connected through a store.
 
     The facts of each learner are its ``host``, ``pid`` and ``device``; on CUDA also its GPU's UUID (``gpu``) and PCI
@@ -108,7 +115,7 @@ class Group(Learners):
         self.rank, self.size, self._local_rank, self._store, self._facts = rank, len(facts), local_rank, store, facts
         groups = by_gpu(facts)
         self._nccl = len(groups) == len(facts)  # each has its own GPU
-        self.records = self._nccl  # gloo needs the host
+        self.can_capture = self._nccl  # gloo needs the host
         # Otherwise torch ends the process as soon as NCCL loses a learner, before our thread can name it.
         handling = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")}
         share = not self._nccl and bool(groups) and torch.cuda.is_available()
@@ -120,8 +127,8 @@ class Group(Learners):
                 world_size=self.size,
                 timeout=timedelta(seconds=ANSWER_SECONDS),
             )
-            self._sums = GpuSums(rank, groups, store, self._poll) if share else None
-        self.others = Others(rank, store, facts, _abort if self._nccl else None)
+            self._sums = GpuAllReduce(rank, groups, store, self._poll) if share else None
+        self.peers = Peers(rank, store, facts, _abort if self._nccl else None)
         if self._sums is not None:
             opened = torch.tensor([self._sums.open(1, torch.device(facts[rank]["device"]))], device="cpu").long()
             self._wait(dist.all_reduce(opened, dist.ReduceOp.MIN, async_op=True))
@@ -135,13 +142,13 @@ class Group(Learners):
         numbers = {name: term for name, term in terms.items() if term.dim() == 0}
         tensors = [*gradient.values(), *numbers.values()]
         flat = torch.cat([*(tensor.reshape(-1) for tensor in tensors), tensors[0].new_ones(1)])
-        total = self.add_up(flat if weight is None else flat.mul_(weight))
+        total = self.all_reduce_sum(flat if weight is None else flat.mul_(weight))
         pieces = torch.split(total[:-1].div_(total[-1]), [tensor.numel() for tensor in tensors])
         found = iter([piece.view_as(like).to(like.dtype) for piece, like in zip(pieces, tensors, strict=True)])
         gradient = {name: next(found) for name in gradient}
         return {**terms, **{name: next(found) for name in numbers}}, gradient
 
-    def add_up(self, x: Tensor) -> Tensor:
+    def all_reduce_sum(self, x: Tensor) -> Tensor:
         """Return the sum over all learners, in new memory."""
         if self._nccl and x.device.type == "cuda":
             self.refuse_lost()
@@ -149,13 +156,13 @@ class Group(Learners):
             dist.all_reduce(total)  # ordered by the stream; the host does not wait
             return total
         if self._sums is not None and x.device.type == "cuda":
-            return self._sums.add_up(x)
+            return self._sums.all_reduce_sum(x)
         total = x.detach().to("cpu", copy=True)
         self._wait(dist.all_reduce(total, async_op=True))
         return total.to(x.device)
 
     def local_config(self, config: AnyConfig) -> AnyConfig:
-        """See `Learners.local_config`."""
+        """See `LearnerGroup.local_config`."""
         names = ["n_processes" if config.n_processes else "n_envs"]
         names += [name for name, divided in declared(type(config), "divided").items() if divided]
         for name in names:
@@ -172,38 +179,38 @@ class Group(Learners):
         changed |= {name: getattr(config, name) // self.size for name in names}
         return replace(config, **changed)
 
-    def from_first(self, value: Any) -> Any:  # noqa: ANN401 - see Learners
-        """See `Learners.from_first`."""
+    def broadcast(self, value: Any) -> Any:  # noqa: ANN401 - see LearnerGroup
+        """See `LearnerGroup.broadcast`."""
         packed = _packed(value if self.rank == 0 else None)
         own = 0 if self.rank or value is None else len(packed)
-        n = int(self.add_up(torch.tensor([own], device="cpu")))  # sync: none, it is on the CPU
+        n = int(self.all_reduce_sum(torch.tensor([own], device="cpu")))  # sync: none, it is on the CPU
         if n:
             packed = packed if self.rank == 0 else packed.new_empty(n)
             self._wait(dist.broadcast(packed, 0, async_op=True))
         return value if self.rank == 0 else _unpacked(packed)
 
     def gather(self, state: dict[str, Any]) -> dict[str, Any]:
-        """See `Learners.gather`; other ranks return their argument."""
+        """See `LearnerGroup.gather`; other ranks return their argument."""
         own = _packed({name: value for name, value in state.items() if name not in _SHARED} if self.rank else None)
         sizes = torch.zeros(self.size, dtype=torch.int64, device="cpu")
         sizes[self.rank] = len(own)
-        longest = int(self.add_up(sizes).max())  # sync: none, it is on the CPU
+        longest = int(self.all_reduce_sum(sizes).max())  # sync: none, it is on the CPU
         padded = torch.nn.functional.pad(own, (0, longest - len(own)))
         found = [torch.empty_like(padded) for _ in range(self.size)] if self.rank == 0 else None
         self._wait(dist.gather(padded, found, dst=0, async_op=True))
         return state if found is None else {**state, "others": [_unpacked(one) for one in found[1:]]}
 
     def refuse_lost(self) -> None:
-        """See `Learners.refuse_lost`."""
-        self.others.refuse_lost()
+        """See `LearnerGroup.refuse_lost`."""
+        self.peers.refuse_lost()
 
     def finish(self) -> None:
-        """See `Learners.finish`."""
-        self.others.finish()
+        """See `LearnerGroup.finish`."""
+        self.peers.finish()
 
     def close(self) -> None:
         """Disconnect. If gloo waits for a stopped learner, abandon the thread that waits."""
-        self.others.close()
+        self.peers.close()
         if self._nccl:
             gc.collect()  # NCCL would wait for graphs that contain an all-reduce of this group
         leaving = threading.Thread(target=dist.destroy_process_group, daemon=True)
@@ -215,7 +222,7 @@ class Group(Learners):
         begin = looked = time.monotonic()
         while work is not None and not work.is_completed():
             if (now := time.monotonic()) > looked + 1.0:
-                self.others.check(now - begin)
+                self.peers.check(now - begin)
                 looked = now
             time.sleep(0.0 if now < begin + 0.01 else 1e-4)
         self._wait(work)
@@ -231,36 +238,36 @@ class Group(Learners):
                 if broken:  # the cause may take a moment to show
                     end = time.monotonic() + 3.0
                     while time.monotonic() < end:
-                        self.others.check(0.0)
+                        self.peers.check(0.0)
                         time.sleep(0.05)
                     raise LearnerError(f"run_training: learner {self.rank} lost another one: {error}") from error
                 broken = work.is_completed()  # it may have completed just as the second ended: wait once more
                 if not broken:
-                    self.others.check(time.monotonic() - begin)
+                    self.peers.check(time.monotonic() - begin)
 
 
 @contextlib.contextmanager
-def learning_in(group: Group) -> Iterator[None]:
-    """Make `learners` and `sum_over_learners` refer to a group."""
-    _present.append(group)
+def use_group(group: DistributedLearnerGroup) -> Iterator[None]:
+    """Make `learner_group` and `sum_over_learners` refer to a group."""
+    _groups.append(group)
     try:
         with summing_by(torch.ops.rlstruct.sum_over_learners):
             yield
     except Exception as error:
-        cause = group.others.lost or error  # without the lost learner, anything that the device computed may be wrong
-        group.others.report(cause)
+        cause = group.peers.lost or error  # without the lost learner, anything that the device computed may be wrong
+        group.peers.report(cause)
         if cause is error:
             raise
         raise cause from error
     finally:
-        _present.pop()
+        _groups.pop()
 
 
 @torch.library.custom_op("rlstruct::sum_over_learners", mutates_args=(), schema="(Tensor x) -> Tensor")
 def _sum_over_learners(x: Tensor) -> Tensor:
     """Sum over all learners; compiled code calls this as well."""
-    group = learners()
-    return group.add_up(x) if isinstance(group, Group) else x.clone()
+    group = learner_group()
+    return group.all_reduce_sum(x) if isinstance(group, DistributedLearnerGroup) else x.clone()
 
 
 @_sum_over_learners.register_fake

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rlstruct.algos.algorithm import Algorithm
 from rlstruct.algos.config import TrainingConfig
-from rlstruct.algos.learner import GradientLearner, judge_actions
+from rlstruct.algos.learner import GradientLearner, evaluate_actions
 from rlstruct.core import TemporalDictTensor, Trajectories
 from rlstruct.functional.policy_gradient import actor_critic_terms, entropy_loss, policy_gradient_loss, value_loss
 from rlstruct.functional.returns import bootstrapped_return
@@ -51,7 +51,7 @@ def losses(
 
     Args:
         replayed: outputs of the learner's agent, with gradients: ``value`` [B, T] and its policy, see
-            `rlstruct.algos.learner.judge_actions`.
+            `rlstruct.algos.learner.evaluate_actions`.
         trajectories: the collected steps, same device.  [B, T]
         next_value: baseline of the true next observations; zeros for no bootstrap.  [B, T]
         config: discount, reward scale, coefficients, and whether to whiten.
@@ -70,7 +70,7 @@ def losses(
         discount=config.discount,
     )
     value = replayed["value"]
-    log_probability, entropy = judge_actions(replayed, steps)
+    log_probability, entropy = evaluate_actions(replayed, steps)
     advantage = target - value.detach()
     if config.whiten_advantages:
         advantage = whiten(advantage, mask)

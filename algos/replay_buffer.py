@@ -109,11 +109,11 @@ class ReplayBuffer:
         initial = real & steps["observation/initial_state"]
         place, age, ready = self._place(real, done, initial, trajectories.info["step"])  # [B, T]
         number = self._state["count"].unsqueeze(1) + ready.cumsum(1) - ready.to(torch.int64)
-        slot, following = self._slot(place, real), self._slot(place + 1, real)
+        slot, next_slot = self._slot(place, real), self._slot(place + 1, real)
         for name, column in self.columns.items():
             if name.startswith("observation/"):
                 # The next observation of a step, or the final one of its episode, has the same slot as the step after.
-                self._write(column, following, self._newest(steps[f"_{name}"]))
+                self._write(column, next_slot, self._newest(steps[f"_{name}"]))
                 self._write(column, slot, self._newest(steps[name]))
             elif name not in _OF_SLOTS:
                 self._write(column, slot, steps[name])
@@ -123,14 +123,14 @@ class ReplayBuffer:
             ("number", number, number + ready),
             ("age", age, age + 1),
         ):
-            self._write(self.columns[name], following, behind)
+            self._write(self.columns[name], next_slot, behind)
             self._write(self.columns[name], slot, here)
         self._write(self.columns["slot_of"], self._slot(number, ready), slot)
         self._state["count"] = self._state["count"] + ready.sum(1)
         self._find_range()
         # Wherever a row starts, its n_stack-th step has a full stack.
         self._drawable |= steps.n_steps() >= self.n_stack
-        self._stored(slot, following, ready)
+        self._stored(slot, next_slot, ready)
 
     @operation("replay buffer")
     def sample(self, batch_size: int) -> DictTensor:
@@ -197,7 +197,7 @@ class ReplayBuffer:
         index = row * self._width + number % self._ring
         return self.columns["slot_of"].index_select(0, index), torch.ones_like(drawn, dtype=torch.float32)
 
-    def _stored(self, slot: Tensor, following: Tensor, ready: Tensor) -> None:
+    def _stored(self, slot: Tensor, next_slot: Tensor, ready: Tensor) -> None:
         """React to a write: slots of the steps and of their next observations, and which can be sampled; [B, T]."""
 
     def _read(self, index: Tensor) -> dict[str, Tensor]:

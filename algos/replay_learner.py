@@ -50,15 +50,15 @@ class ReplayConfig(TrainingConfig):
         self.require("replay_capacity", self.replay_capacity >= least, words)
 
 
-class Follower:
-    """Slow copy of a network, such as a target network: moves its weights in place, and copies the buffers.
+class PolyakAverage:
+    """Polyak average of a network's weights, such as a target network: moves in place, and copies the buffers.
 
     Args:
         copied: the copy, with the parameters and buffers of ``model``, on the same device.
         model: the network that learns.
 
     >>> slow, fast = torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)
-    >>> Follower(slow, fast).follow(1.0)
+    >>> PolyakAverage(slow, fast).update(1.0)
     >>> torch.equal(slow.weight, fast.weight)
     True
     """
@@ -70,11 +70,16 @@ class Follower:
 
     @operation("weights")
     @torch.no_grad()
-    def follow(self, rate: float) -> None:
+    def update(self, rate: float) -> None:
         """Set the copy to ``rate`` * model + (1 - ``rate``) * copy."""
         get_ema_multi_avg_fn(1.0 - rate)(*self._weights, 0)  # type: ignore[no-untyped-call]
         for mine, theirs in self._buffers:
             mine.copy_(theirs)
+
+    follow = update  # its name in 0.3
+
+
+Follower = PolyakAverage  # its name in 0.3
 
 
 class ReplayLearner(GradientLearner):
@@ -108,7 +113,7 @@ class ReplayLearner(GradientLearner):
     ) -> None:
         super().__init__(model, agent, config)
         self.overlap = config.overlap
-        known: dict[str, Any] = {"discount": config.discount, "seed": config.seed + self.learners.rank, **settings}
+        known: dict[str, Any] = {"discount": config.discount, "seed": config.seed + self.group.rank, **settings}
         self.buffer = create_buffer(config.replay_capacity, device=config.replay_device or self.device, **known)
         self._networks = dict(networks or {})
 

@@ -20,7 +20,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from rlstruct.algos.checkpoint import lease, read_checkpoint, replace_file, write_checkpoint
+from rlstruct.algos.checkpoint import lock_file, read_checkpoint, replace_file, write_checkpoint
 from rlstruct.algos.evaluation import Evaluation
 from rlstruct.algos.launch import launched_rank
 from rlstruct.algos.learning_curve import draw_learning_curve, in_order
@@ -138,7 +138,7 @@ class RunFolder:
         config = self.path / "config.json"
         saved: dict[str, Any] = {"n_lines": 0, "seconds": 0.0, "n_env_steps": n_env_steps}
         with contextlib.ExitStack() as resources:
-            resources.enter_context(lease(config, "RunFolder.resume" if again else "RunFolder"))
+            resources.enter_context(lock_file(config, "RunFolder.resume" if again else "RunFolder"))
             if (file := self.path / "checkpoint.pt").exists():
                 self.checkpoint = read_checkpoint(file)
                 saved = self.checkpoint["run"]

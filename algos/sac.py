@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from rlstruct.algos.algorithm import Algorithm
 from rlstruct.algos.config import TrainingConfig
-from rlstruct.algos.replay_learner import Follower, ReplayConfig, ReplayLearner
+from rlstruct.algos.replay_learner import PolyakAverage, ReplayConfig, ReplayLearner
 from rlstruct.core import DictTensor
 from rlstruct.errors import BadTypeError
 from rlstruct.functional import random
@@ -75,16 +75,16 @@ def losses(
     temperature: Tensor = networks.log_temperature.exp()
     with torch.no_grad():
         reached = batch.truncate_key("_observation/")
-        following, _ = agent(DictTensor(), reached, DictTensor())
-        judged = target_critics(frame_of(reached), following["action"]).amin(0)  # [K]
-        next_value = judged - temperature * following["log_probability"]
+        next_output, _ = agent(DictTensor(), reached, DictTensor())
+        q = target_critics(frame_of(reached), next_output["action"]).amin(0)  # [K]
+        next_value = q - temperature * next_output["log_probability"]
         target = td_target(batch["reward"] * config.reward_scale, batch["discount"], batch["terminated"], next_value)
     values: Tensor = networks.critics(frame, action)  # [N, K]
     critic_loss = 0.5 * (values - target).square().mean(-1).sum()
-    drawn, _ = agent(DictTensor(), seen, DictTensor())
-    log_probability = drawn["log_probability"]
-    judged = networks.critics(frame, drawn["action"], constant=True).amin(0)
-    policy_loss = (temperature.detach() * log_probability - judged).mean()
+    output, _ = agent(DictTensor(), seen, DictTensor())
+    log_probability = output["log_probability"]
+    q = networks.critics(frame, output["action"], constant=True).amin(0)
+    policy_loss = (temperature.detach() * log_probability - q).mean()
     entropy = -log_probability.detach().mean() - networks.scale.log().sum()
     target_entropy = -action.shape[-1] if config.target_entropy is None else config.target_entropy
     temperature_loss = temperature * (entropy - target_entropy)
@@ -120,19 +120,19 @@ class SACLearner(ReplayLearner):
         networks: Any = model
         self.target_critics: nn.Module = copy.deepcopy(networks.critics).requires_grad_(False)
         super().__init__(model, agent, config, networks={"target_critics": self.target_critics})
-        self._target = Follower(self.target_critics, networks.critics)
+        self._target = PolyakAverage(self.target_critics, networks.critics)
         critics: list[Tensor] = [*networks.critics.parameters(), networks.log_temperature]
         (group,), known = self.optimizer.param_groups, {id(weight) for weight in critics}
         group["params"] = [weight for weight in group["params"] if id(weight) not in known]
         self.optimizer.add_param_group({"params": critics, "initial_lr": config.critic_learning_rate})
-        self._seed = torch.full((1,), config.seed + self.learners.rank, dtype=torch.int64, device=self.device)
+        self._seed = torch.full((1,), config.seed + self.group.rank, dtype=torch.int64, device=self.device)
         self._lanes = torch.arange(2 * config.batch_size, device=self.device)
 
     def learn(self) -> dict[str, Tensor]:
         """Take one gradient step on a batch from the buffer; see `losses`."""
         key, next_key = self.keys()
         terms = self.run(self.sample() + DictTensor({"observation/rng": key, "_observation/rng": next_key}))
-        self._target.follow(self.config.target_update_rate)
+        self._target.update(self.config.target_update_rate)
         return terms
 
     def keys(self) -> Tensor:

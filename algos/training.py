@@ -14,11 +14,11 @@ from torch import nn
 
 from rlstruct.algos.build import CreateEnv, check_create_env, create_batchers, create_network, threads_for
 from rlstruct.algos.callbacks import Callback, Callbacks, for_others
-from rlstruct.algos.checkpoint import FORMAT, generators, restored, set_generators, stored
+from rlstruct.algos.checkpoint import FORMAT, generator_states, restored, set_generator_states, stored
 from rlstruct.algos.config import TrainingConfig, check_resumed
 from rlstruct.algos.evaluation import Evaluates, Evaluator, TrainingResult
 from rlstruct.algos.history import TrainingHistory
-from rlstruct.algos.launch import learning_together
+from rlstruct.algos.launch import launch_learners
 from rlstruct.algos.learner import CreateAgent, GradientLearner
 from rlstruct.algos.run_folder import RunFolder
 from rlstruct.batchers import EpisodeStatistics, RL_Batcher
@@ -95,14 +95,14 @@ def run_training(
     parts = kind, config, create_model, create_agent, create_env
     again = partial(run_training, *parts, env_args=env_args, create_evaluator=create_evaluator)
     with contextlib.ExitStack() as stack:
-        learners = stack.enter_context(learning_together(config, partial(again, callbacks=for_others(callbacks))))
-        config, run = replace(config, n_learners=learners.size), None if learners.rank else run
+        group = stack.enter_context(launch_learners(config, partial(again, callbacks=for_others(callbacks))))
+        config, run = replace(config, n_learners=group.size), None if group.rank else run
         if (whole := None if run is None else run.checkpoint) is not None:
             check_resumed(whole, config)
-        checkpoint = learners.scatter(whole)
-        share = learners.local_config(config)
+        checkpoint = group.scatter(whole)
+        share = group.local_config(config)
         model = create_network(create_model, config.seed)
-        learners.broadcast_weights(model)
+        group.broadcast_weights(model)
         learner = kind.create(model.to(resolve_device(share.learner_device)), create_agent, share)
         resumptions = 0 if checkpoint is None else checkpoint["training"]["resumptions"] + 1
         collecting, evaluating = create_batchers(share, create_agent, create_env, env_args or {}, model, resumptions)
@@ -111,9 +111,9 @@ def run_training(
         batcher = stack.enter_context(collecting())
         stack.callback(learner.close)
         evaluator: Evaluates | None = None
-        if learners.rank == 0 and create_evaluator is not None:
+        if group.rank == 0 and create_evaluator is not None:
             evaluator = create_evaluator(learner.model)
-        elif learners.rank == 0:
+        elif group.rank == 0:
             evaluation = stack.enter_context(phase("evaluation")(evaluating)())
             show = None if run is None else run.show_evaluation
             evaluator = Evaluator(evaluation, step_limit=config.evaluation_step_limit, show=show)
@@ -126,7 +126,7 @@ def run_training(
             run.checkpoint = whole = checkpoint = None  # a replay buffer may be large
         loop.callbacks.call("on_start")
         result = loop.run()
-        learners.finish()
+        group.finish()
         return result
 
 
@@ -159,8 +159,8 @@ class TrainingLoop:
         self.env_steps = 0  # environment steps collected, by all learners
         self.history = TrainingHistory(learner, EpisodeStatistics(batcher.n_envs(), batcher.device), run)
         self.folder = run
-        self._learners = learner.learners
-        self._saves = bool(self._learners.from_first(run is not None))
+        self._group = learner.group
+        self._saves = bool(self._group.broadcast(run is not None))
         self._resumptions = 0
         self._finished = self._warned = self._evaluating = self._collecting = False
         self._published = _NONE  # version of the weights with which the latest batch is collected
@@ -196,7 +196,7 @@ class TrainingLoop:
     @operation("iteration")
     def iterate(self) -> None:
         """Collect a batch, learn from it, and handle evaluations, logging and checkpoints that are due."""
-        self._learners.refuse_lost()
+        self._group.refuse_lost()
         done = self._fraction_done()  # before the batch, so that a rate annealed to 0 is not 0 in the last update
         trajectories, version = self._collect()
         lag = self.learner.policy_version - version
@@ -229,7 +229,7 @@ class TrainingLoop:
             "history": self.history.state_dict(),
             "batcher": self.batcher.state_dict(),
             "evaluator": {} if self.evaluator is None else self.evaluator.state_dict(),
-            "generators": generators(),
+            "generators": generator_states(),
             "callbacks": self.callbacks.state_dict(),
         }
         return {**self.learner.state_dict(), **self.policy_state(), "env_steps": self.env_steps, "training": training}
@@ -254,13 +254,13 @@ class TrainingLoop:
         self.batcher.load_state_dict(training["batcher"], self.learner.model.state_dict())
         if self.evaluator is not None:
             self.evaluator.load_state_dict(training["evaluator"])
-        set_generators(training["generators"])
+        set_generator_states(training["generators"])
         self.callbacks.load_state_dict(training.get("callbacks", ()))
 
     def _save(self) -> None:
         if self._saves:
             self.history.read()
-            state = self._learners.gather(self.state_dict())
+            state = self._group.gather(self.state_dict())
             if self.folder is not None:
                 self.folder.save_checkpoint(state)
             self._saved_at = self.env_steps
@@ -279,7 +279,7 @@ class TrainingLoop:
             self._warn_of_cuts(trajectories, n_running)
         else:
             # computed from shapes, which does not wait for the device
-            self.env_steps += steps.n_elems() * steps.n_steps() * self._learners.size
+            self.env_steps += steps.n_elems() * steps.n_steps() * self._group.size
             self.history.statistics.track(trajectories)
         if self.learner.overlap and self.env_steps < self.config.n_env_steps:
             self._start_batch()
@@ -338,7 +338,7 @@ class TrainingLoop:
     def _fetch_evaluation(self, *, wait: bool) -> None:
         """Fetch the evaluation's result from rank 0, in all learners at the same update."""
         own = self.evaluator
-        result = self._learners.from_first(None if own is None else own.wait() if wait else own.poll())
+        result = self._group.broadcast(None if own is None else own.wait() if wait else own.poll())
         if result is not None:
             self._evaluating = False
             self.history.add_evaluation(result)

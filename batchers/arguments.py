@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from rlstruct.batchers.recipe import Recipe, expect_type
+from rlstruct.batchers.collector_factory import CollectorFactory, expect_type
 from rlstruct.core import DictTensor
 from rlstruct.device import DeviceLike, resolve_device
 from rlstruct.errors import (
@@ -105,11 +105,11 @@ def warn_of_copies(device: torch.device) -> None:
     )
 
 
-def check_factories(recipe: Recipe, seed: int | None) -> None:
+def check_factories(factories: CollectorFactory, seed: int | None) -> None:
     """Raise TypeError if a factory is not callable, or its arguments do not fit."""
     for name, factory, arguments in (
-        ("create_agent", recipe.create_agent, recipe.agent_args),
-        ("create_env", recipe.create_env, {**recipe.env_args, "seed": seed}),
+        ("create_agent", factories.create_agent, factories.agent_args),
+        ("create_env", factories.create_env, {**factories.env_args, "seed": seed}),
     ):
         given = f"{name.removeprefix('create_')}_args"
         check_factory("RL_Batcher", name, factory, f"with its arguments in {given}")
@@ -167,7 +167,7 @@ def check_info(name: str, info: DictTensor | None) -> DictTensor:
     return DictTensor() if info is None else info
 
 
-def spread(name: str, info: DictTensor, B: int) -> DictTensor:
+def expand(name: str, info: DictTensor, B: int) -> DictTensor:
     """Check an agent_info or env_info, and copy it; a single row is repeated for all B environments."""
     if check_info(name, info).empty():
         return info

@@ -1,4 +1,4 @@
-"""Assembly of the collectors' slabs into one Trajectories, by the only copy of a batch."""
+"""Assembly of the collectors' buffers into one Trajectories, by the only copy of a batch."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from rlstruct.batchers.collector import Collected
-from rlstruct.batchers.slab import Steps, join, join_one, without_gaps
+from rlstruct.batchers.rollout_buffer import Rollout, compact_rows, join_rollouts, join_tensor
 from rlstruct.core import DictTensor, TemporalDictTensor, Trajectories
-from rlstruct.engine.graph import lend
+from rlstruct.engine.graph import mark_static_address
 from rlstruct.engine.streams import move
 
 
@@ -19,7 +19,7 @@ from rlstruct.engine.streams import move
 class Part:
     """One collector's part of a batch."""
 
-    steps: Steps
+    steps: Rollout
     collected: Collected
     seed: int  # of its first environment
     first_environment: int  # its global index
@@ -33,52 +33,56 @@ def assemble(
     device: torch.device,
     *,
     auto_reset: bool,
-    has_gaps: bool = True,
+    restarts_take_steps: bool = True,
     copy: bool = True,
 ) -> tuple[Trajectories, int]:
-    """Copy a batch out of the slabs of all collectors, batch first; return it and how many environments continue.
+    """Copy a batch out of the buffers of all collectors, batch first; return it and how many environments continue.
 
     Auto-resetting environments give B rows of T steps, with fewer real steps where a vector environment spends some on
     restarts. Episodic ones give the rows that took part, shortened to the longest. ``observation/`` and
     ``_observation/`` of a key share memory unless an environment restarted. Padding is zero, except that the first
-    padded step of ``observation/`` repeats the final observation. With ``copy=False``, steps that a graph took are
-    lent: the batch is a view of the graph's memory, which its next replay overwrites.
+    padded step of ``observation/`` repeats the final observation. With ``copy=False``, a batch that a
+    graph collected is a view of the graph's memory, which its next replay overwrites.
     """
-    lent = not copy and parts[0].collected.executor == "graph"
-    if lent:
+    in_place = not copy and parts[0].collected.executor == "graph"
+    if in_place:
         parts = [replace(part, owned=True) for part in parts]
     if device.type != "cpu" and parts[0].steps.running.is_cpu:
         # Worker processes write to shared CPU memory: join the parts there, then move the batch to CUDA in one copy.
         on_cpu = torch.device("cpu")
-        joined, n_running = assemble(parts, DictTensor(), on_cpu, auto_reset=auto_reset, has_gaps=has_gaps)
+        joined, n_running = assemble(
+            parts, DictTensor(), on_cpu, auto_reset=auto_reset, restarts_take_steps=restarts_take_steps
+        )
         joined = joined.to(device)
         return Trajectories(infos.index(joined.info["environment"]) + joined.info, joined.trajectories), n_running
     info = _info(parts, infos, device)
-    T, n_envs, filled = 0, 0, list[tuple[Steps, int]]()
+    T, n_envs, filled = 0, 0, list[tuple[Rollout, int]]()
     full = True  # every environment took part in every step
     for part in parts:
         n_steps, running = part.collected.n_steps, part.steps.running
         filled.append((part.steps, n_steps))
         T, n_envs = max(T, n_steps), n_envs + running.shape[1]
-        full = full and auto_reset and (not has_gaps or bool(running[:n_steps].all()))  # sync: once per batch
+        full = (
+            full and auto_reset and (not restarts_take_steps or bool(running[:n_steps].all()))
+        )  # sync: once per batch
     makes_copy = not (len(parts) == 1 and parts[0].owned)
     if auto_reset:
-        steps = join(filled, T, copy=makes_copy)
+        steps = join_rollouts(filled, T, copy=makes_copy)
         if full:
             lengths = torch.full((n_envs,), T, dtype=torch.int64, device=device)
             batch = TemporalDictTensor.unchecked(steps, lengths)
-            lend(steps.values() if lent else ())
+            mark_static_address(steps.values() if in_place else ())
         else:
-            batch = without_gaps(steps, join_one(filled, "running", T).transpose(0, 1))
+            batch = compact_rows(steps, join_tensor(filled, "running", T).transpose(0, 1))
         return Trajectories.unchecked(DictTensor.unchecked(info), batch), n_envs
-    lengths = join_one(filled, "running", T).sum(0)
+    lengths = join_tensor(filled, "running", T).sum(0)
     on_host = lengths.cpu()  # sync: once per batch of episodes
     T = int(on_host.max())  # sync: of CPU memory. Off the CPU, collectors rarely check whether all episodes have ended
     rows = None
     if not bool((on_host > 0).all()):  # sync: of CPU memory
         rows = move(on_host.nonzero().squeeze(1), device)  # sync: of CPU memory
         info, lengths = dict(DictTensor(info).index(rows).items()), lengths.index_select(0, rows)
-    steps = join(filled, T, rows=rows, lengths=lengths, copy=makes_copy)
+    steps = join_rollouts(filled, T, rows=rows, lengths=lengths, copy=makes_copy)
     return Trajectories(DictTensor(info), TemporalDictTensor(steps, lengths)), sum(part.n_running for part in parts)
 
 

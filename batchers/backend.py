@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol
 from torch import Tensor
 
 from rlstruct.batchers.assemble import Part
-from rlstruct.batchers.recipe import Recipe
+from rlstruct.batchers.collector_factory import CollectorFactory
 from rlstruct.batchers.reports import LostEpisodes
 from rlstruct.batchers.saved_state import CollectorState
 from rlstruct.core import DictTensor, Layout
@@ -22,7 +22,7 @@ BACKENDS = {
     "workers": "rlstruct.batchers.workers.local:create_pool",
     "ray": "rlstruct.batchers.workers.cluster:create_pool",
 }
-"""Function or class that creates a backend from `Settings`, as ``module:name``; imported when chosen."""
+"""Function or class that creates a backend from `BackendSettings`, as ``module:name``; imported when chosen."""
 
 
 class Backend(Protocol):
@@ -31,15 +31,15 @@ class Backend(Protocol):
     RL_Batcher checks arguments and the order of calls. After an error other than WorkerTimeout it only calls `close`.
 
     Attributes:
-        auto_reset: see `VecEnv.auto_reset`. This and ``has_gaps`` are known once `n_envs` has returned.
-        has_gaps: see `VecEnv.restarts_take_steps`.
+        auto_reset: see `VecEnv.auto_reset`. This and ``restarts_take_steps`` are known once `n_envs` has returned.
+        restarts_take_steps: see `VecEnv.restarts_take_steps`.
         queues: whether auto-resetting environments accept an order for a second batch before the first is returned.
         interrupted: state of the batcher if Ctrl-C arrives now: None if nothing is lost, ``"new"`` if `reset` must be
             called next, ``"failed"`` if only `close` can be called.
     """
 
     auto_reset: bool
-    has_gaps: bool
+    restarts_take_steps: bool
     queues: bool
     interrupted: Literal["new", "failed"] | None
 
@@ -78,17 +78,17 @@ class BackendStats:
     """Statistics of a backend."""
 
     seconds: tuple[dict[str, float], ...]  # spent in each `Phase`, for each collector
-    layouts: tuple[Layout, ...]  # layout of a slab, for each collector; empty before the first batch
+    layouts: tuple[Layout, ...]  # layout of a buffer, for each collector; empty before the first batch
     weight_bytes: int = 0  # size of the buffers for weights
     pids: tuple[int, ...] = ()  # process ids of workers on this machine
     lost: tuple[LostEpisodes, ...] = ()  # oldest first
 
 
 @dataclass(frozen=True)
-class Settings:
+class BackendSettings:
     """Checked arguments of RL_Batcher, from which a backend is created."""
 
-    recipe: Recipe  # creates a collector
+    factory: CollectorFactory  # creates a collector
     n_processes: int  # number of worker processes; 0 to collect in this process
     seeds: Sequence[int]  # one per collector; or only the first, from which the number of environments gives the rest
     agent_seeds: Sequence[int] | None  # one per collector; None to use the seed of its environments
@@ -99,7 +99,7 @@ class Settings:
     cluster: str | Mapping[str, Any] | None  # see `RL_Batcher`
 
 
-def create_backend(settings: Settings) -> Backend:
+def create_backend(settings: BackendSettings) -> Backend:
     """Create a backend: in this process, with workers on this machine, or on the cluster given by its address."""
     cluster = settings.cluster
     if cluster is None:

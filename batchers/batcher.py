@@ -13,8 +13,8 @@ from torch import Tensor
 from rlstruct.batchers import arguments
 from rlstruct.batchers.arguments import State
 from rlstruct.batchers.assemble import assemble
-from rlstruct.batchers.backend import Settings, create_backend
-from rlstruct.batchers.recipe import CreateAgent, CreateEnv, Recipe, expect_type
+from rlstruct.batchers.backend import BackendSettings, create_backend
+from rlstruct.batchers.collector_factory import CollectorFactory, CreateAgent, CreateEnv, expect_type
 from rlstruct.batchers.reports import BatcherStats, LostEpisodes, MemoryReport, report_memory
 from rlstruct.batchers.saved_state import BatcherState, check_state, on_cpu
 from rlstruct.core import DictTensor, Trajectories
@@ -114,23 +114,22 @@ class RL_Batcher:  # noqa: N801 - the name in rlstructures
         arguments.check_choices(timeout, on_worker_error, n_processes, cluster, sharing, device)
         self.seeds = arguments.choose_seeds(seed, seeds, n := max(1, n_processes))
         agent_seeds = None if agent_seeds is None else arguments.one_each("agent_seeds", agent_seeds, n)
-        self.device, self.timeout = resolve_device(device), timeout
+        self.device = device = resolve_device(device)
+        self.timeout, max_restarts = timeout, max_restarts if on_worker_error == "restart" else 0
         agent_args, env_args = arguments.named("agent_args", agent_args), arguments.named("env_args", env_args)
-        recipe = Recipe(create_agent, agent_args, create_env, env_args, n_timesteps, self.device, compile_agent)
-        arguments.check_factories(recipe, seed)
-        placement = GpuSharing(self.device, n_processes, sharing, thread_percentage)
+        factory = CollectorFactory(create_agent, agent_args, create_env, env_args, n_timesteps, device, compile_agent)
+        arguments.check_factories(factory, seed)
+        placement = GpuSharing(device, n_processes, sharing, thread_percentage)
         self._default_infos = arguments.check_info("agent_info", agent_info), arguments.check_info("env_info", env_info)
         self._infos = DictTensor()  # ``agent_info/…`` and ``env_info/…`` of the next batch.  [B] on the device
         self._outstanding: deque[DictTensor] = deque()  # infos of each batch that was ordered, oldest first
         self._n_running = self._n_updates = self._n_batches = 0
-        self._deepest = 0  # largest number of batches that were outstanding at a time
-        self._executors: tuple[str, ...] = ()
+        self._deepest, self._executors = 0, tuple[str, ...]()  # most batches outstanding at a time; see `stats`
         self._warned = False  # that the agent cannot be compiled
-        self._clock = Clock({"elsewhere": None, "wait": "wait", "hand_over": "hand-over"})
-        max_restarts = max_restarts if on_worker_error == "restart" else 0
-        self._backend = create_backend(
-            Settings(recipe, n_processes, self.seeds, agent_seeds, timeout, max_restarts, graph, placement, cluster)
-        )
+        self._clock = Clock({"elsewhere": None, "wait": "wait", "assembly": "assembly"})
+        every_seed = self.seeds, agent_seeds
+        settings = BackendSettings(factory, n_processes, *every_seed, timeout, max_restarts, graph, placement, cluster)
+        self._backend = create_backend(settings)
         self._state = "new"
 
     def n_envs(self) -> int:
@@ -160,8 +159,8 @@ class RL_Batcher:  # noqa: N801 - the name in rlstructures
         """
         arguments.refuse_call("reset", self._state)
         B, n_envs = self.n_envs(), self._backend.n_envs()
-        agent_infos = arguments.spread("agent_info", self._default_infos[0] if agent_info is None else agent_info, B)
-        env_infos = arguments.spread("env_info", self._default_infos[1] if env_info is None else env_info, B)
+        agent_infos = arguments.expand("agent_info", self._default_infos[0] if agent_info is None else agent_info, B)
+        env_infos = arguments.expand("env_info", self._default_infos[1] if env_info is None else env_info, B)
         with self._failing():
             self._backend.reset(arguments.split(agent_infos, n_envs), arguments.split(env_infos, n_envs))
         self._infos = self._moved(agent_infos.prepend_key("agent_info/") + env_infos.prepend_key("env_info/"))
@@ -197,7 +196,7 @@ class RL_Batcher:  # noqa: N801 - the name in rlstructures
         backend, agent_infos = self._backend, None
         if agent_info is not None:
             n_envs = backend.n_envs()
-            agent_info = arguments.spread("agent_info", agent_info, sum(n_envs))
+            agent_info = arguments.expand("agent_info", agent_info, sum(n_envs))
             agent_infos = arguments.split(agent_info, n_envs)
             env_info = self._infos.truncate_key("env_info/").prepend_key("env_info/")
             self._infos = self._moved(agent_info.prepend_key("agent_info/")) + env_info
@@ -248,7 +247,8 @@ class RL_Batcher:  # noqa: N801 - the name in rlstructures
                 return None, None
             self._clock.enter(2)
             infos, self._state = self._outstanding.popleft(), "executing" if self._outstanding else "ready"
-            kind = {"auto_reset": self._backend.auto_reset, "has_gaps": self._backend.has_gaps, "copy": copy}
+            auto_reset, restarts = self._backend.auto_reset, self._backend.restarts_take_steps
+            kind = {"auto_reset": auto_reset, "restarts_take_steps": restarts, "copy": copy}
             trajectories, self._n_running = assemble(parts, infos, self.device, **kind)
         finally:
             self._clock.enter(0)
@@ -343,13 +343,13 @@ class RL_Batcher:  # noqa: N801 - the name in rlstructures
     def stats(self) -> BatcherStats:
         """Return the seconds spent in each activity, and the workers' process ids and executors."""
         own, stats = self._clock.seconds(), self._backend.stats()
-        return BatcherStats(stats.seconds, own["wait"], own["hand_over"], self._n_batches, stats.pids, self._executors)
+        return BatcherStats(stats.seconds, own["wait"], own["assembly"], self._n_batches, stats.pids, self._executors)
 
     def memory_report(self, queued: bool = False) -> MemoryReport:
         """Return the bytes used for collecting. All except the weights grow with the number of steps and environments.
 
         Args:
-            queued: whether to count the second slab of each worker, which a queued batch needs (see `execute`).
+            queued: whether to count the second buffer of each worker, which a queued batch needs (see `execute`).
 
         Raises:
             BatcherStateError: no batch has been returned yet, or the batcher is closed.
@@ -358,8 +358,8 @@ class RL_Batcher:  # noqa: N801 - the name in rlstructures
         if not self._n_batches:
             raise BatcherStateError("RL_Batcher.memory_report: there is no batch yet. Call execute() and get() first.")
         backend, stats = self._backend, self._backend.stats()
-        n_slabs = max(1, self._deepest, 2 if queued and backend.queues else 1)
-        return report_memory(stats.layouts, self._infos, backend.auto_reset, stats.weight_bytes, n_slabs, stats.pids)
+        n_buffers = max(1, self._deepest, 2 if queued and backend.queues else 1)
+        return report_memory(stats.layouts, self._infos, backend.auto_reset, stats.weight_bytes, n_buffers, stats.pids)
 
     def close(self) -> None:
         """Stop the workers and close agents and environments, within two seconds. Calling it again does nothing."""

@@ -1,4 +1,4 @@
-"""The collection loop: one agent acts in one VecEnv for T steps and writes every step into a slab.
+"""The collection loop: one agent acts in one VecEnv for T steps and writes every step into a rollout buffer.
 
 The same loop runs in the user's process (``n_processes=0``) and in every worker.
 """
@@ -13,12 +13,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlstruct.batchers.checks import BatchChecks
-from rlstruct.batchers.progress import Phase, Progress, spell_input
+from rlstruct.batchers.progress import Phase, Progress, describe_arguments
+from rlstruct.batchers.rollout_buffer import (
+    Allocate,
+    Rollout,
+    RolloutBuffer,
+    empty_rollout,
+    history_until,
+    rollout_layout,
+)
 from rlstruct.batchers.saved_state import CollectorState, check_rows, load_environment, on_cpu
-from rlstruct.batchers.slab import Allocate, Slab, Steps, history_until, no_steps, slab_layout
+from rlstruct.batchers.validation import BatchValidator
 from rlstruct.core import DictTensor, Layout, TemporalDictTensor, expect
-from rlstruct.engine.executors import agent_runner, infers_the_same
+from rlstruct.engine.executors import agent_runner, inference_mode_agrees
 from rlstruct.engine.runner import Runner
 from rlstruct.engine.streams import move
 from rlstruct.errors import DeviceMismatchError, ShapeMismatchError
@@ -28,11 +35,11 @@ from rlstruct.rl_agent import RL_Agent, check_answer
 from rlstruct.vec_env import Capturable, VecEnv
 
 # Checking whether every episode has ended stalls an accelerator, so check only once in this many steps.
-_STEPS_BETWEEN_LOOKS = 16
+_STEPS_BETWEEN_CHECKS = 16
 # Once in this many steps, a compiled or captured agent repeats one step eagerly, to check its promise to be pure.
 _STEPS_BETWEEN_PROBES = 500
 _AGENT, _ENVIRONMENT = int(Phase.AGENT), int(Phase.ENVIRONMENT)
-_WORTH_GIVING = 1 << 20  # bytes; copying a smaller slab is faster than building the views of a new one
+_LEAST_OWNED = 1 << 20  # bytes; copying a smaller buffer is faster than building the views of a new one
 Answer = tuple[DictTensor, DictTensor]
 LoopState = tuple[dict[str, Tensor], DictTensor, DictTensor, DictTensor, Tensor, Tensor, Tensor]
 """Environment state; observation, agent state, agent_info; `running` mask, episode number, next step numbers."""
@@ -40,7 +47,7 @@ LoopState = tuple[dict[str, Tensor], DictTensor, DictTensor, DictTensor, Tensor,
 
 @dataclass(frozen=True)
 class Collected:
-    """Summary of a finished batch, whose steps are in the slab."""
+    """Summary of a finished batch, whose steps are in the rollout buffer."""
 
     n_steps: int  # steps taken: T, or fewer if every episode ended early
     first_step: int  # number of steps between the last reset and this batch
@@ -52,15 +59,15 @@ class Collected:
 class Collector:
     """One agent in one VecEnv. Each batch continues for T steps from where the last one stopped.
 
-    The random stream of environment b has the seed ``seed + b``. ``allocate`` is called once the layout of a slab is
-    known, which is after the agent's first action. Without it, slabs are on the device, and the caller keeps the memory
-    of a large batch: the next batch gets new memory.
+    The random stream of environment b has the seed ``seed + b``. ``allocate`` is called once the layout of a buffer is
+    known, which is after the agent's first action. Without it, buffers are on the device, and the caller keeps the
+    memory of a large batch: the next batch gets new memory.
 
     Attributes:
         steps: the steps of the last batch. The next batch overwrites them unless they are ``owned``.
         owned: True if the memory of the last batch passes to the caller, without a copy.
         running: True for environments whose episode continues.  [B] bool
-        layout: layout of a slab; empty before the first batch.
+        layout: layout of a buffer; empty before the first batch.
 
     Raises:
         DeviceMismatchError: the environment lives on another device.
@@ -89,14 +96,14 @@ class Collector:
         self._runner, self._eager = agent_runner(agent, device, compiled=compile_agent), not compile_agent
         self._runners: list[Runner[Any]] = [self._runner]  # all runners that depend on the agent's weights
         self._act: Callable[..., Answer] = agent if self._eager else self._runner
-        self._slab: Slab | None = None  # holds the last batch, then the next; allocated on first use
-        self.steps: Steps
-        self.layout, self._gives, self.owned = Layout(), allocate is None, False
+        self._buffer: RolloutBuffer | None = None  # holds the last batch, then the next; allocated on first use
+        self.steps: Rollout
+        self.layout, self._may_own, self.owned = Layout(), allocate is None, False
         self.version = 0
         self._T = self.n_timesteps = n_timesteps
         self._step_into = steps_into(env) if device.type == "cpu" else None
         self._device = device
-        self._checks = BatchChecks(env.action_space)
+        self._validator = BatchValidator(env.action_space)
         self._allocate = allocate or (lambda layout: layout.allocate(device))
         self._progress = progress
         self.seed = seed
@@ -104,7 +111,7 @@ class Collector:
         self._infers = False  # call the agent in torch's inference mode; decided after the first batch
         self._watched = False  # True once a batch has shown that the agent does not modify its observations
         self._seeds = seed + torch.arange(env.n_envs(), device=device, dtype=torch.int64)
-        self._history, self._gaps = agent.require_history(), env.auto_reset and env.restarts_take_steps
+        self._history, self._restarts_take_steps = agent.require_history(), env.auto_reset and env.restarts_take_steps
         self._episode, self._step = -1, 0
         # The same two numbers as tensors, which a captured batch reads and advances.
         self._episode_now = torch.full((), -1, dtype=torch.int64, device=device)
@@ -150,77 +157,79 @@ class Collector:
         """
         if agent_info is not None:
             self._set_agent_info(agent_info)
-        slab, n_steps = self.take_steps(look=not self.env.auto_reset, watch=not self._watched)
-        self.steps, self.owned = slab, self._gives and self.layout.nbytes() >= _WORTH_GIVING
+        buffer, n_steps = self.take_steps(until_ended=not self.env.auto_reset, watch=not self._watched)
+        self.steps, self.owned = buffer, self._may_own and self.layout.nbytes() >= _LEAST_OWNED
         collected = self.finish(n_steps, self._runner.executor)
         if not self._watched:
-            self._watched, self._infers = True, self._infers_the_same(slab)
+            self._watched, self._infers = True, self._inference_mode_agrees(buffer)
         if self.owned:
             self.renew()
         return collected
 
-    def finish(self, n_steps: int, executor: str, found: Tensor | None = None) -> Collected:
+    def finish(self, n_steps: int, executor: str, invalid: Tensor | None = None) -> Collected:
         """Check ``steps``, which ``executor`` has written, and count them; see `collect` for the errors raised."""
         self._progress.enter(Phase.COPY)
         steps = self.steps
-        self._checks.check(steps, n_steps, found)
+        self._validator.check(steps, n_steps, invalid)
         self._unprobed += n_steps
         if executor != "eager" and self._unprobed >= _STEPS_BETWEEN_PROBES:
             self._unprobed = 0
             parts = (steps.stream, steps.action)
             seen, action = (DictTensor.unchecked({key: v[0] for key, v in part.items()}) for part in parts)
-            self._runner.look(action, DictTensor.unchecked(steps.state), seen, self.agent_info)
+            self._runner.probe(action, DictTensor.unchecked(steps.state), seen, self.agent_info)
         first_step, self._step = self._step, self._step + n_steps
         return Collected(n_steps, first_step, self.version, executor, self._runner.why_not)
 
     @torch.no_grad()
-    def take_steps(self, look: bool, watch: bool = False) -> tuple[Slab, int]:
+    def take_steps(self, until_ended: bool, watch: bool = False) -> tuple[RolloutBuffer, int]:
         """Take the steps of a batch; see `collect`.
 
         This method can be captured in a graph, because it reads no number that the host counts.
 
         Args:
-            look: stop as soon as every episode has ended.
+            until_ended: stop as soon as every episode has ended.
             watch: check in every step that the agent does not modify its observation. This is slow.
 
         Returns:
-            The slab, and the number of steps taken.
+            The buffer, and the number of steps taken.
         """
         keys, first = step_keys(self._seeds, self._episode_now, self._steps), None
-        if self._slab is None:
+        if self._buffer is None:
             first = None if self.layout else self._first_answer(keys)
-            self._slab = Slab(self._allocate(self.layout), in_place=self._step_into is not None)
-        slab, t = self._slab, 0
-        state = slab.begin(self._observation, self._state, keys)
-        act, shown, agent_info = self._act, slab.shown, self.agent_info
+            self._buffer = RolloutBuffer(self._allocate(self.layout), in_place=self._step_into is not None)
+        buffer, t = self._buffer, 0
+        state = buffer.begin(self._observation, self._state, keys)
+        act, shown, agent_info = self._act, buffer.shown, self.agent_info
         step_into, enter, infers = self._step_into, self._progress.at, torch.inference_mode()
         while t < self._T:
             if first is None:  # otherwise the agent has already acted
                 enter(_AGENT, t)
-            history = history_until(slab, t, self._gaps) if self._history else None
+            history = history_until(buffer, t, self._restarts_take_steps) if self._history else None
             if self._infers:
                 with infers:
                     action, state = act(state, shown[t], agent_info, history)
-                    slab.write_action(t, action)
+                    buffer.write_action(t, action)
             elif t and not watch:
                 action, state = act(state, shown[t], agent_info, history)
-                slab.write_action(t, action)
+                buffer.write_action(t, action)
             else:
-                action, state = self._act_watched(slab, t, state, history, first, watch)
+                action, state = self._act_watched(buffer, t, state, history, first, watch)
             enter(_ENVIRONMENT, t)
             if step_into is None:
                 step = self.env.step(action)
-                slab.write_step(t, step)
+                buffer.write_step(t, step)
                 self.running = step[1][1]
-            elif ended := step_into(action, slab.buffers[t], slab.buffers[t + 1], slab.finals_of[t]):
-                slab.write_ended(t, ended)
+            elif ended := step_into(
+                action, buffer.observation_buffers[t], buffer.observation_buffers[t + 1], buffer.final_buffers[t]
+            ):
+                buffer.write_ended(t, ended)
                 self.running = self.running if ended.running is None else ended.running
             t, first = t + 1, None
-            if look and self._all_ended(t):
+            if until_ended and self._all_ended(t):
                 break
-        self._state, self._observation = state, slab.slots[t]
+        self._state, self._observation = state, buffer.slots[t]
         self._steps = self._steps + t
-        return slab, t
+        return buffer, t
 
     def count_running(self) -> int:
         """Count the environments that go on."""
@@ -228,11 +237,14 @@ class Collector:
             return self.env.n_envs()
         return int(self.running.sum())  # sync: once per batch of episodes
 
-    def renew(self, slab: Slab | None = None) -> Slab | None:
-        """Write the next batch into another slab of the same layout, or into new memory; return the previous slab."""
-        previous, self._slab = self._slab, slab
+    def renew(self, buffer: RolloutBuffer | None = None) -> RolloutBuffer | None:
+        """Write the next batch into another buffer of the same layout, or into new memory; return the previous one."""
+        previous, self._buffer = self._buffer, buffer
         if previous is not None:  # its memory passes to someone else, or is written again
-            self._observation, self._state = previous.apart(self._observation), previous.apart(self._state)
+            self._observation, self._state = (
+                previous.copy_aliased(self._observation),
+                previous.copy_aliased(self._state),
+            )
         return previous
 
     def loop_state(self) -> LoopState:
@@ -291,30 +303,30 @@ class Collector:
 
     def describe_inputs(self) -> str:
         """Describe the agent's arguments in words, for an error message."""
-        return spell_input(self._observation, self._state, self.agent_info)
+        return describe_arguments(self._observation, self._state, self.agent_info)
 
     def close(self) -> None:
         """Close agent and environment. Raise ValueError if the last batches had an invalid action or NaN."""
         with contextlib.ExitStack() as closing:
             closing.callback(self.env.close)
             closing.callback(self.agent.close)
-            self._checks.close()
+            self._validator.close()
 
     def _first_answer(self, keys: Tensor) -> Any:  # noqa: ANN401 - returned by the user's agent
-        """Call the agent once and derive the layout of the slab from its action."""
+        """Call the agent once and derive the layout of the buffer from its action."""
         self._progress.at(_AGENT, 0)
         seen = DictTensor.unchecked({**self._observation._tensors, "rng": keys[0]})
-        history = history_until(no_steps(seen), 0, gaps=False) if self._history else None
+        history = history_until(empty_rollout(seen), 0, restarts_take_steps=False) if self._history else None
         answer = self._act(self._state, seen, self.agent_info, history)
         action, _ = check_answer(f"{type(self.agent).__name__}.__call__", answer)
         self._progress.enter(Phase.COPY)
         self._expect_rows("agent: action", action)
         if action.empty():
             raise ShapeMismatchError("agent: the action is empty, expected 'action' [B, ...] at least.")
-        self.layout = slab_layout(seen, action, self._state, self._T, self.env.auto_reset)
+        self.layout = rollout_layout(seen, action, self._state, self._T, self.env.auto_reset)
         return answer
 
-    def _infers_the_same(self, slab: Slab) -> bool:
+    def _inference_mode_agrees(self, buffer: RolloutBuffer) -> bool:
         """Return True if the agent gives equal results in torch's inference mode, which makes it about 10 % faster.
 
         A tensor created in inference mode can be neither modified in place nor differentiated elsewhere. The mode is
@@ -324,11 +336,11 @@ class Collector:
         if not self.agent.pure or self._step_into is None or not self._eager or self._history:
             return False
         self._progress.at(_AGENT, 0)
-        return infers_the_same(self.agent, self._state, slab.shown[0], self.agent_info, None)
+        return inference_mode_agrees(self.agent, self._state, buffer.shown[0], self.agent_info, None)
 
     def _act_watched(
         self,
-        slab: Slab,
+        buffer: RolloutBuffer,
         t: int,
         state: DictTensor,
         history: TemporalDictTensor | None,
@@ -336,15 +348,15 @@ class Collector:
         watch: bool,
     ) -> Answer:
         """Call the agent in step t unless ``first`` is its answer; store the action before the environment sees it."""
-        seen = slab.seen(t) if watch else None
-        answer = first or self._act(state, slab.shown[t], self.agent_info, history)
+        seen = buffer.copy_observation(t) if watch else None
+        answer = first or self._act(state, buffer.shown[t], self.agent_info, history)
         action, state = answer if t else check_answer(f"{type(self.agent).__name__}.__call__", answer)
         if seen is not None:
-            slab.refuse_changes(t, seen)
+            buffer.refuse_changes(t, seen)
         if t == 0:
             self._expect_rows("agent: action", action)
-            slab.check("agent: state", state)
-        slab.write_action(t, action)
+            buffer.check("agent: state", state)
+        buffer.write_action(t, action)
         return action, state
 
     def _expect_rows(self, where: str, tensors: DictTensor) -> None:
@@ -354,5 +366,5 @@ class Collector:
         expect(where, tensors, rows=self.env.n_envs(), fix="Return one row per environment in every step.")
 
     def _all_ended(self, t: int) -> bool:
-        due = self._device.type == "cpu" or t % _STEPS_BETWEEN_LOOKS == 0
+        due = self._device.type == "cpu" or t % _STEPS_BETWEEN_CHECKS == 0
         return due and not bool(self.running.any())  # sync: per step on the CPU, every 16 steps elsewhere

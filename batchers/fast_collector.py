@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rlstruct.batchers.collector import Collected, Collector, LoopState
 from rlstruct.batchers.progress import Phase
-from rlstruct.batchers.slab import Steps
+from rlstruct.batchers.rollout_buffer import Rollout
 from rlstruct.core import DictTensor, Layout
 from rlstruct.engine.executors import PROMISE
 from rlstruct.engine.fused import FusedRollout, Perceptron
@@ -26,7 +26,7 @@ from rlstruct.vec_env import Capturable
 
 _logger = logging.getLogger(__name__)
 Outputs = dict[str, Tensor]
-"""Tensors of `Steps`, and ``found`` of `BatchChecks.look`."""
+"""Tensors of `Rollout`, and ``invalid`` of `BatchValidator.first_invalid`."""
 
 
 class FastCollector(Collector):
@@ -71,8 +71,8 @@ class FastCollector(Collector):
         self.set_loop_state(state)
         before = self.renew()  # a graph has separate memory
         try:
-            slab, *_ = self.take_steps(look=False)
-            outputs = {**slab.tensors, "found": self._checks.look(slab, self._T)}
+            buffer, *_ = self.take_steps(until_ended=False)
+            outputs = {**buffer.tensors, "invalid": self._validator.first_invalid(buffer, self._T)}
         finally:
             self.renew(before)
         return self.loop_state(), outputs
@@ -90,10 +90,10 @@ class FastCollector(Collector):
 
     def finish_whole(self, outputs: Outputs, executor: str) -> Collected:
         """Count and check the T steps that an executor took."""
-        found = outputs.pop("found", None)
-        self.steps, self.owned = Steps(outputs), executor == "kernel"  # the next replay of a graph overwrites them
+        invalid = outputs.pop("invalid", None)
+        self.steps, self.owned = Rollout(outputs), executor == "kernel"  # the next replay of a graph overwrites them
         self.layout = self.layout or Layout.of(outputs)
-        return self.finish(self._T, executor, found)
+        return self.finish(self._T, executor, invalid)
 
     def _by_graph(self, _: object = None) -> Collected:
         """Replay a graph if its results equal those of single steps; otherwise take single steps."""
@@ -145,7 +145,7 @@ class CapturedBatch(Graph):
 class LaunchedBatch:
     """An `Executor` that collects a batch with one kernel; its argument is the agent's perceptron."""
 
-    name, warm_up, compares, most, writes = "kernel", 0, False, 1, False
+    name, warm_up, compares, max_instances, writes = "kernel", 0, False, 1, False
 
     def __init__(self, collector: FastCollector, fused_rollout: Callable[..., FusedRollout | None]) -> None:
         self._collector, self._fused_rollout = collector, fused_rollout
@@ -159,6 +159,6 @@ class LaunchedBatch:
             raise Unavailable("the simulator has no kernel for this agent")
         return collector.launch(self._rollout, perceptron)
 
-    def follow(self, places: Mapping[tuple[object, ...], str], weights: Mapping[str, Tensor]) -> bool:
+    def rebind(self, places: Mapping[tuple[object, ...], str], weights: Mapping[str, Tensor]) -> bool:
         """Return True: every launch reads the current perceptron."""
         return True

@@ -11,10 +11,10 @@ from typing import Any, Literal, TypeVar
 from torch import Tensor
 
 from rlstruct.batchers.assemble import Part
-from rlstruct.batchers.backend import BackendStats, Settings
+from rlstruct.batchers.backend import BackendSettings, BackendStats
 from rlstruct.batchers.collector import Collected
-from rlstruct.batchers.progress import Phase, Progress, describe, worker_error
-from rlstruct.batchers.recipe import by_value
+from rlstruct.batchers.collector_factory import by_value
+from rlstruct.batchers.progress import Phase, Progress, describe_failure, worker_error
 from rlstruct.batchers.saved_state import CollectorState
 from rlstruct.core import DictTensor
 from rlstruct.engine.streams import stream_on
@@ -29,27 +29,31 @@ _logger = logging.getLogger(__name__)
 class InProcess:
     """The backend that collects in the caller's process, in `execute`; `collect` returns the batch or raises."""
 
-    has_gaps = queues = False
+    restarts_take_steps = queues = False
     interrupted: Literal["new", "failed"] | None = "new"
 
-    def __init__(self, settings: Settings) -> None:
-        recipe = replace(settings.recipe, agent_args=by_value(settings.recipe.agent_args))
+    def __init__(self, settings: BackendSettings) -> None:
+        factory = replace(settings.factory, agent_args=by_value(settings.factory.agent_args))
         self._seed = settings.seeds[0]
-        self._stream = stream_on(recipe.device, default=True)
+        self._stream = stream_on(factory.device, default=True)
         self._progress = Progress(waits=False)
         self._collected: Collected  # report on the last batch
         self._failure: BaseException | None = None
         self._n_envs: list[int] = []
         self._progress.enter(Phase.START)
         agent_seed = (settings.agent_seeds or settings.seeds)[0]
-        self._collector = self._run(recipe.make, self._seed, agent_seed, self._progress, whole=settings.graph)
+        self._collector = self._run(factory.create, self._seed, agent_seed, self._progress, whole=settings.graph)
         env = self._collector.env
-        self._n_envs, self.auto_reset, self.has_gaps = [env.n_envs()], env.auto_reset, env.restarts_take_steps
+        self._n_envs, self.auto_reset, self.restarts_take_steps = (
+            [env.n_envs()],
+            env.auto_reset,
+            env.restarts_take_steps,
+        )
         # Such an environment uses only torch; others may launch work that is not ordered with torch's streams.
         if isinstance(env, Capturable):
-            self._stream.give(())
-            self._stream = stream_on(recipe.device)
-            self._stream.keep(env.state_tensors().values())
+            self._stream.to_caller(())
+            self._stream = stream_on(factory.device)
+            self._stream.record_use(env.state_tensors().values())
 
     def n_envs(self) -> list[int]:
         """Return the number of environments, which exist already."""
@@ -74,13 +78,13 @@ class InProcess:
             return None
         collector, steps = self._collector, self._collector.steps
         del collector.steps  # the memory may now belong to the caller
-        self._stream.give([*steps.tensors.values(), collector.running])
+        self._stream.to_caller([*steps.tensors.values(), collector.running])
         n_running = self._n_envs[0] if self.auto_reset else collector.count_running()
         return [Part(steps, self._collected, self._seed, 0, n_running, collector.owned)]
 
     def update(self, weights: Mapping[str, Tensor], version: int) -> None:
         """Give the agent the current values of the caller's tensors."""
-        self._run(self._collector.update, self._stream.take(weights), version)
+        self._run(self._collector.update, self._stream.from_caller(weights), version)
 
     def state_dicts(self) -> list[CollectorState]:
         """Return the collector's state, without torch's generator: it belongs to the caller, who saves it."""
@@ -101,7 +105,7 @@ class InProcess:
     def close(self) -> None:
         """Close agent and environment."""
         try:
-            self._stream.give(())  # the caller may reuse the environment's memory for work that it queues next
+            self._stream.to_caller(())  # the caller may reuse the environment's memory for work that it queues next
             self._collector.close()
         except Exception:  # closing always succeeds, as for worker processes
             _logger.warning("RL_Batcher.close", exc_info=True)
@@ -113,7 +117,7 @@ class InProcess:
                 result = call(*arguments, **keywords)
         except (Exception, GeneratorExit) as error:
             seen = self._collector.describe_inputs() if hasattr(self, "_collector") else ""
-            failure = describe(error, self._progress, seen)
+            failure = describe_failure(error, self._progress, seen)
             self._progress.clock.enter(Phase.WAIT)
             raise worker_error(failure, error, 0, os.getpid(), self._seed, range(sum(self._n_envs))) from error
         self._progress.enter(Phase.WAIT)

@@ -17,7 +17,7 @@ from rlstruct.core import DictTensor
 from rlstruct.errors import PAGE, ShapeMismatchError, WorkerError
 from rlstruct.profiling import Clock
 
-_UNBORN = -1  # in place of a phase while Python starts and imports the user's main script
+_NOT_STARTED = -1  # in place of a phase while Python starts and imports the user's main script
 _WORDS = (
     *("waiting", "create_env / create_agent", "environment.reset", "agent", "environment.step", "writing the batch"),
     *("saving a checkpoint", "loading a checkpoint", "agent.update", "a batch as one graph"),
@@ -78,12 +78,12 @@ class Progress:
     @property
     def phase(self) -> Phase:
         """The collector's current phase."""
-        return Phase(int(self._words[0])) if self.born else Phase.START
+        return Phase(int(self._words[0])) if self.started else Phase.START
 
     @property
-    def born(self) -> bool:
+    def started(self) -> bool:
         """Return True once the worker runs this library's code."""
-        return bool(self._words[0] != _UNBORN)
+        return bool(self._words[0] != _NOT_STARTED)
 
     @property
     def step(self) -> int:
@@ -92,7 +92,7 @@ class Progress:
 
     def clear(self) -> None:
         """Reset the counters before a worker starts."""
-        self._words[0], self._words[1], self._words[2] = _UNBORN, 0, 0
+        self._words[0], self._words[1], self._words[2] = _NOT_STARTED, 0, 0
 
     def stop(self) -> None:
         """Ask the collector to stop at its next phase."""
@@ -112,7 +112,7 @@ class Failure:
     seen: str = ""
 
 
-def describe(error: BaseException, progress: Progress, seen: str = "") -> Failure:
+def describe_failure(error: BaseException, progress: Progress, seen: str = "") -> Failure:
     """Convert an exception to a `Failure`, with the inputs ``seen`` by the agent if the agent raised it."""
     within_a_step = progress.phase in (Phase.AGENT, Phase.ENVIRONMENT, Phase.COPY)
     phase, lines, step = progress.phase, traceback.format_exception_only(error), getattr(error, "batch_step", None)
@@ -143,7 +143,7 @@ def worker_error(
     """Create the WorkerError for an exception ``cause`` of a collector in a worker or in this process."""
     index, here = failure.environment, pid == os.getpid()
     environment = None if index is None else environments.start + index
-    where = spell(environments) if environment is None else f"environment {environment}"
+    where = describe_environments(environments) if environment is None else f"environment {environment}"
     seed = seed if index is None else seed + index
     step = "" if failure.step is None else f", step {failure.step}"
     who = "this process" if here else f"worker {worker} (pid {pid})"
@@ -169,12 +169,12 @@ def worker_error(
     return error
 
 
-def spell(environments: range) -> str:
+def describe_environments(environments: range) -> str:
     """Describe a range of environments."""
     return f"environments {environments.start} to {environments.stop - 1}" if environments else "no environment yet"
 
 
-def spell_input(observation: DictTensor, state: DictTensor, agent_info: DictTensor) -> str:
+def describe_arguments(observation: DictTensor, state: DictTensor, agent_info: DictTensor) -> str:
     """Describe the inputs of an agent: frames, state and agent_info, with shapes, dtypes and devices."""
     frames = {key: frame for key, frame in observation.items() if key.split("/")[0] == "frame"}
     groups = {"observation": frames, "state": dict(state.items()), "agent_info": dict(agent_info.items())}
@@ -192,7 +192,7 @@ def _pickled(error: BaseException) -> bytes | None:
     args = tuple(value if _survives(value) else repr(value) for value in error.args)
     state = {name: value for name, value in getattr(error, "__dict__", {}).items() if _survives(value)}
     pickled = _survives((type(error), args, state))
-    return None if unpickled(pickled) is None else pickled
+    return None if unpickle_error(pickled) is None else pickled
 
 
 def _survives(value: object) -> bytes | None:
@@ -205,8 +205,8 @@ def _survives(value: object) -> bytes | None:
     return pickled
 
 
-def unpickled(pickled: bytes | None) -> BaseException | None:
-    """Unpickle an exception from `describe`; None if its class does not exist in this process."""
+def unpickle_error(pickled: bytes | None) -> BaseException | None:
+    """Unpickle an exception from `describe_failure`; None if its class does not exist in this process."""
     try:
         found = None if pickled is None else cloudpickle.loads(pickled)
         if isinstance(found, tuple):  # parts of an exception, whose constructor may need other arguments

@@ -24,7 +24,7 @@ class BatcherStats:
             ``wait`` (for orders). They add up to the worker's lifetime until its last batch, and are 0 before the
             first.
         wait: seconds that this process waited in `get`.
-        hand_over: seconds that this process spent copying finished batches.
+        assembly: seconds that this process spent copying finished batches.
         batches: number of batches returned.
         pids: process id of each worker, for a debugger or profiler; empty when collecting in this process or on a
             cluster.
@@ -34,10 +34,12 @@ class BatcherStats:
 
     workers: tuple[dict[str, float], ...]
     wait: float
-    hand_over: float
+    assembly: float
     batches: int
     pids: tuple[int, ...] = ()
     executors: tuple[str, ...] = ()
+
+    hand_over = property(lambda self: self.assembly, doc="Alias of ``assembly``, its name in 0.3.")
 
     def __str__(self) -> str:
         """Format the seconds as a table with one row per worker."""
@@ -45,7 +47,7 @@ class BatcherStats:
         rows = ["worker  " + "  ".join(f"{name:>11}" for name in names)]
         for index, seconds in enumerate(self.workers):
             rows.append(f"{index:>6}  " + "  ".join(f"{seconds.get(name, 0.0):>9.3f} s" for name in names))
-        rows.append(f"this process: waited {self.wait:.3f} s, copied batches out for {self.hand_over:.3f} s")
+        rows.append(f"this process: waited {self.wait:.3f} s, copied batches out for {self.assembly:.3f} s")
         return "\n".join(rows)
 
 
@@ -54,30 +56,32 @@ class MemoryReport:
     """Bytes used for collecting, without environments and agents, on the batcher's device.
 
     Attributes:
-        slabs: for each worker, the memory that batches of T steps are written to: one slab, and a second one once a
-            batch has been queued (see `RL_Batcher.execute`). Worker processes have theirs in shared memory on the CPU,
-            and as many again on another device if they collect there.
+        rollout_buffers: for each worker, the memory that batches of T steps are written to: one buffer, and a second
+            one once a batch has been queued (see `RL_Batcher.execute`). Worker processes have theirs in shared memory
+            on the CPU, and as many again on another device if they collect there.
         final_observations: for each worker, reserved memory for the final observations of auto-resetting environments
-            (on the CPU; elsewhere the slab has them). Only the part for episodes that end is really used.
+            (on the CPU; elsewhere the buffer has them). Only the part for episodes that end is really used.
         batch: one batch returned by `get`, of all workers together. For auto-resetting environments this is an upper
             bound: without restarts ``_observation/`` shares the memory of ``observation/``.
         weights: buffers for weights on their way to worker processes: 0 before the first `update`, then one copy of
             the weights, another one if `update` is called during a batch, and at most three.
         processes: for each worker process, and last for the server that they are forked from, its present memory
-            according to Linux, without slabs and weights: Python, the modules of your script, environments and agent.
+            according to Linux, without buffers and weights: Python, the modules of your script, environments and agent.
             Shared memory is divided among processes. Not part of `total` or of comparisons of reports.
     """
 
-    slabs: tuple[int, ...]
+    rollout_buffers: tuple[int, ...]
     final_observations: tuple[int, ...]
     batch: int
     weights: int
     processes: tuple[int, ...] = field(default=(), compare=False)
 
+    slabs = property(lambda self: self.rollout_buffers, doc="Alias of ``rollout_buffers``, its name in 0.3.")
+
     @property
     def total(self) -> int:
-        """Peak while you hold one batch: slabs, batch and weights."""
-        return sum(self.slabs) + self.batch + self.weights
+        """Peak while you hold one batch: buffers, batch and weights."""
+        return sum(self.rollout_buffers) + self.batch + self.weights
 
 
 @dataclass(frozen=True)
@@ -108,15 +112,17 @@ def report_memory(
     infos: DictTensor,
     auto_reset: bool,
     weights: int,
-    n_slabs: int,
+    n_buffers: int,
     pids: Sequence[int],
 ) -> MemoryReport:
-    """Compute the report from the layout of one slab per worker, and from ``infos``: agent_info and env_info, [B].
+    """Compute the report from the layout of one buffer per worker, and from ``infos``: agent_info and env_info, [B].
 
     With ``auto_reset``, ``_observation/`` may need memory in addition to ``observation/``.
     """
-    finals = tuple(n_slabs * _named(layout, "reached/").nbytes() if "restarted" in layout else 0 for layout in layouts)
-    slabs = tuple(n_slabs * layout.nbytes() - final for layout, final in zip(layouts, finals, strict=True))
+    finals = tuple(
+        n_buffers * _named(layout, "reached/").nbytes() if "restarted" in layout else 0 for layout in layouts
+    )
+    buffers = tuple(n_buffers * layout.nbytes() - final for layout, final in zip(layouts, finals, strict=True))
     batch = sum(value.nbytes for value in infos.values())
     for layout in layouts:
         T, B = layout["running"].shape
@@ -125,7 +131,7 @@ def report_memory(
         if auto_reset:  # all but the random keys, which a restart does not change
             frames = {name: spec for name, spec in _named(layout, "stream/").items() if name != "stream/rng"}
             batch += Layout(frames).nbytes() * T // (T + 1)
-    return MemoryReport(slabs, finals, batch, weights, _anonymous_bytes(pids))
+    return MemoryReport(buffers, finals, batch, weights, _anonymous_bytes(pids))
 
 
 def _anonymous_bytes(pids: Sequence[int]) -> tuple[int, ...]:

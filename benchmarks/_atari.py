@@ -266,13 +266,13 @@ def layout_rung(name: str, n: int, device: torch.device, threads: int, apart: in
         consoles.run(actions)
 
     def run() -> None:
-        usual = machine.BLOCK, machine.APART
+        usual = machine.BLOCK, machine.THREADS_PER_CONSOLE
         try:
-            machine.BLOCK, machine.APART = threads, apart
+            machine.BLOCK, machine.THREADS_PER_CONSOLE = threads, apart
             for actions in plan[:SKIP]:
                 consoles.run(actions)
         finally:
-            machine.BLOCK, machine.APART = usual
+            machine.BLOCK, machine.THREADS_PER_CONSOLE = usual
         synchronize(device)
 
     return Rung(name, run, 1)

@@ -31,7 +31,7 @@ from torch import nn
 from rlstruct.algos.arena import Player, RandomPlayer, play_match
 from rlstruct.algos.checkpoint import read_checkpoint
 from rlstruct.algos.run_folder import read_lines
-from rlstruct.cli.record import load_trained
+from rlstruct.cli.stored_run import load_trained
 from rlstruct.core import DictTensor
 from rlstruct.search import SearchAgent, SearchConfig
 from rlstruct.sims import ConnectFour, ConnectFourState
@@ -190,7 +190,7 @@ def players(run: Path, simulations: int, method: Literal["puct", "gumbel"]) -> t
     """The network of a run before and after its training, and what searches with one."""
     torch.set_num_threads(1)
     trained = load_trained(run, auto_reset=True)
-    torch.manual_seed(trained.record.config.seed)
+    torch.manual_seed(trained.settings.config.seed)
     config = SearchConfig(method=method, n_simulations=simulations, max_depth=24)
     create = partial(SearchAgent, create_simulator=ConnectFour, config=config, stochastic=False)
     return trained.choice.create_model(), trained.model, create

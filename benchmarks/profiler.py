@@ -46,8 +46,8 @@ from rlstruct.cli.environments import Task
 from rlstruct.core import DictTensor
 from rlstruct.envs import GymEnv, GymEnvInf
 from rlstruct.profiling.breakdown import break_down
-from rlstruct.profiling.events import Recording, load
-from rlstruct.profiling.operations import SHARE, join, leave, settings
+from rlstruct.profiling.events import Recording, load_recordings
+from rlstruct.profiling.operations import RECORDED_FRACTION, settings, start_if_requested, stop
 from rlstruct.profiling.prices import WAIT, Prices, prices_of
 from rlstruct.profiling.recorder import VARIABLE
 
@@ -72,10 +72,10 @@ class Board:
 
     def begin(self, window: int) -> None:
         os.environ[VARIABLE] = (self.folder / f"{window}.json").read_text()
-        join()
+        start_if_requested()
 
     def end(self) -> None:
-        leave()
+        stop()
         os.environ.pop(VARIABLE, None)
 
 
@@ -212,7 +212,7 @@ def compare(train: Train, *, seconds: float, stretch: float, operators: float) -
 
 def payments(folder: Path, windows: Sequence[int]) -> tuple[dict[int, tuple[float, float]], dict[str, float]]:
     """Return the seconds that a correction takes away, by window: of the wall and of CPU seconds; and the prices."""
-    recordings = {window: load(folder / str(window)) for window in windows}
+    recordings = {window: load_recordings(folder / str(window)) for window in windows}
     prices = prices_of([one for found in recordings.values() for one in found])
     some = prices[os.getpid()]
     said = {"operation_cost": some.operation, "operator_cost": some.event or 0.0}
@@ -246,7 +246,9 @@ def main() -> None:
     parser.add_argument("--algorithms", nargs="+", choices=TRAINED, default=TRAINED)
     parser.add_argument("--seconds", type=float, default=60.0, help="of each of the eight kinds of training")
     parser.add_argument("--stretch", type=float, default=0.25, help="seconds with or without a profile in turn")
-    parser.add_argument("--operators", type=float, default=SHARE, help="share of a profile with torch's operators")
+    parser.add_argument(
+        "--operators", type=float, default=RECORDED_FRACTION, help="share of a profile with torch's operators"
+    )
     parser.add_argument("--dry", action="store_true", help="write no results")
     options = parser.parse_args()
     torch.set_num_threads(1)

@@ -189,7 +189,7 @@ def expect_on_cpu(where: str, info: DictTensor | None) -> None:
 class IdleWatch:
     """Guard against loops that keep stepping after every episode has ended, for example because they count rows.
 
-    Your own environment can call `begin` in ``reset`` and `look` in ``step``.
+    Your own environment can call `begin` in ``reset`` and `check` in ``step``.
 
     Args:
         where: name of the environment, the start of the message.
@@ -204,7 +204,7 @@ class IdleWatch:
         """Forget the steps before a reset."""
         self._n_steps, self._idle = 0, False
 
-    def look(self, ran: Tensor) -> None:
+    def check(self, ran: Tensor) -> None:
         """Count a step. Every 1,000 steps, check whether all episodes ended long ago.
 
         Args:
@@ -228,6 +228,8 @@ class IdleWatch:
                 "Stop when running.any() is False, and call reset(). Finished environments keep their rows, so "
                 "running.size() and len(running) never change."
             )
+
+    look = check  # its name in 0.3
 
 
 @runtime_checkable

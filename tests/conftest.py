@@ -54,7 +54,7 @@ def _torch_as_new() -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def _collect_garbage_of_one_file() -> None:
-    """Take what is imported by now from the collector: it takes half a second to search it, before each recording."""
+    """Take what is imported by now from the collector: it takes half a second to search it, before each capture."""
     gc.collect()
     gc.freeze()
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rlstruct.batchers.recipe import versions
+from rlstruct.batchers.collector_factory import versions
 from rlstruct.device import processor, usable_cores
 from rlstruct.errors import BadValueError
 
@@ -24,20 +24,20 @@ def key(device: torch.device, *task: object) -> str:
     """Return a hash of hardware, versions and the task: its factories, with their source files, and its arguments."""
     gpu = str(torch.cuda.get_device_properties(device)) if device.type == "cuda" else ""
     here = [platform.node(), processor(), usable_cores(), gpu, *versions().values()]
-    return hashlib.sha256(json.dumps([*here, described(list(task))]).encode()).hexdigest()
+    return hashlib.sha256(json.dumps([*here, describe_value(list(task))]).encode()).hexdigest()
 
 
-def described(value: object) -> Any:  # noqa: ANN401 - strings, lists and dicts
+def describe_value(value: object) -> Any:  # noqa: ANN401 - strings, lists and dicts
     """Describe a factory or an argument in the same words in every process.
 
     A network is described by its structure, a tensor by dtype and shape.
     """
     if isinstance(value, Mapping):
-        return {str(name): described(entry) for name, entry in value.items()}
+        return {str(name): describe_value(entry) for name, entry in value.items()}
     if isinstance(value, list | tuple):
-        return [described(entry) for entry in value]
+        return [describe_value(entry) for entry in value]
     if isinstance(value, functools.partial):
-        return ["partial", described(value.func), described(value.args), described(value.keywords)]
+        return ["partial", describe_value(value.func), describe_value(value.args), describe_value(value.keywords)]
     if isinstance(value, Tensor):
         return [str(value.dtype), list(value.shape)]
     if isinstance(value, nn.Module) or not callable(value):
@@ -50,7 +50,7 @@ def described(value: object) -> Any:  # noqa: ANN401 - strings, lists and dicts
     closure = inspect.getclosurevars(kind).nonlocals if hasattr(kind, "__closure__") else {}
     # Functions in the closure, which may contain this one, are described by name only.
     captured = {
-        name: getattr(entry, "__qualname__", "") if callable(entry) else described(entry)
+        name: getattr(entry, "__qualname__", "") if callable(entry) else describe_value(entry)
         for name, entry in closure.items()
     }
     named = [kind.__module__, kind.__qualname__, "" if kind is value else repr(value)]

@@ -16,7 +16,7 @@ import torch
 
 from rlstruct.batchers.arguments import named, whole
 from rlstruct.batchers.batcher import RL_Batcher
-from rlstruct.batchers.recipe import CreateAgent, CreateEnv
+from rlstruct.batchers.collector_factory import CreateAgent, CreateEnv
 from rlstruct.batchers.tuning import cache as answers
 from rlstruct.batchers.tuning.measuring import Learn, Prober, batch_size, memory_available, worker_size
 from rlstruct.batchers.tuning.search import Candidate, Climb, Measured, Probe, Space
@@ -27,7 +27,7 @@ from rlstruct.sharing import Mode, mig_instances
 from rlstruct.sharing.gpu_sharing import best_mode, running_daemon
 
 _ROW = "{:>7} {:>6} {:>5} {:>10} {:>6} {:>8} {:>6}  "  # of the table
-_SHARE = 0.8  # default memory_limit, as a share of the memory that may be in use
+_MEMORY_FRACTION = 0.8  # default memory_limit, as a share of the memory that may be in use
 
 
 @dataclass(frozen=True, eq=False)
@@ -173,7 +173,7 @@ def tune(
         tuned["env_args"] |= given["env_args"]
         return {**given, "create_agent": create_agent, "create_env": create_env, **tuned}
 
-    limit = _SHARE * memory_available(device) if memory_limit is None else float(memory_limit)
+    limit = _MEMORY_FRACTION * memory_available(device) if memory_limit is None else float(memory_limit)
     asked = {"space": repr(space), "alpha": alpha, "seconds": seconds, "limit": memory_limit, "learns": create_learner}
     key = "" if cache is None else answers.key(device, create_agent, create_env, given, asked)
     stored = None if cache is None or again else answers.read(Path(cache)).get(key)

@@ -17,14 +17,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlstruct.batchers.backend import Settings
+from rlstruct.batchers.backend import BackendSettings
+from rlstruct.batchers.collector_factory import versions
 from rlstruct.batchers.progress import Progress
-from rlstruct.batchers.recipe import versions
+from rlstruct.batchers.rollout_buffer import Rollout
 from rlstruct.batchers.shared_memory import SharedBlock
-from rlstruct.batchers.slab import Steps
 from rlstruct.batchers.workers.pool import WorkerPool
 from rlstruct.batchers.workers.processes import ONE_THREAD
-from rlstruct.batchers.workers.transport import Batch, Order, Weights
+from rlstruct.batchers.workers.transport import Executed, Order, PublishedWeights
 from rlstruct.batchers.workers.worker import Worker
 from rlstruct.core import Layout
 from rlstruct.device import registered_backends
@@ -50,16 +50,18 @@ class RayTransport:
         self._links: dict[int, RayLink] = {}
         self._n_bytes = 0
 
-    def open(self, index: int, recipe: bytes) -> RayLink:
+    def open(self, index: int, factory: bytes) -> RayLink:
         """Ask Ray for an actor; Ray chooses the node."""
-        self._links[index] = link = RayLink(recipe, self._options)
+        self._links[index] = link = RayLink(factory, self._options)
         return link
 
-    def publish(self, weights: Mapping[str, Tensor], version: int, in_use: Sequence[Weights]) -> Weights | None:
+    def publish(
+        self, weights: Mapping[str, Tensor], version: int, in_use: Sequence[PublishedWeights]
+    ) -> PublishedWeights | None:
         """Store weights, from any device. Ray frees the old ones once they have been read."""
         layout = Layout.of(weights)
         self._n_bytes = layout.nbytes()
-        return Weights(version, layout, ray.put(pack(weights)))
+        return PublishedWeights(version, layout, ray.put(to_bytes(weights)))
 
     def wait(self, seconds: float) -> list[int]:
         """Wait for the next answer of any actor."""
@@ -82,8 +84,8 @@ class RayLink:
         answers: references to outstanding answers, oldest first, each with the name of its order.
     """
 
-    def __init__(self, recipe: bytes, options: Mapping[str, Any]) -> None:
-        self._actor = ray.remote(RayActor).options(**options).remote(recipe, registered_backends(), versions())
+    def __init__(self, factory: bytes, options: Mapping[str, Any]) -> None:
+        self._actor = ray.remote(RayActor).options(**options).remote(factory, registered_backends(), versions())
         self.answers: deque[tuple[Any, str]] = deque()
         self.progress = Progress()
         self.progress.clear()
@@ -107,9 +109,9 @@ class RayLink:
             raise EOFError from error
         return answer
 
-    def steps(self, batch: Batch, slab: int) -> Steps:
+    def steps(self, batch: Executed, buffer: int) -> Rollout:
         """Map the steps in the object store."""
-        return Steps(unpack(batch.tensors), packed=True)
+        return Rollout(from_bytes(batch.tensors), packed=True)
 
     def where(self) -> str:
         """Return order and node, or the resources that the actor waits for."""
@@ -148,10 +150,10 @@ class RayLink:
 class RayActor:
     """A worker on a node. It writes batches into its own memory, and sends them with its answers."""
 
-    def __init__(self, recipe: bytes, backends: dict[str, str], versions: dict[str, str]) -> None:
+    def __init__(self, factory: bytes, backends: dict[str, str], versions: dict[str, str]) -> None:
         torch.set_num_threads(1)
         memories = [SharedBlock().map, SharedBlock().map]
-        self._worker = Worker(recipe, backends, Progress(), memories, lambda weights: unpack(weights.place))
+        self._worker = Worker(factory, backends, Progress(), memories, lambda weights: from_bytes(weights.place))
         self._versions = versions
         self._here = ray.util.get_node_ip_address(), os.getpid()
 
@@ -171,17 +173,17 @@ class RayActor:
                             f"{expected}. Install the same version on every node."
                         )
                 self._worker.begin()
-            new = None if weights is None else Weights(version, Layout(), weights)
+            new = None if weights is None else PublishedWeights(version, Layout(), weights)
             answer = self._worker.carry_out(Order(name, arguments, new))
-            if isinstance(answer, Batch):
-                answer = replace(answer, tensors=_packed_steps(self._worker.slabs[arguments[1]], answer))
+            if isinstance(answer, Executed):
+                answer = replace(answer, tensors=_packed_steps(self._worker.buffers[arguments[1]], answer))
         except Exception as error:
             failure = self._worker.describe(error)
             answer = replace(failure, traceback=f"(on node {self._here[0]})\n{failure.traceback}")
         return *self._here, answer
 
 
-def create_pool(settings: Settings) -> WorkerPool:
+def create_pool(settings: BackendSettings) -> WorkerPool:
     """Connect to the cluster, and create a backend of actors on it."""
     cluster = settings.cluster
     named: dict[str, Any] = dict(cluster) if isinstance(cluster, Mapping) else {"address": cluster}
@@ -213,18 +215,18 @@ def connect(address: str) -> None:
         ) from error
 
 
-def _packed_steps(slab: Mapping[str, Tensor], batch: Batch) -> Packed:
-    """Pack those rows of a slab that the batch uses."""
+def _packed_steps(buffer: Mapping[str, Tensor], batch: Executed) -> Packed:
+    """Pack those rows of a buffer that the batch uses."""
     n_steps = batch.collected.n_steps
     rows = {"stream": n_steps + 1, "action": n_steps, "running": n_steps, "restarted": n_steps}
-    used = {name: x[: rows.get(name.partition("/")[0])] for name, x in slab.items()}
-    if "restarted" in slab:
-        at = Steps(dict(slab)).finals(n_steps)
-        used |= {name: x.flatten(0, 1).index_select(0, at) for name, x in slab.items() if name.startswith("reached/")}
-    return pack(used)
+    used = {name: x[: rows.get(name.partition("/")[0])] for name, x in buffer.items()}
+    if "restarted" in buffer:
+        at = Rollout(dict(buffer)).final_rows(n_steps)
+        used |= {name: x.flatten(0, 1).index_select(0, at) for name, x in buffer.items() if name.startswith("reached/")}
+    return to_bytes(used)
 
 
-def pack(tensors: Mapping[str, Tensor]) -> Packed:
+def to_bytes(tensors: Mapping[str, Tensor]) -> Packed:
     """Convert tensors, from any device, to bytes."""
     packed: Packed = {}
     for name, tensor in tensors.items():
@@ -233,7 +235,7 @@ def pack(tensors: Mapping[str, Tensor]) -> Packed:
     return packed
 
 
-def unpack(packed: Packed) -> dict[str, Tensor]:
+def from_bytes(packed: Packed) -> dict[str, Tensor]:
     """Return read-only tensors that share memory with the packed ones."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The given NumPy array is not writable")

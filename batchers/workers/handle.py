@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from rlstruct.batchers.assemble import Part
-from rlstruct.batchers.progress import Failure, Phase, spell, unpickled, worker_error
-from rlstruct.batchers.workers.transport import Batch, Created, Link, Order, Transport, Weights
+from rlstruct.batchers.progress import Failure, Phase, describe_environments, unpickle_error, worker_error
+from rlstruct.batchers.workers.transport import Created, Executed, Link, Order, PublishedWeights, Transport
 from rlstruct.core import DictTensor, Layout
 from rlstruct.errors import WorkerError, WorkerTimeout
 
@@ -31,7 +31,7 @@ class WorkerHandle:
 
     link: Link
 
-    def __init__(self, index: int, transport: Transport, recipe: bytes, timeout: float) -> None:
+    def __init__(self, index: int, transport: Transport, factory: bytes, timeout: float) -> None:
         self.index = index
         self.orders: deque[Order] = deque()
         self.batches: deque[Part] = deque()
@@ -42,22 +42,22 @@ class WorkerHandle:
         self.environments = range(0)
         self.seconds = {phase.name.lower(): 0.0 for phase in Phase}
         self.layout = Layout()
-        self._transport, self._recipe, self._timeout = transport, recipe, timeout
+        self._transport, self._factory, self._timeout = transport, factory, timeout
         self._infos: tuple[DictTensor, DictTensor] | None = None  # agent_info and env_info of its episodes
-        self._slab = 0  # slab of its newest batch
-        self._weights: Weights | None = None  # the newest weights that were sent to it
+        self._buffer = 0  # buffer of its newest batch
+        self._weights: PublishedWeights | None = None  # the newest weights that were sent to it
 
     def open(self) -> None:
         """Start the worker process, perhaps in place of one that has ended."""
         try:
-            self.link = self._transport.open(self.index, self._recipe)
+            self.link = self._transport.open(self.index, self._factory)
         except OSError as error:  # such as too many open files
             text = f"worker {self.index} cannot be started: {error.strerror or error}. Raise the limit that this names"
             raise WorkerError(f"{text} (see ulimit -a), or start fewer workers.", worker=self.index) from error
         self.n_running = self.n_envs
         self._weights = None
 
-    def order(self, name: str, *arguments: Any, weights: Weights | None = None) -> None:  # noqa: ANN401
+    def order(self, name: str, *arguments: Any, weights: PublishedWeights | None = None) -> None:  # noqa: ANN401
         """Order a method of `Worker`. The weights are sent along unless the worker has them."""
         order = Order(name, arguments, weights if weights is not self._weights else None)
         self.orders.append(order)
@@ -66,7 +66,7 @@ class WorkerHandle:
         except ConnectionError:
             while self.take_answer():  # an earlier answer may name the error
                 pass
-            raise self.death() from None
+            raise self.death_error() from None
         except OSError as error:
             text = f"has read none of its orders for {self._timeout:g} s; it is in {self.link.where()}."
             raise self._about(WorkerError, text) from error
@@ -77,18 +77,18 @@ class WorkerHandle:
         self.seed, self.agent_seed = seed, agent_seed
         self.order("create", seed, agent_seed)
 
-    def order_reset(self, agent_info: DictTensor, env_info: DictTensor, weights: Weights | None) -> None:
+    def order_reset(self, agent_info: DictTensor, env_info: DictTensor, weights: PublishedWeights | None) -> None:
         """Order new episodes."""
         self.n_running, self._infos = self.n_envs, (agent_info, env_info)
         self.order("reset", agent_info, env_info, weights=weights)
 
-    def order_batch(self, agent_info: DictTensor | None, weights: Weights | None) -> None:
-        """Order a batch, which is written to the other slab if the last batch has not been returned."""
-        self._slab = 1 - self._slab if self.n_owed else 0
+    def order_batch(self, agent_info: DictTensor | None, weights: PublishedWeights | None) -> None:
+        """Order a batch, which is written to the other buffer if the last batch has not been returned."""
+        self._buffer = 1 - self._buffer if self.n_owed else 0
         self.n_owed += 1
-        self.order("execute", agent_info, self._slab, weights=weights)
+        self.order("execute", agent_info, self._buffer, weights=weights)
 
-    def order_again(self, seed: int, agent_seed: int, weights: Weights | None) -> None:
+    def order_again(self, seed: int, agent_seed: int, weights: PublishedWeights | None) -> None:
         """Start new episodes in a new process, and order the batches that the old process still owed."""
         owed = [order for order in self.orders if order.name == "execute"]
         self.orders.clear()
@@ -105,20 +105,20 @@ class WorkerHandle:
         try:
             answer = self.link.receive()
         except (EOFError, OSError):
-            raise self.death() from None
+            raise self.death_error() from None
         if answer is None:
             return False
         if isinstance(answer, Failure):
-            cause = unpickled(answer.error)
+            cause = unpickle_error(answer.error)
             raise worker_error(answer, cause, self.index, self.link.pid, self.seed, self.environments)
         order = self.orders.popleft()
-        if isinstance(answer, Batch):
-            agent_info, slab = order.arguments
+        if isinstance(answer, Executed):
+            agent_info, buffer = order.arguments
             if agent_info is not None and self._infos is not None:
                 self._infos = agent_info, self._infos[1]
             self.seconds, self.layout = answer.seconds, answer.layout or self.layout
             # The present seed: a restart may change it before the batch is returned.
-            steps, first = self.link.steps(answer, slab), self.environments.start
+            steps, first = self.link.steps(answer, buffer), self.environments.start
             self.batches.append(Part(steps, answer.collected, self.seed, first, answer.n_running))
         elif isinstance(answer, Created):
             if self.n_envs not in (0, answer.n_envs):
@@ -129,7 +129,7 @@ class WorkerHandle:
             self.answer = answer
         return True
 
-    def go_on(self, seed: int, agent_info: DictTensor, env_info: DictTensor) -> None:
+    def loaded(self, seed: int, agent_info: DictTensor, env_info: DictTensor) -> None:
         """Record that the worker has loaded a state."""
         self.seed, self.n_running, self._infos = seed, self.n_envs, (agent_info, env_info)
 
@@ -139,7 +139,7 @@ class WorkerHandle:
         self.n_running = part.n_running
         return part
 
-    def death(self) -> WorkerError:
+    def death_error(self) -> WorkerError:
         """Return an error that says how the worker died."""
         return self._about(WorkerError, self.link.death())
 
@@ -156,7 +156,7 @@ class WorkerHandle:
     def _about(self, kind: type[AnyWorkerError], text: str) -> AnyWorkerError:
         ids, progress, pid = self.environments, self.link.progress, self.link.pid
         return kind(
-            f"worker {self.index} (pid {pid}, {spell(ids)}, seed {self.seed}) {text}",
+            f"worker {self.index} (pid {pid}, {describe_environments(ids)}, seed {self.seed}) {text}",
             worker=self.index,
             pid=pid,
             phase=progress.phase.words,

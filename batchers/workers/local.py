@@ -16,25 +16,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlstruct.batchers.backend import Settings
+from rlstruct.batchers.backend import BackendSettings
 from rlstruct.batchers.progress import Interrupted, Phase, Progress
+from rlstruct.batchers.rollout_buffer import Rollout
 from rlstruct.batchers.shared_memory import SharedBlock
-from rlstruct.batchers.slab import Steps
 from rlstruct.batchers.workers.fork_server import start_process
 from rlstruct.batchers.workers.pool import WorkerPool
 from rlstruct.batchers.workers.processes import (
     GUARD,
     NO_MAIN_GUARD,
     WORKER_NAME,
-    leave,
+    exit_worker,
     open_standard_streams,
     quiet_start,
 )
-from rlstruct.batchers.workers.transport import Batch, Order, Weights
+from rlstruct.batchers.workers.transport import Executed, Order, PublishedWeights
 from rlstruct.batchers.workers.worker import Worker
 from rlstruct.core import Layout
 from rlstruct.device import registered_backends
-from rlstruct.profiling.operations import join as join_profile
+from rlstruct.profiling.operations import start_if_requested
 from rlstruct.sharing import GpuSharing
 
 # Two batches can be outstanding, each with its own weights, while the next weights arrive.
@@ -97,15 +97,15 @@ class Channel:
 
 
 @dataclass(frozen=True)
-class Start:
+class WorkerArguments:
     """Arguments of a worker process, except its end of the channel."""
 
     index: int
     n_workers: int
-    recipe: bytes
+    factory: bytes
     backends: dict[str, str]
     progress: SharedBlock  # one row per worker
-    slabs: tuple[SharedBlock, SharedBlock]
+    buffers: tuple[SharedBlock, SharedBlock]
     weights: tuple[SharedBlock, ...]
 
     def words(self) -> Tensor:
@@ -114,7 +114,7 @@ class Start:
 
 
 class LocalTransport:
-    """Sockets for orders and answers, and shared memory for slabs and three sets of weights."""
+    """Sockets for orders and answers, and shared memory for buffers and three sets of weights."""
 
     is_local = True
 
@@ -122,17 +122,19 @@ class LocalTransport:
         open_standard_streams()  # otherwise a socket could get the descriptor of one
         self._n_workers, self._placement, self._selector = n_workers, placement, PollSelector()
         self._progress = SharedBlock()
-        self._slabs = [(SharedBlock(), SharedBlock()) for _ in range(n_workers)]
+        self._buffers = [(SharedBlock(), SharedBlock()) for _ in range(n_workers)]
         self._weights = tuple(SharedBlock() for _ in _SLOTS)
 
-    def open(self, index: int, recipe: bytes) -> LocalLink:
+    def open(self, index: int, factory: bytes) -> LocalLink:
         """Start a process with its share of the GPU."""
-        slabs, backends = self._slabs[index], registered_backends()
-        start = Start(index, self._n_workers, recipe, backends, self._progress, slabs, self._weights)
+        buffers, backends = self._buffers[index], registered_backends()
+        start = WorkerArguments(index, self._n_workers, factory, backends, self._progress, buffers, self._weights)
         with quiet_start(), self._placement.starting(index):
             return LocalLink(start, self._selector)
 
-    def publish(self, weights: Mapping[str, Tensor], version: int, in_use: Sequence[Weights]) -> Weights | None:
+    def publish(
+        self, weights: Mapping[str, Tensor], version: int, in_use: Sequence[PublishedWeights]
+    ) -> PublishedWeights | None:
         """Copy weights, from any device, to a slot that no outstanding order uses."""
         free = {*_SLOTS}.difference(map(attrgetter("place"), in_use))
         if not free:
@@ -140,7 +142,7 @@ class LocalTransport:
         slot, layout = min(free), Layout.of(weights)
         for key, tensor in self._weights[slot].map(layout).items():
             tensor.copy_(weights[key].detach())
-        return Weights(version, layout, slot)
+        return PublishedWeights(version, layout, slot)
 
     def wait(self, seconds: float) -> list[int]:
         """Poll the sockets and sentinels of all processes."""
@@ -155,7 +157,7 @@ class LocalTransport:
 
     def close(self) -> None:
         """Release the shared memory and the workers' shares of the GPU."""
-        for block in (self._progress, *self._weights, *(block for slabs in self._slabs for block in slabs)):
+        for block in (self._progress, *self._weights, *(block for buffers in self._buffers for block in buffers)):
             block.close()
         self._placement.close()
 
@@ -163,8 +165,8 @@ class LocalTransport:
 class LocalLink:
     """A worker process and the socket to it."""
 
-    def __init__(self, start: Start, selector: PollSelector) -> None:
-        self._slabs, self._steps, self._selector = start.slabs, dict[int, Steps](), selector
+    def __init__(self, start: WorkerArguments, selector: PollSelector) -> None:
+        self._buffers, self._steps, self._selector = start.buffers, dict[int, Rollout](), selector
         self.progress = Progress(start.words())
         self.progress.clear()
         ours, theirs = socket.socketpair()
@@ -185,15 +187,15 @@ class LocalLink:
         """Read an answer from the socket, if it is complete."""
         return self._channel.receive(wait=False)
 
-    def steps(self, batch: Batch, slab: int) -> Steps:
-        """Return the steps in the slab, which is mapped when its first batch arrives."""
+    def steps(self, batch: Executed, buffer: int) -> Rollout:
+        """Return the steps in the buffer, which is mapped when its first batch arrives."""
         if batch.layout is not None:
-            self._steps[slab] = Steps(self._slabs[slab].map(batch.layout))
-        return self._steps[slab]
+            self._steps[buffer] = Rollout(self._buffers[buffer].map(batch.layout))
+        return self._steps[buffer]
 
     def where(self) -> str:
         """Return phase and step."""
-        if not self.progress.born:
+        if not self.progress.started:
             return "its start, while Python imports your main script"
         if self.progress.phase is Phase.WAIT:
             return "no call of yours: it waits for orders"
@@ -219,7 +221,7 @@ class LocalLink:
             hint = f" Every worker imports your main script, and this one creates a batcher when imported. {GUARD}"
         elif code == -signal.SIGKILL:
             hint = " Unless somebody killed it, the machine ran out of memory, and the kernel log says so."
-        elif not self.progress.born:
+        elif not self.progress.started:
             hint = " Its traceback, printed above on standard error, says why it could not start."
         return f"{how} in {self.where()}.{hint}"
 
@@ -253,23 +255,23 @@ class LocalLink:
         self._steps.clear()
 
 
-def create_pool(settings: Settings) -> WorkerPool:
+def create_pool(settings: BackendSettings) -> WorkerPool:
     """Create the backend of worker processes on this machine."""
     return WorkerPool(settings, LocalTransport(settings.n_processes, settings.placement))
 
 
-def main(start: Start, end: socket.socket) -> None:
+def main(start: WorkerArguments, end: socket.socket) -> None:
     """Run a worker until it is ordered to stop, fails, or loses its parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent decides what to do
     torch.set_num_threads(1)
-    join_profile()
+    start_if_requested()
     progress = Progress(start.words())
 
-    def read(weights: Weights) -> dict[str, Tensor]:
+    def read(weights: PublishedWeights) -> dict[str, Tensor]:
         block: SharedBlock = start.weights[weights.place]
         return block.map(weights.layout)
 
-    worker = Worker(start.recipe, start.backends, progress, [block.map for block in start.slabs], read)
+    worker = Worker(start.factory, start.backends, progress, [block.map for block in start.buffers], read)
     channel = Channel(end)
     try:
         _serve(worker, channel, progress)
@@ -280,7 +282,7 @@ def main(start: Start, end: socket.socket) -> None:
             channel.send(worker.describe(error))
     finally:
         worker.close()
-    leave()
+    exit_worker()
 
 
 def _serve(worker: Worker, channel: Channel, progress: Progress) -> None:

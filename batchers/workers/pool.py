@@ -19,12 +19,12 @@ from torch import Tensor
 
 from rlstruct import profiling
 from rlstruct.batchers.assemble import Part
-from rlstruct.batchers.backend import BackendStats, Settings
-from rlstruct.batchers.recipe import Recipe
+from rlstruct.batchers.backend import BackendSettings, BackendStats
+from rlstruct.batchers.collector_factory import CollectorFactory
 from rlstruct.batchers.reports import LostEpisodes
 from rlstruct.batchers.saved_state import CollectorState
 from rlstruct.batchers.workers.handle import WorkerHandle, end
-from rlstruct.batchers.workers.transport import Transport, Weights
+from rlstruct.batchers.workers.transport import PublishedWeights, Transport
 from rlstruct.core import DictTensor
 from rlstruct.errors import BadTypeError, BadValueError, WorkerError, WorkerTimeout, warn_user
 
@@ -38,9 +38,9 @@ _SEED_STRIDE = 1_000_003  # added to the seed of a restarted worker; larger than
 class WorkerPool:
     """Backend of k workers on any transport. The constructor starts all of them; the first call waits for them."""
 
-    has_gaps = queues = True
+    restarts_take_steps = queues = True
 
-    def __init__(self, settings: Settings, transport: Transport) -> None:
+    def __init__(self, settings: BackendSettings, transport: Transport) -> None:
         self.auto_reset = False
         self.interrupted: Literal["new", "failed"] | None = "failed"
         self._lost: list[LostEpisodes] = []
@@ -50,15 +50,15 @@ class WorkerPool:
         self._n_batches = 0
         self._n_envs: list[int] = []
         self._transport = transport
-        self._weights: Weights | None = None  # the newest weights
-        recipe, indices = _pickled(settings.recipe), range(settings.n_processes)
-        self._workers = [WorkerHandle(index, transport, recipe, self._timeout) for index in indices]
+        self._weights: PublishedWeights | None = None  # the newest weights
+        factory, indices = _pickled(settings.factory), range(settings.n_processes)
+        self._workers = [WorkerHandle(index, transport, factory, self._timeout) for index in indices]
         # Unlike weakref.finalize, this does nothing in a forked child and, at exit, runs before multiprocessing waits
         # for its children, one of which may be stopped.
         self._kill = Finalize(self, end, args=(self._workers,), exitpriority=100)
         for worker in self._workers:
             worker.open()
-        n_envs = settings.recipe.env_args.get("n_envs")
+        n_envs = settings.factory.env_args.get("n_envs")
         for worker in self._workers:  # if the seed is known, or can be guessed from env_args
             if worker.index == 0 or len(self._seeds) == len(self._workers) or isinstance(n_envs, int):
                 worker.order_creation(*self._seeds_of(worker, n_envs or 0))
@@ -106,7 +106,7 @@ class WorkerPool:
     def update(self, weights: Mapping[str, Tensor], version: int) -> None:
         """Publish the weights. Wait if the weights of outstanding batches leave no room for more."""
         self.interrupted = "failed"
-        in_use: list[Weights] = []
+        in_use: list[PublishedWeights] = []
         for worker in self._workers:
             in_use.extend(filter(None, map(attrgetter("weights"), worker.orders)))
         published = self._transport.publish(weights, version, in_use)
@@ -125,7 +125,7 @@ class WorkerPool:
         """Restore these states in all workers."""
         answers = self._ask("load", zip(states, agent_infos, env_infos, strict=True), self._weights)
         for worker, (_, seed), *infos in zip(self._workers, answers, agent_infos, env_infos, strict=True):
-            worker.go_on(seed, *infos)
+            worker.loaded(seed, *infos)
         return all(exact for exact, _ in answers)
 
     def stats(self) -> BackendStats:
@@ -148,14 +148,16 @@ class WorkerPool:
                 worker.link.stop()
             deadline = time.monotonic() + (_WRITING_SECONDS if profiling.is_on() else _CLOSING_SECONDS)
             for worker in self._workers:
-                if worker.created or worker.link.progress.born:  # before that there is nothing to close
+                if worker.created or worker.link.progress.started:  # before that there is nothing to close
                     worker.link.join(deadline - time.monotonic())
             self._kill()
             for worker in self._workers:
                 worker.batches.clear()
             self._transport.close()
 
-    def _ask(self, name: str, arguments: Iterable[tuple[Any, ...]], weights: Weights | None = None) -> list[Any]:
+    def _ask(
+        self, name: str, arguments: Iterable[tuple[Any, ...]], weights: PublishedWeights | None = None
+    ) -> list[Any]:
         """Send an order to every worker, and return their answers."""
         self.n_envs()  # waits until they have been created
         self.interrupted = "failed"
@@ -186,7 +188,7 @@ class WorkerPool:
                 for index in ready:
                     worker = self._workers[index]
                     if not worker.take_answer() and worker.link.ended():
-                        raise worker.death()
+                        raise worker.death_error()
 
     def _seeds_of(self, worker: WorkerHandle, n_envs: int) -> tuple[int, int]:
         """Return the seeds of a worker's environments and agent, given the number of environments per worker."""
@@ -250,15 +252,15 @@ class WorkerPool:
         worker.order_again(seed, worker.agent_seed + _SEED_STRIDE, self._weights)
 
 
-def _pickled(recipe: Recipe) -> bytes:
-    """Pickle the recipe by value, including lambdas, closures and classes of the main script."""
-    for field in fields(recipe):
+def _pickled(factory: CollectorFactory) -> bytes:
+    """Pickle the factory by value, including lambdas, closures and classes of the main script."""
+    for field in fields(factory):
         try:
-            cloudpickle.dumps(getattr(recipe, field.name))
+            cloudpickle.dumps(getattr(factory, field.name))
         except Exception as error:
             raise BadTypeError(
                 f"RL_Batcher: {field.name} cannot be sent to worker processes: {error}. "
                 "Create what cannot be pickled inside create_env or create_agent, or collect with n_processes=0."
             ) from error
-    payload: bytes = cloudpickle.dumps(recipe)
+    payload: bytes = cloudpickle.dumps(factory)
     return payload

@@ -51,7 +51,7 @@ def has_ended(child: BaseProcess) -> bool:
     return False
 
 
-def leave() -> None:
+def exit_worker() -> None:
     """Exit this worker after running the ``atexit`` functions and flushing the standard streams.
 
     Agent and environments must be closed. A normal exit would tear torch down module by module, and `RL_Batcher.close`

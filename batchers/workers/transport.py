@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rlstruct.batchers.collector import Collected
 from rlstruct.batchers.progress import Progress
-from rlstruct.batchers.slab import Steps
+from rlstruct.batchers.rollout_buffer import Rollout
 from rlstruct.core import Layout
 
 
@@ -23,10 +23,12 @@ class Transport(Protocol):
 
     is_local: bool
 
-    def open(self, index: int, recipe: bytes) -> Link:
+    def open(self, index: int, factory: bytes) -> Link:
         """Start a worker, perhaps in place of a closed one, and return at once. An OSError says what is lacking."""
 
-    def publish(self, weights: Mapping[str, Tensor], version: int, in_use: Sequence[Weights]) -> Weights | None:
+    def publish(
+        self, weights: Mapping[str, Tensor], version: int, in_use: Sequence[PublishedWeights]
+    ) -> PublishedWeights | None:
         """Copy weights to where workers read them. Return None if there is no room besides the weights in use."""
 
     def wait(self, seconds: float) -> list[int]:
@@ -55,11 +57,11 @@ class Link(Protocol):
     def send(self, order: Order, seconds: float, /) -> None:
         """Send an order. Raise ConnectionError if the worker is gone, OSError if it has not read it in time."""
 
-    def receive(self) -> Any:  # noqa: ANN401 - `Created`, `Batch`, a Failure, or the result of another order
+    def receive(self) -> Any:  # noqa: ANN401 - `Created`, `Executed`, a Failure, or the result of another order
         """Return the next answer, or None if it has not arrived. Raise EOFError or OSError if there will be none."""
 
-    def steps(self, batch: Batch, slab: int) -> Steps:
-        """Return the steps of a batch, which was written to this slab."""
+    def steps(self, batch: Executed, buffer: int) -> Rollout:
+        """Return the steps of a batch, which was written to this buffer."""
 
     def where(self) -> str:
         """Describe what the worker is doing, for an error message."""
@@ -84,7 +86,7 @@ class Link(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class Weights:
+class PublishedWeights:
     """Published weights: their policy version, their layout, and the place from which workers read them."""
 
     version: int
@@ -98,7 +100,7 @@ class Order:
 
     name: str
     arguments: tuple[Any, ...] = ()
-    weights: Weights | None = None
+    weights: PublishedWeights | None = None
 
 
 @dataclass(frozen=True)
@@ -111,11 +113,11 @@ class Created:
 
 
 @dataclass(frozen=True)
-class Batch:
+class Executed:
     """Answer to ``execute``."""
 
     collected: Collected
     n_running: int  # number of environments with a running episode
     seconds: dict[str, float]  # spent in each phase until now
-    layout: Layout | None  # layout of the slab, only with its first batch
+    layout: Layout | None  # layout of the buffer, only with its first batch
     tensors: Any = None  # the steps, if they travel with the answer

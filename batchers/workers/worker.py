@@ -14,11 +14,11 @@ import cloudpickle
 import torch
 from torch import Tensor
 
-from rlstruct.batchers.progress import Failure, Phase, Progress, describe
-from rlstruct.batchers.recipe import Recipe
+from rlstruct.batchers.collector_factory import CollectorFactory
+from rlstruct.batchers.progress import Failure, Phase, Progress, describe_failure
+from rlstruct.batchers.rollout_buffer import RolloutBuffer
 from rlstruct.batchers.saved_state import CollectorState
-from rlstruct.batchers.slab import Slab
-from rlstruct.batchers.workers.transport import Batch, Created, Order, Weights
+from rlstruct.batchers.workers.transport import Created, Executed, Order, PublishedWeights
 from rlstruct.core import DictTensor, Layout
 
 _logger = logging.getLogger(__name__)
@@ -28,35 +28,35 @@ class Worker:
     """An agent and its environments. An order is the name of a method without its underscore.
 
     Args:
-        recipe: pickled `Recipe`.
+        factory: pickled `CollectorFactory`.
         backends: see `rlstruct.device.registered_backends`.
         progress: updated with phase and step.
-        memories: allocate the tensors of two slabs, which ``slabs`` then holds. The second one is used once a batch has
-            been queued.
+        memories: allocate the tensors of two rollout buffers, then held in ``buffers``. The second one is used once a
+            batch has been queued.
         read: returns the tensors of published weights.
     """
 
     def __init__(
         self,
-        recipe: bytes,
+        factory: bytes,
         backends: dict[str, str],
         progress: Progress,
         memories: Sequence[Callable[[Layout], dict[str, Tensor]]],
-        read: Callable[[Weights], Mapping[str, Tensor]],
+        read: Callable[[PublishedWeights], Mapping[str, Tensor]],
     ) -> None:
-        self._pickled, self._backends, self._read_weights = recipe, backends, read
+        self._pickled, self._backends, self._read_weights = factory, backends, read
         self._progress, self._memories = progress, memories
-        self.slabs: list[dict[str, Tensor]] = [{} for _ in memories]
-        self._slab = 0  # index of the slab that batches are written to
-        self._other: Slab | None = None  # the other slab, once a batch has been queued
+        self.buffers: list[dict[str, Tensor]] = [{} for _ in memories]
+        self._buffer = 0  # index of the buffer that batches are written to
+        self._other: RolloutBuffer | None = None  # the other buffer, once a batch has been queued
         self._new_layout: Layout | None = None
 
     def begin(self) -> None:
-        """Unpickle the recipe."""
+        """Unpickle the factory."""
         self._progress.enter(Phase.START)
         for module in self._backends.values():
             importlib.import_module(module)
-        self._recipe: Recipe = cloudpickle.loads(self._pickled)
+        self._factory: CollectorFactory = cloudpickle.loads(self._pickled)
 
     def carry_out(self, order: Order) -> Any:  # noqa: ANN401 - of that method
         """Carry out an order, and return the answer."""
@@ -69,7 +69,7 @@ class Worker:
     def describe(self, error: BaseException) -> Failure:
         """Turn an exception into an answer."""
         seen = self._collector.describe_inputs() if hasattr(self, "_collector") else ""
-        return describe(error, self._progress, seen)
+        return describe_failure(error, self._progress, seen)
 
     def close(self) -> None:
         """Close agent and environments."""
@@ -84,28 +84,28 @@ class Worker:
         self._progress.enter(Phase.START)
         self.close()  # of an earlier order, whose seed was guessed from a wrong number of environments
         torch.manual_seed(agent_seed)
-        self._collector = self._recipe.make(seed, agent_seed, self._progress, self._allocate)
+        self._collector = self._factory.create(seed, agent_seed, self._progress, self._allocate)
         env = self._collector.env
-        cuda_initialised = self._recipe.device.type != "cuda" and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        cuda_initialised = self._factory.device.type != "cuda" and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
         return Created(env.n_envs(), env.auto_reset, cuda_initialised)
 
     def _reset(self, agent_info: DictTensor, env_info: DictTensor) -> bool:
         self._collector.reset(agent_info, env_info)
         return True
 
-    def _execute(self, agent_info: DictTensor | None, slab_number: int) -> Batch:
+    def _execute(self, agent_info: DictTensor | None, buffer_number: int) -> Executed:
         collector = self._collector
-        if slab_number != self._slab:
+        if buffer_number != self._buffer:
             self._progress.enter(Phase.COPY)
-            self._slab, self._other = slab_number, collector.renew(self._other)
+            self._buffer, self._other = buffer_number, collector.renew(self._other)
         collected = collector.collect(agent_info)
-        tensors, shared = collector.steps.tensors, self.slabs[slab_number]
+        tensors, shared = collector.steps.tensors, self.buffers[buffer_number]
         if tensors is not shared:
             self._progress.enter(Phase.COPY)
             for name, tensor in tensors.items():
                 shared[name].copy_(tensor)
         layout, self._new_layout = self._new_layout, None
-        return Batch(collected, collector.count_running(), self._progress.clock.seconds(), layout)
+        return Executed(collected, collector.count_running(), self._progress.clock.seconds(), layout)
 
     def _save(self) -> CollectorState:
         return {**self._collector.state_dict(), "generator": torch.get_rng_state()}
@@ -117,7 +117,7 @@ class Worker:
         return exact, self._collector.seed
 
     def _allocate(self, layout: Layout) -> dict[str, Tensor]:
-        """Allocate a slab: in the transport's memory or, on another device, besides it; then batches are copied."""
+        """Allocate a buffer: in the transport's memory or, on another device, besides it; then batches are copied."""
         self._new_layout = layout
-        self.slabs[self._slab] = shared = self._memories[self._slab](layout)
-        return shared if self._recipe.device.type == "cpu" else layout.allocate(self._recipe.device)
+        self.buffers[self._buffer] = shared = self._memories[self._buffer](layout)
+        return shared if self._factory.device.type == "cpu" else layout.allocate(self._factory.device)

@@ -39,7 +39,7 @@ class MujocoTask(Protocol):
     def observe(self, qpos: Tensor, qvel: Tensor) -> Tensor:
         """Return the frames, [B, ...] with the dtype of ``observation_space``."""
 
-    def judge(self, qpos: Tensor, qvel: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+    def reward_and_terminated(self, qpos: Tensor, qvel: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
         """Return ``(reward, terminated)`` for the step that led to this state.  [B] float32, [B] bool."""
 
 
@@ -73,6 +73,7 @@ class MujocoWarpEnv(TensorsEnv):
             raise BadValueError(f"MujocoWarpEnv: got {n_envs=}, {frame_skip=}, {time_limit=}, expected at least 1.")
         self._mjw = import_extra("mujoco_warp", "mujoco-warp", "MujocoWarpEnv")
         self._warp = import_extra("warp", "mujoco-warp", "MujocoWarpEnv")
+        self._outcome = getattr(task, "judge", None) or task.reward_and_terminated  # judge: its name in 0.3
         self._task, self._frame_skip, self._limit = task, frame_skip, time_limit or np.inf
         limits = np.where(model.actuator_ctrllimited[:, None], model.actuator_ctrlrange, [-np.inf, np.inf])
         low, high = limits.astype(np.float32).T
@@ -112,7 +113,7 @@ class MujocoWarpEnv(TensorsEnv):
         with self._on_torchs_stream():
             for _ in range(self._frame_skip):
                 self._mjw.step(self._model, self._data)
-        reward, terminated = self._task.judge(self._state["qpos"], self._state["qvel"], self._ctrl)
+        reward, terminated = self._outcome(self._state["qpos"], self._state["qvel"], self._ctrl)
         truncated = (self._state["elapsed"].add_(1) >= self._limit) & ~terminated
         reached = self._frame()
         self._start(terminated | truncated)

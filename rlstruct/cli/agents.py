@@ -17,8 +17,8 @@ from torch import nn
 from rlstruct import agents
 from rlstruct.algos import ALGORITHMS, Algorithm
 from rlstruct.algos.config import TrainingConfig
-from rlstruct.cli.complaint import UserError, nearest
 from rlstruct.cli.environments import Factory, Task, find, is_image, spaces_of
+from rlstruct.cli.messages import UserError, nearest
 from rlstruct.rl_agent import RL_Agent
 from rlstruct.search import SearchAgent
 from rlstruct.spaces import leaves

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from rlstruct.cli.complaint import UserError, plural, say
+from rlstruct.cli.messages import UserError, plural, say
 from rlstruct.device import device_count, processor, usable_cores
 from rlstruct.sharing import describe
 

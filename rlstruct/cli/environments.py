@@ -20,7 +20,7 @@ import numpy as np
 from gymnasium import spaces
 
 from rlstruct import sims
-from rlstruct.cli.complaint import UserError, nearest, require
+from rlstruct.cli.messages import UserError, nearest, require
 from rlstruct.envs import GymEnv, GymEnvInf
 from rlstruct.errors import how_to_install
 from rlstruct.options import Options

@@ -6,7 +6,7 @@ import shutil
 import textwrap
 from collections.abc import Sequence
 
-from rlstruct.cli.complaint import UserError, nearest, say
+from rlstruct.cli.messages import UserError, nearest, say
 
 _HELP = """usage: rlstruct envs [PART]
 

@@ -17,9 +17,9 @@ from rlstruct.algos.alphazero import AlphaZeroConfig, arena
 from rlstruct.algos.build import PlacedEnv, threads_for
 from rlstruct.algos.evaluation import Evaluator, format_return
 from rlstruct.batchers import RL_Batcher
-from rlstruct.cli.complaint import UserError, check_device, say
 from rlstruct.cli.film import check_path, film
-from rlstruct.cli.record import Trained, load_trained
+from rlstruct.cli.messages import UserError, check_device, say
+from rlstruct.cli.stored_run import Trained, load_trained
 from rlstruct.options import Options, option
 from rlstruct.rl_agent import RL_Agent
 
@@ -62,15 +62,15 @@ def run(arguments: Sequence[str]) -> None:
         check_path(options.video)
     check_device("--device", options.device)
     trained = load_trained(options.run, auto_reset=False, factories=options.factory)
-    if isinstance(trained.record.config, AlphaZeroConfig):
-        _against_opponent(trained, trained.record.config, options)
+    if isinstance(trained.settings.config, AlphaZeroConfig):
+        _against_opponent(trained, trained.settings.config, options)
         return
-    as_trained = trained.record.config.evaluation_stochastic
+    as_trained = trained.settings.config.evaluation_stochastic
     stochastic = as_trained if options.actions is None else options.actions == "sampled"
     torch.set_num_threads(threads_for(trained.model))
     create_agent = partial(trained.choice.create_agent, trained.model, stochastic=stochastic)
     returns, lengths = episodes(trained, create_agent, options.episodes, options.device, _SEED + options.seed)
-    say(f"{trained.record.algorithm} on {trained.record.task.env}, after {trained.env_steps:,} environment steps")
+    say(f"{trained.settings.algorithm} on {trained.settings.task.env}, after {trained.env_steps:,} environment steps")
     actions = "sampled" if stochastic else "best"
     mean, deviation, middle, low, high = (format_return(of(returns)) for of in (fmean, pstdev, median, min, max))
     say(f"{len(returns)} episodes, {actions} actions: return {mean} ± {deviation} (standard deviation)")
@@ -94,7 +94,7 @@ def _against_opponent(trained: Trained, config: AlphaZeroConfig, options: Evalua
     returns = judge.wait().returns
     won, lost = (sum(value == result for value in returns) for result in (1.0, -1.0))
     against = "random play" if config.opponent == "random" else f"UCT with {config.opponent_simulations} simulations"
-    say(f"alphazero on {trained.record.task.env}, after {trained.env_steps:,} moves of self-play")
+    say(f"alphazero on {trained.settings.task.env}, after {trained.env_steps:,} moves of self-play")
     say(f"{games} games against {against}: {won} won, {games - won - lost} drawn, {lost} lost")
     _write(options, trained, returns=list(returns), opponent=against)
 
@@ -103,7 +103,7 @@ def _write(options: Evaluate, trained: Trained, **found: object) -> None:
     """Write the results to ``--out``, if given."""
     if options.out is None:
         return
-    known = {"run": str(options.run), "algorithm": trained.record.algorithm, "env": trained.record.task.env}
+    known = {"run": str(options.run), "algorithm": trained.settings.algorithm, "env": trained.settings.task.env}
     text = json.dumps({**known, "env_steps": trained.env_steps, "seed": options.seed, **found}, indent=1)
     try:
         options.out.parent.mkdir(parents=True, exist_ok=True)

@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from rlstruct.cli.complaint import UserError, nearest, say
+from rlstruct.cli.messages import UserError, nearest, say
 
 _PAGE = Path(__file__).with_name("faults.md")
 _WIDTH = 80

@@ -9,8 +9,8 @@ from typing import Annotated
 
 import tyro
 
-from rlstruct.cli.complaint import UserError, require, say
-from rlstruct.cli.record import undescribed
+from rlstruct.cli.messages import UserError, require, say
+from rlstruct.cli.stored_run import undescribed
 from rlstruct.errors import BadTypeError, BadValueError, MissingFileError, UsageError
 from rlstruct.policies import export, load
 

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from PIL import Image, ImageDraw, ImageFont
 
-from rlstruct.cli.complaint import UserError, require
 from rlstruct.cli.environments import Factory, is_own, spaces_of
+from rlstruct.cli.messages import UserError, require
 from rlstruct.core import DictTensor
 from rlstruct.envs import GymEnv
 from rlstruct.functional.random import step_keys

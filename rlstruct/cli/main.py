@@ -12,7 +12,7 @@ import threading
 import warnings
 from collections.abc import Iterator, Sequence
 
-from rlstruct.cli.complaint import UserError, nearest, refused, require, say
+from rlstruct.cli.messages import UserError, nearest, refused, require, say
 from rlstruct.errors import (
     ClusterError,
     Explained,

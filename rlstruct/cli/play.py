@@ -14,10 +14,10 @@ from torch import nn
 
 from rlstruct.agents import RandomAgent
 from rlstruct.algos import ALGORITHMS
-from rlstruct.cli.complaint import UserError, say
 from rlstruct.cli.environments import Factory, Task, find, spaces_of
 from rlstruct.cli.film import check_path, film
-from rlstruct.cli.record import load_trained
+from rlstruct.cli.messages import UserError, say
+from rlstruct.cli.stored_run import load_trained
 from rlstruct.core import DictTensor
 from rlstruct.functional.random import step_keys
 from rlstruct.options import Options, option
@@ -71,12 +71,12 @@ def _actor(what: str, simulator: Backend | None, factories: Sequence[str]) -> tu
         if simulator is not None:
             raise UserError(f"--simulator {simulator}: the run {what} has its own simulator. Omit --simulator.")
         trained = load_trained(Path(what), auto_reset=True, factories=factories)
-        stochastic = trained.record.config.evaluation_stochastic
-        create_agent, algorithm = trained.choice.create_agent, ALGORITHMS.get(trained.record.algorithm)
+        stochastic = trained.settings.config.evaluation_stochastic
+        create_agent, algorithm = trained.choice.create_agent, ALGORITHMS.get(trained.settings.algorithm)
         if algorithm is not None and algorithm.arrange is not None:
-            _, create_agent, _ = algorithm.arrange(trained.record.config, create_agent, trained.factory)
+            _, create_agent, _ = algorithm.arrange(trained.settings.config, create_agent, trained.factory)
         agent = create_agent(trained.model, stochastic=stochastic)
-        return trained.factory, agent, f"{trained.record.algorithm} after {trained.env_steps:,} environment steps"
+        return trained.factory, agent, f"{trained.settings.algorithm} after {trained.env_steps:,} environment steps"
     factory = find(Task(env=what, simulator=simulator), auto_reset=True)
     return factory, RandomAgent(spaces_of(factory)[1]), "acting at random"
 
@@ -116,7 +116,7 @@ def play(agent: SearchAgent, *, yours: bool, seed: int) -> None:
     current, _ = env.reset()
     seeds, move = torch.full((1,), seed, device="cpu"), 0
     while True:
-        say(drawn(current, yours))
+        say(draw_board(current, yours))
         if yours:
             column = _ask(current["frame/legal"][0].tolist())  # sync: on the CPU
         else:
@@ -127,13 +127,13 @@ def play(agent: SearchAgent, *, yours: bool, seed: int) -> None:
         (reached, _), (current, _) = env.step(DictTensor({"action": torch.full((1,), column, device="cpu")}))
         move += 1
         if bool(reached["done"]):
-            say(drawn(reached, not yours))
+            say(draw_board(reached, not yours))
             say(("You win." if yours else "The search wins.") if float(reached["reward"]) > 0 else "A draw.")
             return
         yours = not yours
 
 
-def drawn(observation: DictTensor, yours: bool) -> str:
+def draw_board(observation: DictTensor, yours: bool) -> str:
     """Draw the board, ``frame/board`` [1, 2, 6, 7], whose first plane has the stones of the player to move.
 
     ``yours`` is True if that is the person.
@@ -175,7 +175,9 @@ def _trained(run: Path | None) -> tuple[nn.Module | None, str, Literal["uct", "g
     if run is None:
         return None, "random games", "uct"
     trained = load_trained(run, auto_reset=True)
-    record = trained.record
-    if (record.algorithm, record.task.env) != ("alphazero", "ConnectFour-v0"):
-        raise UserError(f"--run {run}: {record.algorithm} on {record.task.env}, expected alphazero on ConnectFour-v0.")
+    settings = trained.settings
+    if (settings.algorithm, settings.task.env) != ("alphazero", "ConnectFour-v0"):
+        raise UserError(
+            f"--run {run}: {settings.algorithm} on {settings.task.env}, expected alphazero on ConnectFour-v0."
+        )
     return trained.model, f"a network after {trained.env_steps:,} moves of self-play", "gumbel"

@@ -15,8 +15,8 @@ from rlstruct.algos.evaluation import format_return
 from rlstruct.algos.learning_curve import Curve, draw_panels, in_order
 from rlstruct.algos.loggers import flat_settings
 from rlstruct.algos.run_folder import read_lines
-from rlstruct.cli.complaint import UserError, nearest, plural, say
-from rlstruct.cli.record import ForeignRun, load
+from rlstruct.cli.messages import UserError, nearest, plural, say
+from rlstruct.cli.stored_run import ForeignRun, load_settings
 
 _TIME_BEHIND = re.compile(r"-\d{8}-\d{6}(-\d+)?$")  # end of a folder's name
 
@@ -89,14 +89,14 @@ def _panels(folders: Sequence[Path], metric: str) -> dict[str, dict[str, list[Cu
 def _described(folder: Path) -> tuple[str, str, dict[str, Any], dict[str, Any]]:
     """Return a run's environment, name, and the settings of task and algorithm, without the seed."""
     try:
-        record = load(folder)
+        run = load_settings(folder)
     except ForeignRun:  # a program of the user's trained there: several runs of one have the same name
         stored = json.loads((folder / "config.json").read_text())
         settings = flat_settings(stored if isinstance(stored, dict) else {"config.json": stored})
         name = _TIME_BEHIND.sub("", folder.resolve().name)
         return "other programs", name, {}, {k: v for k, v in settings.items() if k.rpartition("/")[2] != "seed"}
-    settings = asdict(replace(record.config, seed=0))
-    return record.task.env, record.algorithm, asdict(record.task), settings
+    settings = asdict(replace(run.config, seed=0))
+    return run.task.env, run.algorithm, asdict(run.task), settings
 
 
 def read_curve(folder: Path, metric: str) -> Curve:

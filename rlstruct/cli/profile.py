@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from rlstruct.cli.complaint import UserError, say
+from rlstruct.cli.messages import UserError, say
 
 _USAGE = """usage: rlstruct profile [--out FOLDER] [--window SECONDS] COMMAND ...
        rlstruct profile --diff FOLDER FOLDER

@@ -19,10 +19,10 @@ from rlstruct.algos.evaluation import TrainingResult
 from rlstruct.algos.launch import launched_rank, share_gpus
 from rlstruct.algos.run_folder import RunFolder
 from rlstruct.cli.agents import AgentChoice, algorithm_of, prepare, with_stacks
-from rlstruct.cli.complaint import UserError, check_device, plural, refused, require, say
 from rlstruct.cli.environments import Factory, Task
-from rlstruct.cli.presets import read_early, settings_for
-from rlstruct.cli.record import RunRecord, load, load_trained, versions
+from rlstruct.cli.initial_settings import read_initial_options, settings_for
+from rlstruct.cli.messages import UserError, check_device, plural, refused, require, say
+from rlstruct.cli.stored_run import RunSettings, load_settings, load_trained, versions
 from rlstruct.errors import LearnerError, WorkerError
 
 _LEARNERS = re.compile("^--learners(?==|$)")
@@ -107,7 +107,7 @@ def _read(arguments: Sequence[str]) -> tuple[str, Training[Any], list[str]]:
     """Return the algorithm, its settings, and a message about them."""
     words = [_LEARNERS.sub("--n-learners", word) for word in arguments]
     algorithm = None if words[0].startswith("-") else words.pop(0)
-    given = read_early(words)
+    given = read_initial_options(words)
     if given.resume is not None and given.config is not None:
         raise UserError("--resume continues a run, --config starts another one like it: pass only one of them.")
     if "" in (given.resume, given.config):
@@ -116,7 +116,7 @@ def _read(arguments: Sequence[str]) -> tuple[str, Training[Any], list[str]]:
     if given.factory:
         template = _own(algorithm, given.resume, given.factory)
     elif folder is not None:
-        template = load(Path(folder))
+        template = load_settings(Path(folder))
     if algorithm is None:
         if template is None:
             raise UserError(f"name the algorithm first, one of {', '.join(ALGORITHMS)}: rlstruct train a2c --env NAME")
@@ -132,7 +132,7 @@ def _read(arguments: Sequence[str]) -> tuple[str, Training[Any], list[str]]:
     return algorithm, options, notes
 
 
-def _own(algorithm: str | None, run: str | None, factories: Sequence[str]) -> RunRecord:
+def _own(algorithm: str | None, run: str | None, factories: Sequence[str]) -> RunSettings:
     """Return the settings of a run that the user's own program has made."""
     if algorithm is None or run is None:
         raise UserError("--factory continues a run of your own program: pass ALGORITHM and --resume RUN, too.")
@@ -143,7 +143,7 @@ def _own(algorithm: str | None, run: str | None, factories: Sequence[str]) -> Ru
         config = load_config(run, kind.learner.settings)
     except (ValueError, FileNotFoundError) as error:
         raise UserError(f"--resume {run}: {error}") from None
-    return RunRecord(algorithm=algorithm, task=Task(env=factories[0]), agent="", config=config, versions={})
+    return RunSettings(algorithm=algorithm, task=Task(env=factories[0]), agent="", config=config, versions={})
 
 
 def _train(algorithm: str, options: Training[Any], notes: Sequence[str]) -> None:
@@ -162,8 +162,8 @@ def _train(algorithm: str, options: Training[Any], notes: Sequence[str]) -> None
     else:
         factory, choice = prepare(algorithm, task)
         config = with_stacks(config, factory.stack)
-    record = RunRecord(algorithm=algorithm, task=task, agent=choice.kind, config=config, versions=versions())
-    folder = _begun(record, options.output) if resumed is None else _resumed(resumed, record, options)
+    settings = RunSettings(algorithm=algorithm, task=task, agent=choice.kind, config=config, versions=versions())
+    folder = _begun(settings, options.output) if resumed is None else _resumed(resumed, settings, options)
     _say(f"{algorithm} on {task.env}: {choice.kind}, learner on {config.learner_device}")
     for note in notes:
         _say(textwrap.fill(note, 80, subsequent_indent="  ", break_on_hyphens=False))
@@ -205,41 +205,41 @@ def _learn(algorithm: str, config: TrainingConfig, choice: AgentChoice, factory:
     _say(f"next: rlstruct evaluate {path}\n      rlstruct plot {path}")
 
 
-def _begun(record: RunRecord, output: Output) -> RunFolder:
+def _begun(settings: RunSettings, output: Output) -> RunFolder:
     """Create the folder of a new run."""
-    name = output.name or f"{record.algorithm}-{record.task.env}-seed{record.config.seed}"
+    name = output.name or f"{settings.algorithm}-{settings.task.env}-seed{settings.config.seed}"
     name = name.replace("/", "-").replace(":", "-")
     try:
-        return RunFolder(name, record, root=output.runs, **_shown(record, output))
+        return RunFolder(name, settings, root=output.runs, **_shown(settings, output))
     except OSError as error:
         raise UserError(f"--runs {output.runs}: cannot create a folder there: {error.strerror}.") from None
     except RuntimeError as error:  # raised by a logger
         raise UserError(f"--loggers {' '.join(output.loggers)}: {str(error).partition(': ')[2]}") from None
 
 
-def _resumed(run: Path, record: RunRecord, options: Training[Any]) -> RunFolder:
+def _resumed(run: Path, settings: RunSettings, options: Training[Any]) -> RunFolder:
     """Open the folder of the run to continue, and store its changed settings there."""
     path = run.parent if run.name == "config.json" else run
     try:
-        folder = RunFolder.resume(path, **_shown(record, options.output))
+        folder = RunFolder.resume(path, **_shown(settings, options.output))
         try:
             if folder.checkpoint is not None:
-                check_resumed(folder.checkpoint, record.config)
+                check_resumed(folder.checkpoint, settings.config)
         except ValueError:
             folder.close()
             raise
         if not options.factory:  # the user's program has its own config.json
-            folder.save_config(record)
+            folder.save_config(settings)
     except (ValueError, FileNotFoundError, RuntimeError) as error:
         raise UserError(f"--resume {path}: {error}") from None
     return folder
 
 
-def _shown(record: RunRecord, output: Output) -> dict[str, Any]:
+def _shown(settings: RunSettings, output: Output) -> dict[str, Any]:
     """Return the arguments of a `RunFolder` that say what it shows."""
     for extra in sorted({"wandb", "mlflow"} & set(output.loggers)):
         require(extra, extra, what=f"--loggers {extra}")
-    return {"n_env_steps": record.config.n_env_steps, "progress": output.progress, "loggers": output.loggers}
+    return {"n_env_steps": settings.config.n_env_steps, "progress": output.progress, "loggers": output.loggers}
 
 
 def _parse(algorithm: str, words: list[str], default: Training[Any] | None) -> Training[Any]:

@@ -20,9 +20,9 @@ from rlstruct.algos.presets import PRESETS
 from rlstruct.batchers import Tuning, tune
 from rlstruct.batchers.tuning.tune import default_sharing
 from rlstruct.cli.agents import algorithm_of, prepare, with_stacks
-from rlstruct.cli.complaint import UserError, check_device, say
 from rlstruct.cli.environments import Task, imported, read_settings
-from rlstruct.cli.record import RunRecord, versions
+from rlstruct.cli.messages import UserError, check_device, say
+from rlstruct.cli.stored_run import RunSettings, versions
 from rlstruct.cli.tune_learners import rate_of, tune_learners
 from rlstruct.core import Trajectories
 from rlstruct.device import resolve_device
@@ -47,7 +47,7 @@ why the search continued or stopped, and the answer: options to paste and, with
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class TuneOptions:
     """Options of the search and of its output.
 
     Attributes:
@@ -96,7 +96,7 @@ class TuneTraining:
     """
 
     environment: Task
-    search: Options = Options()
+    search: TuneOptions = TuneOptions()
     learn: bool = False
     n_learners: tuple[int, ...] | None = None
     gpus: int | None = None
@@ -112,7 +112,7 @@ class TuneFactories:
         env_args: arguments of the second function, each as KEY=VALUE, without n_envs and seed.
     """
 
-    search: Options = Options()
+    search: TuneOptions = TuneOptions()
     agent_args: tuple[str, ...] = ()
     env_args: tuple[str, ...] = ()
 
@@ -187,9 +187,9 @@ def _tune_training(algorithm: str, given: TuneTraining) -> None:
         rate = partial(rate_of, algorithm, factories, max(2.0, options.seconds / 20))
         tuned = tune_learners(tuned, given.n_learners, given.gpus, sharing, rate)
     if options.out is not None:
-        record = RunRecord(algorithm=algorithm, task=task, agent=choice.kind, config=tuned, versions=versions())
+        settings = RunSettings(algorithm=algorithm, task=task, agent=choice.kind, config=tuned, versions=versions())
         options.out.mkdir(parents=True, exist_ok=True)
-        (options.out / "config.json").write_text(json.dumps(asdict(record), indent=2, default=str) + "\n")
+        (options.out / "config.json").write_text(json.dumps(asdict(settings), indent=2, default=str) + "\n")
         say(f"preset: rlstruct train --config {options.out}")
     default = f"--n-processes {config.n_processes} --n-envs {config.n_envs} --n-timesteps {config.n_timesteps}"
     say(f"default: {default}\nMore steps per update may need another learning rate.")
@@ -213,7 +213,7 @@ def _create_learn(*learner_args: Any) -> Callable[[Trajectories], Any]:  # noqa:
 
 
 def _search(
-    options: Options,
+    options: TuneOptions,
     create_agent: Callable[..., Any],
     create_env: Callable[..., Any],
     n_timesteps: tuple[int, ...],

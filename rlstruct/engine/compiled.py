@@ -45,7 +45,7 @@ class Compiled:
             values; entries may be replaced by tensors of the same layout.
     """
 
-    name, warm_up, compares, most = "compiled", 0, True, 64
+    name, warm_up, compares, max_instances = "compiled", 0, True, 64
 
     def __init__(self, fn: Callable[..., Any], *, writes: bool = False) -> None:
         self.held: list[Tensor] = []
@@ -74,7 +74,7 @@ class Compiled:
             outputs[i] = outputs[i].view(torch.bool)
         return self._result.unflatten([outputs[i] for i in self._outputs])
 
-    def follow(self, places: Mapping[tuple[object, ...], str], weights: Mapping[str, Tensor]) -> bool:
+    def rebind(self, places: Mapping[tuple[object, ...], str], weights: Mapping[str, Tensor]) -> bool:
         """Read ``weights`` instead of the tensors at ``places``; return False if one has another layout."""
         pairs = [(old, weights.get(places[at]) if (at := place_of(old)) in places else old) for old in self.held]
         if any(new is None or place_of(new)[1:] != place_of(old)[1:] for old, new in pairs):

@@ -73,7 +73,7 @@ def _obstacle(agent: RL_Agent, device: torch.device) -> str:
 
 
 @torch.no_grad()
-def infers_the_same(agent: RL_Agent, *args: Any) -> bool:  # noqa: ANN401 - see `RL_Agent.__call__`
+def inference_mode_agrees(agent: RL_Agent, *args: Any) -> bool:  # noqa: ANN401 - see `RL_Agent.__call__`
     """Return True if an agent acts the same in torch's inference mode, which computes no gradients. CPU only.
 
     The agent's tensors and torch's generator are restored.

@@ -1,8 +1,8 @@
 """The graph executor: all device work of a step as one launch, by a CUDA graph or the simulated one.
 
 A graph is captured once and replayed: the same kernels read and write the same memory, and no Python runs. So every
-call copies its arguments into the graph's memory, except lent ones, which the graph reads where they are.
-Python values, and every number that was read on the host, stay as they were during the capture.
+call copies its arguments into the graph's memory, except those marked by `mark_static_address`, which the graph
+reads in place. Python values, and every number that was read on the host, stay as they were during the capture.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor
 from rlstruct.core.pytree import Structure
 from rlstruct.device import registered_backends
 from rlstruct.engine import torch_private
-from rlstruct.engine.host_syncs import judge_recorded
+from rlstruct.engine.host_syncs import why_not_capturable
 from rlstruct.engine.purity import Unavailable, place_of
 from rlstruct.engine.torch_private import is_composite
 from rlstruct.profiling import recorded
@@ -51,7 +51,7 @@ class Graph:
             writes the new state over that argument, so the next call copies nothing if it gets this state.
     """
 
-    name, warm_up, compares, most, writes = "graph", 1, False, 1, False
+    name, warm_up, compares, max_instances, writes = "graph", 1, False, 1, False
 
     def __init__(self, step: Callable[..., Any], how: Capture, *, loops: bool = False) -> None:
         self._step = step
@@ -60,19 +60,19 @@ class Graph:
         self._replay: Work | None = None
         self._arguments: Structure
         self._static: list[Tensor] = []  # memory that a replay reads; with ``loops``, the first ones get the new state
-        self._lent: list[Place | None] = []  # place of each argument that is read where it is
+        self._in_place: list[Place | None] = []  # place of each argument that is read in place
         self._result: Structure
         self._outputs: list[Tensor] = []  # memory that a replay writes
 
     def __call__(self, *args: Any) -> Any:  # noqa: ANN401 - pytrees
         """Replay the step. Results are copies; with ``loops``, the next replay overwrites state and outputs."""
         given = None if self._replay is None else self._arguments.flatten(args)
-        if given is None or self._lent != _places_of_lent(given):
+        if given is None or self._in_place != _static_places(given):
             self._prepare(*args)
             given = self._arguments.flatten(args)
         pairs = [
             (own, now)
-            for own, now, place in zip(self._static, given, self._lent, strict=True)
+            for own, now, place in zip(self._static, given, self._in_place, strict=True)
             if place is None and now is not own
         ]
         copy_grouped([own for own, _ in pairs], [now for _, now in pairs])
@@ -86,11 +86,11 @@ class Graph:
         self._replay, self._static, self._outputs = None, [], []  # an earlier capture frees its memory first
         self._arguments = Structure(args)
         given = self._arguments.flatten(args)
-        self._lent = _places_of_lent(given)
-        self._static = [now if place else now.clone() for now, place in zip(given, self._lent, strict=True)]
+        self._in_place = _static_places(given)
+        self._static = [now if place else now.clone() for now, place in zip(given, self._in_place, strict=True)]
         self._replay = capture(self._how, self._work)
 
-    def follow(self, places: Mapping[tuple[object, ...], str], weights: Mapping[str, Tensor]) -> bool:
+    def rebind(self, places: Mapping[tuple[object, ...], str], weights: Mapping[str, Tensor]) -> bool:
         """Return False: a graph cannot read other memory."""
         return False
 
@@ -112,14 +112,14 @@ class Graph:
         self._outputs = self._result.flatten(result)
 
 
-def lend(tensors: Iterable[Tensor]) -> None:
+def mark_static_address(tensors: Iterable[Tensor]) -> None:
     """Mark tensors whose memory is written repeatedly, such as by a graph: another graph reads them in place."""
     for tensor in tensors:
-        tensor.lent = True  # type: ignore[attr-defined]
+        tensor.static_address = True  # type: ignore[attr-defined]
 
 
-def _places_of_lent(tensors: Sequence[Tensor]) -> list[Place | None]:
-    return [place_of(tensor) if getattr(tensor, "lent", False) else None for tensor in tensors]
+def _static_places(tensors: Sequence[Tensor]) -> list[Place | None]:
+    return [place_of(tensor) if getattr(tensor, "static_address", False) else None for tensor in tensors]
 
 
 def copy_grouped(places: Sequence[Tensor], values: Sequence[Tensor]) -> None:
@@ -185,7 +185,7 @@ def _capture(work: Work) -> Work:
     torch_private.clear_cublas_workspaces()
     gc.collect()
     # During a capture the allocator cannot release cached memory.
-    torch.cuda.synchronize()  # sync: once per recording
+    torch.cuda.synchronize()  # sync: once per capture
     torch.cuda.empty_cache()
     graph = torch.cuda.CUDAGraph()
     pool = torch.cuda.graph_pool_handle()
@@ -231,7 +231,7 @@ class _Watch(torch_private.Watching):  # type: ignore[no-untyped-call]  # torch 
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401
         self.last, kwargs = str(func), kwargs or {}
-        if reason := judge_recorded(func, args, kwargs):
+        if reason := why_not_capturable(func, args, kwargs):
             raise CaptureError(f"{reason} needs the host")
         if is_composite(func):  # below autograd, nothing has decomposed it yet
             with self:

@@ -63,7 +63,7 @@ def intended() -> AbstractContextManager[object]:
 _NOTHING = contextlib.nullcontext()
 
 
-def judge_operator(func: Any, args: Any, kwargs: Any, writes_number: bool) -> tuple[str, str]:
+def describe_wait(func: Any, args: Any, kwargs: Any, writes_number: bool) -> tuple[str, str]:
     """Describe how an operator waits, and how to avoid it; return two empty strings if it does not wait.
 
     ``func`` and its arguments are those of ``__torch_dispatch__``. ``writes_number``: it writes a Python number through
@@ -93,10 +93,10 @@ def judge_operator(func: Any, args: Any, kwargs: Any, writes_number: bool) -> tu
     return "", ""
 
 
-def judge_recorded(func: Any, args: Any, kwargs: Any) -> str:
+def why_not_capturable(func: Any, args: Any, kwargs: Any) -> str:
     """Describe why a graph cannot contain an operator: it waits, or every replay would copy the same host memory.
 
-    The arguments are those of `judge_operator`; the result is empty if the operator can be captured.
+    The arguments are those of `describe_wait`; the result is empty if the operator can be captured.
     """
     name = func.overloadpacket.__name__
     if name in ("copy_", "_to_copy"):
@@ -104,7 +104,7 @@ def judge_recorded(func: Any, args: Any, kwargs: Any) -> str:
         return f"copying from {source} to {target}" if is_accelerator(source) != is_accelerator(target) else ""
     # CUDA writes a single value through a mask with masked_fill_.
     writes_number = name == "index_put_" and args[2].numel() == 1 and any(map(_is_mask, args[1]))
-    return judge_operator(func, args, kwargs, writes_number)[0]
+    return describe_wait(func, args, kwargs, writes_number)[0]
 
 
 def is_accelerator(device: Any) -> bool:

@@ -65,7 +65,7 @@ def _setting(backend: Any, operation: str, before: Callable[[], str]) -> str:
     return before() if setting is None else str(setting)
 
 
-def share_of(eps: float) -> float:
+def flip_fraction(eps: float) -> float:
     """Return the largest share of rows in which rounding may change a sample."""
     return _FLIPPED if eps <= EXACT else _FLIPPED_COARSE
 
@@ -109,4 +109,4 @@ def difference(
 def allowed(rows: int, eps: float) -> int:
     """Return the number of rows of one result in which rounding may have changed a sample."""
     least = int(eps > EXACT and rows > 1)
-    return max(least, int(rows * share_of(eps)))
+    return max(least, int(rows * flip_fraction(eps)))

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from rlstruct.core.pytree import named_tensors
-from rlstruct.engine.precision import EXACT, count_different, difference, share_of
+from rlstruct.engine.precision import EXACT, count_different, difference, flip_fraction
 from rlstruct.engine.streams import AsyncRead
 from rlstruct.errors import Explained
 from rlstruct.rl_agent import RL_Agent
 
-_LOOKS, _LOOKS_COARSE = 2, 8  # that differ in a row, see `PurityProbe`
+_FAILED_PROBES, _FAILED_PROBES_COARSE = 2, 8  # that differ in a row, see `PurityProbe`
 _OF_MODULES = ("_parameters", "_buffers", "_modules")
 _DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 RANDOM_IN_TRAINING = (*_DROPOUT, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
@@ -107,23 +107,23 @@ class PurityProbe:
 
     def __init__(self) -> None:
         self._later: list[tuple[list[str], int, float, AsyncRead]] = []
-        self._looks = 0
+        self._n_failed = 0
 
-    def look(self, expected: Mapping[str, Tensor], found: Mapping[str, Tensor], eps: float = EXACT) -> None:
-        """Compare tensors [B, ...] with the same keys, shapes and dtypes, and judge earlier probes that are ready."""
+    def compare(self, expected: Mapping[str, Tensor], found: Mapping[str, Tensor], eps: float = EXACT) -> None:
+        """Compare tensors [B, ...] with the same keys, shapes and dtypes, and check earlier probes that are ready."""
         n_different = [count_different(value, found[key], eps) for key, value in expected.items()]
         rows = len(next(iter(expected.values())))
         self._later.append((list(expected), rows, eps, AsyncRead(torch.stack(n_different))))
         while self._later and (numbers := self._later[0][-1].read()) is not None:
             names, rows, eps, _ = self._later.pop(0)
             n, odd = max(zip(numbers, names, strict=True), key=operator.itemgetter(0))
-            self.judge(odd, n, rows, eps)
+            self.check(odd, n, rows, eps)
 
-    def judge(self, odd: str, n_different: int, rows: int, eps: float = EXACT) -> None:
-        """Judge a probe that found ``n_different`` rows; ``odd`` is the key with the most different rows."""
-        counts = n_different > max(int(5 * share_of(eps) * rows), int(rows > 1))
-        self._looks = self._looks + 1 if counts else 0
-        if self._looks >= (_LOOKS if eps <= EXACT else _LOOKS_COARSE):
+    def check(self, odd: str, n_different: int, rows: int, eps: float = EXACT) -> None:
+        """Raise PurityError if too many probes in a row differ; in this one ``odd`` has the most different rows."""
+        counts = n_different > max(int(5 * flip_fraction(eps) * rows), int(rows > 1))
+        self._n_failed = self._n_failed + 1 if counts else 0
+        if self._n_failed >= (_FAILED_PROBES if eps <= EXACT else _FAILED_PROBES_COARSE):
             raise PurityError(f"{odd!r} differs from the agent's eager result in {n_different} of {rows} rows. {FIX}")
 
 

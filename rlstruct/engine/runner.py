@@ -28,20 +28,20 @@ class Executor(Protocol):
         name: as `RL_Batcher.stats` shows it.
         warm_up: number of eager calls before it is created; they let libraries initialise what a capture cannot.
         compares: whether the first call also runs the step itself and compares the results.
-        most: largest number that may exist at once, one for each form of arguments.
+        max_instances: largest number that may exist at once, one for each form of arguments.
         writes: whether the step writes to its arguments.
     """
 
     name: str
     warm_up: int
     compares: bool
-    most: int
+    max_instances: int
     writes: bool
 
     def __call__(self, *args: Any) -> Any:  # noqa: ANN401 - pytrees, like all arguments and results here
         """Take the step. The first call prepares it; raises `Unavailable`, or anything if it ``compares``."""
 
-    def follow(self, places: Mapping[tuple[object, ...], str], weights: Mapping[str, Tensor]) -> bool:
+    def rebind(self, places: Mapping[tuple[object, ...], str], weights: Mapping[str, Tensor]) -> bool:
         """Read ``weights`` from now on instead of the tensors at ``places``; return False if that is impossible."""
 
 
@@ -94,7 +94,7 @@ class Runner(Generic[R]):
             return self._run(args)
         with self.stream.work():
             result = self._run(args)
-        self.stream.give(Structure(result).flatten(result))
+        self.stream.to_caller(Structure(result).flatten(result))
         return result
 
     @property
@@ -111,7 +111,7 @@ class Runner(Generic[R]):
             return
         self._precision = None
         weights, alike = weights_of(self.owner), modes == watch.modes
-        kept = {form: one for form, one in self._executors.items() if alike and one.follow(names, weights)}
+        kept = {form: one for form, one in self._executors.items() if alike and one.rebind(names, weights)}
         self._executors = kept
         self._warm = self._warm if kept else 0
 
@@ -121,10 +121,10 @@ class Runner(Generic[R]):
         self._warm, self._watch = 0, None
 
     @torch.no_grad()
-    def look(self, found: DictTensor, *args: Any) -> None:  # noqa: ANN401
+    def probe(self, found: DictTensor, *args: Any) -> None:  # noqa: ANN401
         """Run the step itself and compare the first part of its result with ``found``; see `PurityProbe`."""
         result: Any = self.step(*args) if self._precision is not None else self._measured(args)
-        self._probe.look(dict(result[0].items()), dict(found.items()), self._eps())
+        self._probe.compare(dict(result[0].items()), dict(found.items()), self._eps())
 
     def _run(self, args: tuple[Any, ...]) -> R:
         form: Hashable = None  # of the arguments: keys, shapes and dtypes
@@ -144,7 +144,7 @@ class Runner(Generic[R]):
         if self._warm < executor.warm_up:
             self._warm += 1
             return self.step(*args)
-        while len(self._executors) >= executor.most:
+        while len(self._executors) >= executor.max_instances:
             del self._executors[next(iter(self._executors))]
         if executor.compares:
             return self._compare(executor, form, args)

@@ -23,14 +23,14 @@ class Stream:
         """Queue the work of a with block on this stream, after everything that the caller has queued."""
         return contextlib.nullcontext()
 
-    def give(self, tensors: Iterable[Tensor]) -> None:
+    def to_caller(self, tensors: Iterable[Tensor]) -> None:
         """Pass tensors to the caller: work that it queues later runs after the work of this stream."""
 
-    def take(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def from_caller(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the caller's tensors for use on this stream: copies if the stream may lag behind the caller."""
         return dict(tensors)
 
-    def keep(self, tensors: Iterable[Tensor]) -> None:
+    def record_use(self, tensors: Iterable[Tensor]) -> None:
         """Let this stream keep using tensors of the caller after the caller frees them."""
 
     def ready(self) -> bool:
@@ -60,7 +60,7 @@ class CudaStream(Stream):
             yield
         self._done = self._stream.record_event()
 
-    def give(self, tensors: Iterable[Tensor]) -> None:
+    def to_caller(self, tensors: Iterable[Tensor]) -> None:
         """Let the caller's stream wait for this one; the allocator reuses the memory only after the caller's work."""
         caller = torch.cuda.current_stream(self._device)
         if self._done is not None:
@@ -68,7 +68,7 @@ class CudaStream(Stream):
         for tensor in tensors:
             tensor.record_stream(caller)
 
-    def take(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def from_caller(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Copy on the caller's stream, so that the caller does not wait for a batch in flight."""
         given = {key: tensor.detach() for key, tensor in tensors.items()}
         move = mover(given, self._device, non_blocking=False)  # moves all CPU tensors in one copy
@@ -76,10 +76,10 @@ class CudaStream(Stream):
             key: tensor.to(self._device, copy=True, non_blocking=True) if tensor.is_cuda else move(tensor)
             for key, tensor in given.items()
         }
-        self.keep(copies.values())
+        self.record_use(copies.values())
         return copies
 
-    def keep(self, tensors: Iterable[Tensor]) -> None:
+    def record_use(self, tensors: Iterable[Tensor]) -> None:
         """Tell the allocator that the stream uses these tensors."""
         for tensor in tensors:
             tensor.record_stream(self._stream)

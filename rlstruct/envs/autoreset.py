@@ -25,15 +25,18 @@ class Restarter:
         frames: codec of the frames of one environment.
         by_row: each row has its own reset options, because Sync- and AsyncVectorEnv pass a dict of options to each
             environment that they reset. Other vector environments get one dict for all rows, see `merge`.
-        late: a row whose episode ended ignores its next action and restarts in that step (`AutoresetMode.NEXT_STEP`).
+        restarts_take_steps: a row whose episode ended ignores its next action and restarts in that step
+            (`AutoresetMode.NEXT_STEP`).
     """
 
     seeded_at_reset = True  # False if `reset` ignores the seed
 
-    def __init__(self, vector: Vector, frames: SpaceCodec, *, by_row: bool = False, late: bool = False) -> None:
+    def __init__(
+        self, vector: Vector, frames: SpaceCodec, *, by_row: bool = False, restarts_take_steps: bool = False
+    ) -> None:
         self.vector = vector
         self.frames = frames
-        self.by_row, self.late = by_row, late
+        self.by_row, self.restarts_take_steps = by_row, restarts_take_steps
         self.n = int(vector.num_envs)
         self.options: Options | None = None
         self._pending = np.zeros(self.n, np.bool_)
@@ -42,7 +45,7 @@ class Restarter:
         """Start a new episode in every row."""
         self._pending = np.zeros(self.n, np.bool_)
         self.options = options
-        if self.by_row and options is not None and any(not same(options[0], row) for row in options):
+        if self.by_row and options is not None and any(not equal_options(options[0], row) for row in options):
             raise BadValueError(
                 f"GymVectorEnv.reset: the rows of env_info differ, and {type(self.vector.unwrapped).__name__}.reset "
                 "passes one dict of options to all environments. Give all rows the same values, or leave out "
@@ -75,7 +78,7 @@ class Restarter:
         out.flags[1][:] = self._mask("truncated", truncated)
         ended = np.logical_or(*out.flags[:2])
         out.flags[2][:] = ended
-        restarted, self._pending = self._pending if self.late else ended, ended
+        restarted, self._pending = self._pending if self.restarts_take_steps else ended, ended
         return (restarted, self._first(restarted, out.frames, info)) if restarted.any() else None
 
     def _first(self, rows: Mask, out: Arrays, info: dict[str, Any]) -> Arrays:
@@ -139,7 +142,7 @@ class MaskedReset(Restarter):
         groups: list[tuple[Mask, dict[str, Any]]] = []
         for row in np.flatnonzero(mask):
             options = self.options[row]
-            group_mask = next((known for known, group in groups if same(group, options)), None)
+            group_mask = next((known for known, group in groups if equal_options(group, options)), None)
             if group_mask is None:
                 group_mask = np.zeros(self.n, np.bool_)
                 groups.append((group_mask, dict(options)))
@@ -204,7 +207,7 @@ class SameStep(Restarter):
         return first
 
 
-def same(first: dict[str, Any], second: dict[str, Any]) -> bool:
+def equal_options(first: dict[str, Any], second: dict[str, Any]) -> bool:
     """Return True if two environments have equal options."""
     return first.keys() == second.keys() and all(np.array_equal(first[key], second[key]) for key in first)
 
@@ -269,7 +272,7 @@ def make_restarter(vector: Vector, frames: SpaceCodec, mode: AutoresetMode, rese
         return SameStep(vector, frames, by_row=by_row)
     if mode is AutoresetMode.DISABLED or obeys:
         return MaskedReset(vector, frames, by_row=by_row)
-    return Restarter(vector, frames, by_row=by_row, late=True)
+    return Restarter(vector, frames, by_row=by_row, restarts_take_steps=True)
 
 
 def _check_final_observations(

@@ -16,7 +16,7 @@ from rlstruct.envs.rows import (
     STEP_RETURNS,
     Options,
     RowsEnv,
-    keep,
+    copy_idle_rows,
     old_api,
     options_of,
     restart,
@@ -114,11 +114,11 @@ class GymEnv(RowsEnv):
             return Ended(None, None, ended)
         ran = self._running
         if len(self._order) < len(self.envs):
-            keep(out, before, ~ran.numpy())  # sync: of CPU memory
+            copy_idle_rows(out, before, ~ran.numpy())  # sync: of CPU memory
         if ended:
             self._order = [j for j in self._order if j not in ended]
             self._running = ran & ~torch.from_numpy(out.flags[2])
-        self._idle.look(ran)
+        self._idle.check(ran)
         return None if len(self._order) == len(self.envs) else Ended(ran, self._running, ())
 
     def render(self) -> list[Any]:

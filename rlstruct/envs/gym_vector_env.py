@@ -12,7 +12,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, VectorEnv
 from rlstruct.core import DictTensor
 from rlstruct.envs.autoreset import autoreset_mode as find_mode
 from rlstruct.envs.autoreset import make_restarter
-from rlstruct.envs.rows import RowsEnv, keep, options_of, restart
+from rlstruct.envs.rows import RowsEnv, copy_idle_rows, options_of, restart
 from rlstruct.errors import BadTypeError, BadValueError, tag_environment
 from rlstruct.in_place import Ended, ObservationBuffer
 from rlstruct.profiling import operation
@@ -67,7 +67,7 @@ class GymVectorEnv(RowsEnv):
         self.auto_reset = not episodic
         super().__init__(int(vec.num_envs), vec.single_observation_space, vec.single_action_space)
         self._restarter = make_restarter(vec, self._frames, find_mode(vec, autoreset_mode), reset_mask)
-        self.restarts_take_steps = self._restarter.late
+        self.restarts_take_steps = self._restarter.restarts_take_steps
         self._seed = seed
         self._closed = False
         if seed is None:
@@ -128,7 +128,7 @@ class GymVectorEnv(RowsEnv):
         ran = self._running
         running = ran.numpy()  # sync: a view of CPU memory
         if not running.all():
-            keep(out, before, ~running)
+            copy_idle_rows(out, before, ~running)
         done = out.flags[2]
         still = ~done if self.auto_reset else running & ~done
         restarted: Sequence[int] = ()
@@ -141,7 +141,7 @@ class GymVectorEnv(RowsEnv):
             still |= rows
         self._running = torch.from_numpy(still)
         if not self.auto_reset:
-            self._idle.look(ran)
+            self._idle.check(ran)
         return Ended(ran, self._running, restarted)
 
     def render(self) -> tuple[Any, ...] | None:

@@ -36,7 +36,7 @@ def write_rewards(rows: ObservationBuffer, reward: Array | list[Any]) -> None:
     rows.reward[:] = rewards
 
 
-def keep(rows: ObservationBuffer, before: ObservationBuffer, idle: Mask) -> None:
+def copy_idle_rows(rows: ObservationBuffer, before: ObservationBuffer, idle: Mask) -> None:
     """Copy the previous observation, with reward 0, into the rows that did not run."""
     for array, previous in zip(rows.arrays, before.arrays, strict=True):
         array[idle] = previous[idle]

@@ -3,11 +3,11 @@
 from rlstruct.profiling.operations import (
     Clock,
     is_on,
-    join,
     operation,
     phase,
     profile,
     recorded,
+    start_if_requested,
 )
 from rlstruct.profiling.recorder import OperationError
 from rlstruct.profiling.report import Report, differences, read, save
@@ -26,4 +26,4 @@ __all__ = [
     "save",
 ]
 
-join()
+start_if_requested()

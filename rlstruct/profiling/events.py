@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlstruct.errors import MissingFileError
-from rlstruct.profiling.overlap import Steps
+from rlstruct.profiling.overlap import StepFunction
 
 # Categories of Kineto's events, see `libkineto/include/ActivityType.h`.
 _HOST_KINDS = {"cpu_op": 0, "cuda_runtime": 1, "cuda_driver": 1, "user_annotation": 2}
@@ -51,8 +51,8 @@ class Recording:
     cost: float  # seconds to note an operation
     keys: list[Key]
     spans: Table  # of dtype `SPANS`
-    innermost: Steps  # from each time on, the phase and innermost operation, as an index into ``keys``
-    slices: Steps  # from each time on, `SWITCHING`, `PLAIN` or `WATCHED`
+    innermost: StepFunction  # from each time on, the phase and innermost operation, as an index into ``keys``
+    slices: StepFunction  # from each time on, `SWITCHING`, `PLAIN` or `WATCHED`
     host: Table  # of dtype `HOST`; in watched slices
     device: Table  # of dtype `DEVICE`
     processors: dict[int, int]  # streaming multiprocessors of each GPU, by index
@@ -68,7 +68,7 @@ class Recording:
         return np.asarray([bool(path) and path[-1] in names for path in self.paths], dtype=bool)
 
 
-def load(folder: Path) -> list[Recording]:
+def load_recordings(folder: Path) -> list[Recording]:
     """Read all windows of all processes, except those left incomplete by a killed process."""
     files = sorted(folder.glob("*.operations.json"))
     if not files:
@@ -99,7 +99,7 @@ def _load_one(file: Path) -> Recording:
     )
 
 
-def replay(times: list[int], marks: list[str | list[str] | None], ended: int) -> tuple[list[Key], Table, Steps]:
+def replay(times: list[int], marks: list[str | list[str] | None], ended: int) -> tuple[list[Key], Table, StepFunction]:
     """Turn the log of a process into ``keys``, ``spans`` and ``innermost`` of a `Recording`.
 
     An operation directly inside one of the same name counts as part of it.
@@ -164,6 +164,6 @@ def _table(rows: list[Any], columns: np.dtype[Any]) -> Table:
     return np.array(rows, dtype=columns).view(np.recarray)
 
 
-def _steps(pairs: Iterable[tuple[int, int]]) -> Steps:
+def _steps(pairs: Iterable[tuple[int, int]]) -> StepFunction:
     times, values = np.asarray(list(pairs), dtype=np.int64).reshape(-1, 2).T
     return times, values

@@ -23,7 +23,7 @@ from rlstruct.profiling.overlap import (
 )
 from rlstruct.profiling.prices import WAIT
 
-DATA = {WAIT, "hand-over", "copy", "replay buffer"}
+DATA = {WAIT, "assembly", "copy", "replay buffer"}
 """Operations that move data: a GPU that is idle during one waits for data."""
 Captures = list[tuple[int, list[tuple[str, ...]]]]
 _CAPTURED = ("LaunchKernel", "MemcpyAsync", "MemsetAsync", "LaunchCooperativeKernel")

@@ -21,7 +21,7 @@ from rlstruct.profiling.recorder import NVTX, VARIABLE, Ranges, Recorder
 P = ParamSpec("P")
 R = TypeVar("R")
 
-SHARE = 0.25
+RECORDED_FRACTION = 0.25
 _now = time.perf_counter_ns
 
 
@@ -135,7 +135,9 @@ def phase(name: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def profile(path: str | os.PathLike[str], *, window: float = 1.0, operators: float = SHARE) -> Iterator[None]:
+def profile(
+    path: str | os.PathLike[str], *, window: float = 1.0, operators: float = RECORDED_FRACTION
+) -> Iterator[None]:
     """Profile this process, and all processes started within the block that import `rlstruct`.
 
     Afterwards, `rlstruct.profiling.read` analyses the folder. A process writes its records at the end of each window
@@ -156,12 +158,12 @@ def profile(path: str | os.PathLike[str], *, window: float = 1.0, operators: flo
             f"profile: this process is being profiled already. End that profile first, or unset {VARIABLE}."
         )
     os.environ[VARIABLE] = settings(path, window=window, operators=operators)
-    join()
+    start_if_requested()
     try:
         yield
     finally:
         os.environ.pop(VARIABLE, None)
-        leave()
+        stop()
 
 
 @contextlib.contextmanager
@@ -172,7 +174,7 @@ def recorded() -> Iterator[None]:
         yield
 
 
-def settings(path: str | os.PathLike[str], *, window: float = 1.0, operators: float = SHARE) -> str:
+def settings(path: str | os.PathLike[str], *, window: float = 1.0, operators: float = RECORDED_FRACTION) -> str:
     """Create the folder, and return the value of `VARIABLE` that makes a process record into it."""
     folder = Path(path).resolve()
     if window <= 0.0:
@@ -195,21 +197,21 @@ def is_on() -> bool:
     return _recorder is not None
 
 
-def join() -> None:
+def start_if_requested() -> None:
     """Start recording if the environment variable asks for it; called by ``import rlstruct`` and by workers."""
     global _recorder
     asked = os.environ.get(VARIABLE)
     if _recorder is not None or asked is None or (asked == NVTX and not torch.cuda.is_available()):
         return
     _recorder = Ranges() if asked == NVTX else Recorder(json.loads(asked))
-    atexit.register(leave)
+    atexit.register(stop)
 
 
-def leave() -> None:
+def stop() -> None:
     """Stop recording and write the open window; called when the process ends."""
     global _recorder
     recorder, _recorder = _recorder, None
-    atexit.unregister(leave)
+    atexit.unregister(stop)
     if recorder is not None:
         recorder.close()
 
@@ -223,7 +225,7 @@ def _forget_in_child() -> None:
     if _recorder is not None:
         _recorder.forget()
     _recorder = None
-    atexit.unregister(leave)
+    atexit.unregister(stop)
 
 
 os.register_at_fork(after_in_child=_forget_in_child)

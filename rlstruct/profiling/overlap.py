@@ -18,7 +18,7 @@ Times = NDArray[np.int64]
 Integers = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Intervals = tuple[Times, Times]  # starts and ends, [K] int64 each, ns
-Steps = tuple[Times, Integers]  # rising times (ns), and a value that holds from each of them on.  [M] int64 each
+StepFunction = tuple[Times, Integers]  # rising times (ns), and a value that holds from each of them on.  [M] int64 each
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Segments:
         return np.clip(index, 0, max(0, len(self.active) - 1))
 
 
-def sweep(categories: Sequence[Intervals], within: tuple[int, int], labels: Steps) -> Segments:
+def sweep(categories: Sequence[Intervals], within: tuple[int, int], labels: StepFunction) -> Segments:
     """Merge the boundaries of intervals, in O(n log n), into segments with the set of active categories in each.
 
     Args:
@@ -58,7 +58,7 @@ def sweep(categories: Sequence[Intervals], within: tuple[int, int], labels: Step
     return Segments(edges, active, lookup(labels, edges[:-1]))
 
 
-def lookup(steps: Steps, times: Times) -> Integers:
+def lookup(steps: StepFunction, times: Times) -> Integers:
     """Return the value at each time [K] (ns), -1 before the first."""
     at = np.searchsorted(steps[0], times, side="right") - 1
     return np.where(at < 0, -1, np.append(steps[1], -1)[at])

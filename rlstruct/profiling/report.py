@@ -13,7 +13,7 @@ from typing import Any
 
 from rlstruct.profiling.breakdown import N_BLOCKS, REGIONS, Process, Row, break_down
 from rlstruct.profiling.drawing import draw
-from rlstruct.profiling.events import load
+from rlstruct.profiling.events import load_recordings
 from rlstruct.profiling.gpu import GpuUse, SharedUse, shared_use, use_of_gpus
 from rlstruct.profiling.nvml import read_samples
 from rlstruct.profiling.perfetto import write_trace
@@ -97,7 +97,7 @@ def read(folder: str | Path) -> Report:
         FileNotFoundError: the folder holds no profile.
     """
     folder = Path(folder)
-    recordings = load(folder)
+    recordings = load_recordings(folder)
     processes = break_down([one for one in recordings if one.window >= 0])
     return Report(processes, use_of_gpus(recordings, folder), shared_use(recordings, folder))
 
@@ -111,7 +111,7 @@ def save(report: Report, folder: str | Path) -> list[Path]:
     folder = Path(folder)
     files = [folder / "profile.json", folder / "trace.json.gz"]
     files[0].write_text(json.dumps(report.to_json(), indent=1) + "\n")
-    write_trace(load(folder), files[1], read_samples(folder))
+    write_trace(load_recordings(folder), files[1], read_samples(folder))
     try:
         draw(report.processes, folder / "profile.png", title=report.sentence)
     except ModuleNotFoundError as error:  # the extra "train" is not installed

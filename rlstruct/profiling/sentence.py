@@ -18,7 +18,7 @@ ADVICE = {
     "agent": (
         "more environments for each call of the agent (n_envs; `rlstruct tune` finds how many), or compile_agent=True"
     ),
-    **dict.fromkeys(("copy", "hand-over"), _SMALLER),
+    **dict.fromkeys(("copy", "assembly"), _SMALLER),
     "wait": "overlap=True, so that learning and collecting happen at the same time",
     **dict.fromkeys(("replay", "loss", "loss and backward"), _LEARNING),
     "backward": f"{_LEARNING}; a large one belongs on a GPU (learner_device)",
@@ -33,7 +33,7 @@ ADVICE = {
     "start": "a longer run, of which the start is a smaller part",
 }
 _THINGS = {
-    *("environment", "agent", "optimiser", "replay buffer", "evaluation", "search", "hand-over", "host"),
+    *("environment", "agent", "optimiser", "replay buffer", "evaluation", "search", "assembly", "host"),
     *("loss", "loss and backward"),
 }
 _OUTSIDE = "outside of all operations"

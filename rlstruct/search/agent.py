@@ -98,7 +98,7 @@ class SearchAgent(RL_Agent):
         # A rollout stops once all random games are over; a graph would always play the maximum number of moves.
         graph = None if self.model is None else EXECUTORS["graph"](self.device)
         self._move = Runner(
-            self._search, self.model, self.device, graph, failed=_warn_unrecorded, stream=stream_on(self.device)
+            self._search, self.model, self.device, graph, failed=_warn_uncaptured, stream=stream_on(self.device)
         )
 
     def initial_state(self, agent_info: DictTensor, B: int) -> DictTensor:
@@ -112,7 +112,7 @@ class SearchAgent(RL_Agent):
             one = self.game.begin(self._simulator.get_state(), key)
             nothing = {name: part.new_zeros(B, *part.shape[1:]) for name, part in one.items()}
             logits = torch.zeros(B, int(self._simulator.action_space.n), device=self.device)
-            parts = parts + self.search.plant(nothing, logits, logits[:, 0]).rows().prepend_key("tree/")
+            parts = parts + self.search.new_trees(nothing, logits, logits[:, 0]).rows().prepend_key("tree/")
         return parts
 
     @torch.no_grad()
@@ -170,7 +170,7 @@ def _frames(observation: DictTensor) -> Tensor | Tensors:
     return dict(observation.truncate_key("frame/").items()) or observation["frame"]
 
 
-def _warn_unrecorded(why_not: str) -> None:
+def _warn_uncaptured(why_not: str) -> None:
     warn_user(f"SearchAgent: the search does not run as one graph, and is slower: {why_not}")
 
 

@@ -13,7 +13,7 @@ from rlstruct.errors import BadTypeError, BadValueError
 from rlstruct.functional import random
 from rlstruct.search.tree import Tensors
 
-_MOVES_BETWEEN_LOOKS = 8  # off the CPU, checking whether all random games are over stalls the device
+_MOVES_BETWEEN_CHECKS = 8  # off the CPU, checking whether all random games are over stalls the device
 _KEY = "key"  # the random key in the state of a search, next to the simulator's fields
 
 Network = Callable[[Tensor], tuple[Tensor, Tensor]]
@@ -78,13 +78,15 @@ class GameModel:
     def evaluate(self, state: Tensors) -> tuple[Tensor, Tensor]:
         """Evaluate states; see `rlstruct.search.tree.Model`."""
         frame, legal = split_frames(self.simulator.observe(self._inner(state)))
-        logits, value = self.judge(state, frame, legal)
+        logits, value = self.logits_and_value(state, frame, legal)
         return logits if legal is None else logits.masked_fill(~legal, -torch.inf), value
 
-    def judge(self, state: Tensors, frame: Tensor, legal: Tensor | None) -> tuple[Tensor, Tensor]:
+    def logits_and_value(self, state: Tensors, frame: Tensor, legal: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return logits [B, A] and value [B] of states and their frames."""
         if self.network is None:
-            raise BadTypeError("GameModel: there is no network. Pass one, or judge by random play with RolloutModel.")
+            raise BadTypeError(
+                "GameModel: there is no network. Pass one, or evaluate by random play with RolloutModel."
+            )
         return self.network(frame)
 
     def _inner(self, state: Tensors) -> Any:  # noqa: ANN401 - the simulator's own class
@@ -105,21 +107,21 @@ class RolloutModel(GameModel):
         super().__init__(simulator, discount=discount)
         self._n_actions, self._n_moves, self._keeps_key = n_actions, n_moves, True
 
-    def judge(self, state: Tensors, frame: Tensor, legal: Tensor | None) -> tuple[Tensor, Tensor]:
+    def logits_and_value(self, state: Tensors, frame: Tensor, legal: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return logits of 0, and the return of a random game for the player to move."""
         key = state[_KEY]
         if legal is None:
             legal = torch.ones((key.shape[0], self._n_actions), dtype=torch.bool, device=key.device)
         value, weight = torch.zeros_like(key, dtype=torch.float32), torch.ones_like(key, dtype=torch.float32)
-        drawn = legal
+        allowed = legal
         for i in range(self._n_moves):
             # Finished games continue with a weight of 0; they may have no legal action left.
-            action = (random.uniform(random.child_key(key, i + 1), (self._n_actions,)) + drawn).argmax(-1)
+            action = (random.uniform(random.child_key(key, i + 1), (self._n_actions,)) + allowed).argmax(-1)
             state, reward, discount = self.advance(state, action)
             value, weight = value + weight * reward, weight * discount
             found = split_frames(self.simulator.observe(self._inner(state)))[1]
-            drawn = legal if found is None else found
-            if weight.is_cpu or i % _MOVES_BETWEEN_LOOKS == _MOVES_BETWEEN_LOOKS - 1:
+            allowed = legal if found is None else found
+            if weight.is_cpu or i % _MOVES_BETWEEN_CHECKS == _MOVES_BETWEEN_CHECKS - 1:
                 with intended():
                     if not bool(weight.any()):  # sync: none on the CPU, elsewhere once every 8 moves
                         break

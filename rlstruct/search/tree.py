@@ -67,7 +67,7 @@ class Tree:
     state: Tensors  # of each node.  [S, ...]
 
     @classmethod
-    def plant(cls, state: Mapping[str, Tensor], logits: Tensor, value: Tensor, n_nodes: int) -> Tree:
+    def from_roots(cls, state: Mapping[str, Tensor], logits: Tensor, value: Tensor, n_nodes: int) -> Tree:
         """Make trees with a root only, from states [B, ...], masked logits [B, A] and values [B]."""
         B, A = logits.shape
         n_slots = B * (n_nodes + 1)
@@ -85,16 +85,16 @@ class Tree:
         # Paths that have ended continue in the spare slot: reward 0 and discount 1 leave returns unchanged.
         nothing, one = torch.zeros_like(value), torch.ones_like(value)
         tree.nodes.index_copy_(0, spare, torch.stack([nothing, nothing, one], -1))
-        tree.put(tree.roots(), state, logits, value, nothing, one)
+        tree.write_nodes(tree.roots(), state, logits, value, nothing, one)
         return tree
 
     def tensors(self) -> DictTensor:
-        """Return all tensors by name, for `of`.  [S, ...]."""
+        """Return all tensors by name, for `from_tensors`.  [S, ...]."""
         state = {f"state/{name}": part for name, part in self.state.items()}
         return DictTensor({name: getattr(self, name) for name in _FIELDS} | state)
 
     @classmethod
-    def of(cls, n_nodes: int, tensors: DictTensor) -> Tree:
+    def from_tensors(cls, n_nodes: int, tensors: DictTensor) -> Tree:
         """Return a tree that shares the tensors of `tensors`."""
         edges, children, nodes, action, onward = tensors.get(_FIELDS).values()
         return cls(n_nodes, edges, children, nodes, action, onward, dict(tensors.truncate_key("state/").items()))
@@ -106,7 +106,7 @@ class Tree:
         rows.set("onward", rows["onward"] - first.view(-1, 1))
         return rows
 
-    def keep(self, rows: DictTensor, n_kept: int) -> None:
+    def copy_subtrees(self, rows: DictTensor, n_kept: int) -> None:
         """Copy the subtrees of the current roots from an earlier search, where it visited the roots' states.
 
         If several nodes have a root's state, the oldest one counts. The oldest nodes are kept, in the first slots;
@@ -139,7 +139,7 @@ class Tree:
         first = roots.unsqueeze(1)
         kept["children"] = (place.gather(1, children.flatten(1)) + first).view(-1, children.shape[2])
         kept["onward"] = (place.gather(1, rows["onward"]) + first).view(-1)
-        # The roots keep their fresh evaluation; nodes that are dropped write to a spare slot what it already holds.
+        # The roots keep their new evaluation; nodes that are dropped write to a spare slot what it already holds.
         place, slots = place.view(-1), (place + first).view(-1)
         is_root = (place == 0).unsqueeze(1)
         before = self.tensors().index(slots)
@@ -153,7 +153,7 @@ class Tree:
         """Return the slots of the roots.  [B] int64."""
         return torch.arange(0, self.onward.shape[0], self.n_nodes + 1, device=self.onward.device)
 
-    def put(
+    def write_nodes(
         self, slot: Tensor, state: Mapping[str, Tensor], logits: Tensor, value: Tensor, reward: Tensor, discount: Tensor
     ) -> None:
         """Write nodes without children.  [B, ...] each."""
@@ -163,7 +163,7 @@ class Tree:
         for name, part in state.items():
             self.state[name].index_copy_(0, slot, part)
 
-    def grow(self, path: Tensor, model: Model, fresh: Tensor, root_scores: Scores, scores: Scores) -> None:
+    def simulate(self, path: Tensor, model: Model, new_slots: Tensor, root_scores: Scores, scores: Scores) -> None:
         """Simulate once: take the chosen action at the end of a path, evaluate the next state, and back up the return.
 
         A path that stops at the end of a game, or at the maximum depth, evaluates its last state again.
@@ -171,7 +171,7 @@ class Tree:
         Args:
             path: slots from `descend`, then spare ones.  [D, B] int64
             model: the game.
-            fresh: slots for the new nodes.  [B] int64
+            new_slots: slots for the new nodes.  [B] int64
             root_scores: choose the next action of the roots.
             scores: choose the next action of all other nodes.
         """
@@ -182,20 +182,20 @@ class Tree:
         action = self.action.index_select(0, last)
         edge = last * A + action
         known = self.children.view(-1).index_select(0, edge)
-        leaf = torch.where(known == spare, fresh, known)
+        leaf = torch.where(known == spare, new_slots, known)
         before = {name: part.index_select(0, last) for name, part in self.state.items()}
         state, reward, discount = model.advance(before, action)
-        logits, value = judge(model, state)
-        self.put(leaf, state, logits, value, reward.to(value.dtype), discount.to(value.dtype))
+        logits, value = evaluate_masked(model, state)
+        self.write_nodes(leaf, state, logits, value, reward.to(value.dtype), discount.to(value.dtype))
         self.children.view(-1).index_copy_(0, edge, leaf)
 
         behind = torch.cat([path[1:], spare.unsqueeze(0)]).scatter(0, depth.unsqueeze(0), leaf.unsqueeze(0))
         returns = self._returns(behind, value)  # [D, B]
-        self._remember(path, returns)
-        self.choose(torch.cat([path, leaf.unsqueeze(0)]), root_scores, scores)
+        self._back_up(path, returns)
+        self.select_actions(torch.cat([path, leaf.unsqueeze(0)]), root_scores, scores)
 
-    def choose(self, path: Tensor, root_scores: Scores, scores: Scores) -> None:
-        """Choose the next simulation's actions in nodes ``path`` [D, B] int64, the roots first; see `grow`."""
+    def select_actions(self, path: Tensor, root_scores: Scores, scores: Scores) -> None:
+        """Select the next simulation's actions in nodes ``path`` [D, B] int64, the roots first; see `simulate`."""
         D, B = path.shape
         slots = path.view(-1)
         A = self.children.shape[1]
@@ -242,7 +242,7 @@ class Tree:
             returns.append(value)
         return torch.stack(returns[::-1])
 
-    def _remember(self, path: Tensor, returns: Tensor) -> None:
+    def _back_up(self, path: Tensor, returns: Tensor) -> None:
         """Update visits and mean return of the action taken in each node of a path.  [D, B] each."""
         slots, A = path.view(-1), self.children.shape[1]
         edges = self.edges.index_select(0, slots)  # [D * B, 3, A]
@@ -253,7 +253,7 @@ class Tree:
         self.edges.index_copy_(0, slots, torch.stack([logits, visits, q], 1))
 
 
-def judge(model: Model, state: Tensors) -> tuple[Tensor, Tensor]:
+def evaluate_masked(model: Model, state: Tensors) -> tuple[Tensor, Tensor]:
     """Return the model's masked logits and its values."""
     logits, value = model.evaluate(state)
     return mask_logits(logits), value

@@ -23,7 +23,7 @@ from rlstruct.functional import random
 from rlstruct.options import Options, option
 from rlstruct.profiling import operation
 from rlstruct.search import selection
-from rlstruct.search.tree import Model, Scores, Tensors, Tree, judge
+from rlstruct.search.tree import Model, Scores, Tensors, Tree, evaluate_masked
 
 _LEAST_LEVELS = 4
 
@@ -76,7 +76,9 @@ class SearchConfig(Options):
         """Check the settings."""
         super().__post_init__()
         fits = self.method != "gumbel" or not self.reuse_tree
-        self.require("reuse_tree", fits, "False with Gumbel, whose sequential halving plans the visits of fresh roots")
+        self.require(
+            "reuse_tree", fits, "False with Gumbel, whose sequential halving plans the visits of new_slots roots"
+        )
 
 
 @dataclass(frozen=True)
@@ -120,7 +122,7 @@ class TreeSearch:
         self._plans = torch.tensor(plans, dtype=torch.int64, device=self.device)  # [n_considered + 1, n]
         scale, offset = config.value_scale, config.visit_offset
         self._values = partial(selection.completed_values, value_scale=scale, visit_offset=offset)
-        self._compiled = self._compiled_growth() if config.compiled and self.device.type == "cpu" else None
+        self._compiled = self._compiled_simulation() if config.compiled and self.device.type == "cpu" else None
         self.n_kept = n if config.reuse_tree else 1  # maximum nodes from an earlier tree, including the root
         self._n_bytes = 0  # size of the largest trees known to fit
 
@@ -140,7 +142,7 @@ class TreeSearch:
             earlier: `Tree.rows` of an earlier search, for ``reuse_tree``; None for none.
         """
         config, state = self.config, dict(state)
-        logits, value = judge(self.model, state)
+        logits, value = evaluate_masked(self.model, state)
         noise_key, draw_key = random.split(key, 2).unbind(1)
         if config.method == "gumbel":
             noise = config.gumbel_scale * random.gumbel(noise_key, (logits.shape[1],)).to(logits.dtype)
@@ -181,13 +183,13 @@ class TreeSearch:
             lowest = torch.finfo(logits.dtype)
             logits = mixed.clamp(min=lowest.tiny).log().masked_fill(~selection.is_legal(logits), lowest.min)
         n = config.n_simulations
-        tree = self.plant(state, logits, value)
+        tree = self.new_trees(state, logits, value)
         if earlier is not None:
-            tree.keep(earlier, self.n_kept)
+            tree.copy_subtrees(earlier, self.n_kept)
         n_legal = selection.is_legal(logits).sum(-1).clamp(max=config.n_considered)
         considered = self._plans.index_select(0, n_legal).t().to(logits.dtype)  # [n, B]: visits of the due actions
         roots = tree.roots()
-        tree.choose(roots.unsqueeze(0), *self._scores(noise, considered[0]))
+        tree.select_actions(roots.unsqueeze(0), *self._scores(noise, considered[0]))
         if self._compiled is not None:
             self._compiled.weights_changed()
         tensors = tree.tensors()
@@ -195,7 +197,7 @@ class TreeSearch:
             path = tree.descend(min(i + self.n_kept, config.max_depth or n + self.n_kept))
             given = roots + (self.n_kept + i), noise, considered[min(i + 1, n - 1)]
             if self._compiled is None:
-                self._grow(tree, path, *given)
+                self._simulate(tree, path, *given)
             else:  # spare slots fill the path up to a power of two levels
                 levels = max(_LEAST_LEVELS, 1 << (len(path) - 1).bit_length())
                 filled = torch.cat([path, (roots + tree.n_nodes).expand(levels - len(path), -1)])
@@ -210,24 +212,24 @@ class TreeSearch:
         trees = 3 if self.config.reuse_tree else 1  # with the earlier one, and the one for the next move
         return trees * rows * (self.config.n_simulations + self.n_kept + 1) * slot
 
-    def plant(self, state: Mapping[str, Tensor], logits: Tensor, value: Tensor) -> Tree:
-        """Make trees with a root only and room for a search; see `Tree.plant`."""
-        return Tree.plant(state, logits, value, self.n_kept + self.config.n_simulations)
+    def new_trees(self, state: Mapping[str, Tensor], logits: Tensor, value: Tensor) -> Tree:
+        """Make trees with a root only and room for a search; see `Tree.from_roots`."""
+        return Tree.from_roots(state, logits, value, self.n_kept + self.config.n_simulations)
 
-    def _grow(self, tree: Tree, path: Tensor, fresh: Tensor, noise: Tensor, considered: Tensor) -> None:
+    def _simulate(self, tree: Tree, path: Tensor, new_slots: Tensor, noise: Tensor, considered: Tensor) -> None:
         """Simulate once, in place, along the slots ``path`` [D, B]."""
-        tree.grow(path, self.model, fresh, *self._scores(noise, considered))
+        tree.simulate(path, self.model, new_slots, *self._scores(noise, considered))
 
-    def _compiled_growth(self) -> Runner[Tensor]:
-        """Return a runner of compiled `_grow`, compiled once for paths of up to 4, 8, 16, … levels each."""
+    def _compiled_simulation(self) -> Runner[Tensor]:
+        """Return a runner of compiled `_simulate`, compiled once for paths of up to 4, 8, 16, … levels each."""
 
-        def grow(n_nodes: int, slots: DictTensor, path: Tensor, fresh: Tensor, *given: Tensor) -> Tensor:
-            self._grow(Tree.of(n_nodes, slots), path, fresh, *given)
-            return fresh + 0  # compiled code must return a tensor
+        def simulate(n_nodes: int, slots: DictTensor, path: Tensor, new_slots: Tensor, *given: Tensor) -> Tensor:
+            self._simulate(Tree.from_tensors(n_nodes, slots), path, new_slots, *given)
+            return new_slots + 0  # compiled code must return a tensor
 
         make = None if EXECUTORS["compiled"](self.device) is None else partial(Compiled, writes=True)
         warn = partial(warn_uncompiled, "TreeSearch: a simulation", switch="SearchConfig(compiled=True)")
-        return Runner(grow, getattr(self.model, "__dict__", {}), self.device, make, failed=warn)
+        return Runner(simulate, getattr(self.model, "__dict__", {}), self.device, make, failed=warn)
 
     def _refuse_too_large(self, state: Tensors, logits: Tensor) -> None:
         needed = self.memory_needed(state, logits.shape[1], float_bytes=logits.element_size())

@@ -23,7 +23,7 @@ import torch
 from rlstruct.device import DeviceLike, resolve_device
 from rlstruct.errors import BadValueError, SharingError, warn_user
 from rlstruct.options import Range
-from rlstruct.sharing import keeper
+from rlstruct.sharing import supervisor
 
 PROGRAM = "nvidia-cuda-mps-control"
 MOST_CLIENTS = 48
@@ -37,7 +37,7 @@ _running: dict[str, Daemon] = {}  # by GPU
 _lock = threading.RLock()
 _FIX = "Read its output, or let processes take turns: sharing='none'."
 _ASK_SECONDS = 5.0
-_END_SECONDS = 30.0  # longer than the keeper needs
+_END_SECONDS = 30.0  # longer than the supervisor needs
 
 
 class Daemon:
@@ -52,7 +52,7 @@ class Daemon:
 
     def __init__(self, gpu: str, thread_percentage: float | None, memory_limit: int | None, seconds: float) -> None:
         self.gpu, self.limits, self.users = gpu, (thread_percentage, memory_limit), 0
-        if problem := missing():
+        if problem := why_unavailable():
             raise SharingError(f"mps: {problem}")
         self._pid = os.getpid()
         self.folder = Path(tempfile.mkdtemp(prefix="rlstruct-mps-"))  # mode 0700: clients have the same user
@@ -62,8 +62,8 @@ class Daemon:
         self._environment = others | self.environment(thread_percentage)
         if memory_limit is not None:
             self._environment["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = f"0={memory_limit // 2**20}M"
-        self._keeper = subprocess.Popen(
-            [sys.executable, "-I", "-S", keeper.__file__, PROGRAM, str(self.folder), str(self._pid)],
+        self._supervisor = subprocess.Popen(
+            [sys.executable, "-I", "-S", supervisor.__file__, PROGRAM, str(self.folder), str(self._pid)],
             env=self._environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -90,7 +90,7 @@ class Daemon:
 
     def alive(self) -> bool:
         """Return True unless the daemon has ended by itself."""
-        return self._keeper.poll() is None
+        return self._supervisor.poll() is None
 
     def ask(self, command: str, seconds: float = _ASK_SECONDS) -> str:
         """Send a command to ``nvidia-cuda-mps-control`` and return the answer, or "" if it fails or takes too long."""
@@ -113,14 +113,16 @@ class Daemon:
 
         Unless ``quiet``, warn if the daemon had ended by itself.
         """
-        if os.getpid() != self._pid or self._keeper.stdin is None or self._keeper.stdin.closed:
+        if os.getpid() != self._pid or self._supervisor.stdin is None or self._supervisor.stdin.closed:
             return ""
         try:
-            output, _ = self._keeper.communicate("end\n", timeout=_END_SECONDS)  # a forked child may hold the pipe open
+            output, _ = self._supervisor.communicate(
+                "end\n", timeout=_END_SECONDS
+            )  # a forked child may hold the pipe open
         except subprocess.TimeoutExpired:
-            self._keeper.kill()
-            output, _ = self._keeper.communicate()
-        if self._keeper.returncode and not quiet:
+            self._supervisor.kill()
+            output, _ = self._supervisor.communicate()
+        if self._supervisor.returncode and not quiet:
             warn_user(
                 f"mps: the daemon of {self.gpu} had ended by itself; clients that started after that took turns on the "
                 f"GPU. Its output:\n{output}"
@@ -219,7 +221,7 @@ def limited_to(thread_percentage: float | None) -> dict[str, str]:
     return {} if thread_percentage is None else {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": f"{thread_percentage:g}"}
 
 
-def missing() -> str:
+def why_unavailable() -> str:
     """Return the reason why MPS is unavailable, or "" if its program is installed."""
     if shutil.which(PROGRAM):
         return ""

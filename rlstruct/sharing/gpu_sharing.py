@@ -19,7 +19,7 @@ import torch
 from rlstruct.device import DeviceLike
 from rlstruct.errors import BadValueError, SharingError, warn_user
 from rlstruct.options import Range
-from rlstruct.sharing.daemon import MOST_CLIENTS, PERCENTAGE, Daemon, limited_to, missing, mps
+from rlstruct.sharing.daemon import MOST_CLIENTS, PERCENTAGE, Daemon, limited_to, mps, why_unavailable
 
 _GPU = re.compile(r"^GPU (\d+): .*\(UUID: (GPU-[^)]+)\)")
 _MIG = re.compile(r"^\s+MIG (\S+)\s.*\(UUID: (MIG-[^)]+)\)")
@@ -101,14 +101,14 @@ def describe() -> list[str]:
     daemon = running_daemon()
     found = [("", f"CUDA_VISIBLE_DEVICES={visible}")] if visible is not None else []
     found += [("MIG", f"{part.profile} {part.uuid}") for part in instances] or [("MIG", "no instances")]
-    mps_state = missing() or "can be started"
+    mps_state = why_unavailable() or "can be started"
     if daemon:
         mps_state = f"runs ({daemon}): all processes share the GPU at the same time already"
     if instances:
         mode = 'sharing="mig": one or more processes in each instance, kept apart in memory and speed'
     elif daemon:
         mode = 'sharing="none": the daemon that runs already does it'
-    elif missing():
+    elif why_unavailable():
         mode = 'sharing="none": processes take turns'
     else:
         mode = 'sharing="mps": many processes with small networks at the same time'
@@ -312,7 +312,7 @@ def _lacking(mode: str, n_processes: int, instances: list[MigInstance]) -> str:
         return f"the GPU is split into {len(instances)} MIG instances. Pass sharing='mig' to use them."
     if mode == "mps" and n_processes > MOST_CLIENTS:
         return f"n_processes is {n_processes}, MPS serves {MOST_CLIENTS} at most. Start fewer, with more environments."
-    return missing() if mode == "mps" else ""
+    return why_unavailable() if mode == "mps" else ""
 
 
 def best_mode(where: str, device: torch.device, n_processes: int, instances: list[MigInstance]) -> Mode:

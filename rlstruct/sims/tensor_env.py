@@ -216,7 +216,7 @@ class TensorEnv(VecEnv, Generic[State]):
         self._current = after = DictTensor.unchecked({**current, **over}) if self.auto_reset else seen
         masks = masks or {"ran": yes, "running": yes}
         if not self.auto_reset:
-            self._idle.look(masks["ran"])
+            self._idle.check(masks["ran"])
         return StepResult((seen, masks["ran"]), (after, masks["running"]), restarted=self.auto_reset)
 
     def fused_rollout(self, perceptron: Perceptron, n_timesteps: int) -> FusedRollout | None:

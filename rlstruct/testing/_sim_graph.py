@@ -24,16 +24,16 @@ from rlstruct.testing.host_sync import forbid_host_sync
 
 def capture(work: Callable[[], None]) -> Callable[[], None]:
     """Capture work without any lasting effect, as CUDA does, and return the function that replays it."""
-    recording = _Recording()
+    captured = _Capture()
     try:
-        with forbid_host_sync(), recording:
+        with forbid_host_sync(), captured:
             work()
     finally:
-        recording.undo()
-    return recording.replay
+        captured.undo()
+    return captured.replay
 
 
-class _Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch gives it no types
+class _Capture(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch gives it no types
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._calls: list[tuple[Any, Any, Any, list[tuple[int, Tensor]]]] = []

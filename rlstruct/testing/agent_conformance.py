@@ -25,11 +25,11 @@ from rlstruct.testing.conformance import (
     check_layout,
     check_present,
     check_same,
+    equal_rows,
     fail,
     holds,
     layout_of,
     on_cpu,
-    same,
 )
 from rlstruct.testing.host_sync import forbid_host_sync
 from rlstruct.testing.purity import check_modes, check_pure, weights_of_modules
@@ -236,7 +236,7 @@ class _Kit:
         passed = {k: v.clone() for k, v in other.items()}
         self.agent.update(passed)
         for key, value in {} if module is None else module.state_dict().items():
-            if not holds(same(on_cpu(value), other[key])):
+            if not holds(equal_rows(on_cpu(value), other[key])):
                 fix = "Define update(self, info), usually self.model.load_state_dict(info)."
                 fail(where, key, "the old weights", "those that were given", fix)
         changed = self._answer(step)

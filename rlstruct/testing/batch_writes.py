@@ -32,7 +32,7 @@ from torch import Tensor
 from rlstruct.core import DictTensor, TemporalDictTensor, Trajectories
 from rlstruct.engine.torch_private import Watching, is_composite, schema_of
 from rlstruct.errors import Explained
-from rlstruct.testing.conformance import holds, same
+from rlstruct.testing.conformance import equal_rows, holds
 from rlstruct.testing.host_sync import allow_host_sync, calling_line
 
 _FIX = "Make a new tensor instead (x = x / 255), or write to a copy: batch.clone()."
@@ -54,17 +54,17 @@ def forbid_batch_writes(*batches: Trajectories | DictTensor | TemporalDictTensor
     """
     tensors: list[tuple[str, Tensor]] = [item for batch in batches for item in _named(batch)]
     before = [(name, tensor, tensor.detach().clone()) for name, tensor in tensors]
-    with _Operators(tensors):
+    with _WriteGuard(tensors):
         yield
     with allow_host_sync():
-        if changed := [name for name, tensor, copy in before if not holds(same(tensor, copy))]:
+        if changed := [name for name, tensor, copy in before if not holds(equal_rows(tensor, copy))]:
             raise BatchWriteError(
                 f"forbid_batch_writes: {_listed(changed)} of the batch changed, which is read-only, and no operator of "
                 f"torch did it: look for numpy views, kernels and compiled code. {_FIX}"
             )
 
 
-class _Operators(Watching):  # type: ignore[no-untyped-call]  # torch gives its base no types
+class _WriteGuard(Watching):  # type: ignore[no-untyped-call]  # torch gives its base no types
     """Guard that raises before an operator writes to the memory of the given tensors."""
 
     def __init__(self, tensors: list[tuple[str, Tensor]]) -> None:

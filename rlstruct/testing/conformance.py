@@ -61,7 +61,7 @@ def on_cpu(tensor: Tensor) -> Tensor:
     return tensor.detach().to("cpu", copy=True)
 
 
-def same(got: Tensor, expected: Tensor, tolerance: float = 0.0) -> Tensor:
+def equal_rows(got: Tensor, expected: Tensor, tolerance: float = 0.0) -> Tensor:
     """Return which rows of values [B, ...] agree, [B] bool; NaN equals NaN.
 
     Floating-point numbers may differ by ``tolerance * (1 + abs(expected))``; integers must be equal.
@@ -78,13 +78,13 @@ def _rows(holds: Tensor) -> Tensor:
 def check_same(
     where: str, got: DictTensor, expected: DictTensor, fixes: str | Mapping[str, str], *, tolerance: float = 0.0
 ) -> None:
-    """Compare two structures on the CPU key by key and row by row, with `same`.
+    """Compare two structures on the CPU key by key and row by row, with `equal_rows`.
 
     ``fixes`` is one remedy, or remedies by the part of the key before the first ``/``; ``""`` holds the default.
     """
     check_layout(where, got, Layout.of(expected), fixes)
     for key in expected.keys():
-        rows = same(got[key], expected[key], tolerance)
+        rows = equal_rows(got[key], expected[key], tolerance)
         if not holds(rows):
             b = first_false(rows)
             fail(f"{where}, row {b}", key, short(got[key][b]), short(expected[key][b]), _fix_of(key, fixes))

@@ -43,10 +43,10 @@ from rlstruct.engine.host_syncs import (
     CROSS,
     NUMBER,
     SHAPE,
+    describe_wait,
     guards,
     intended,
     is_accelerator,
-    judge_operator,
     set_guards,
 )
 from rlstruct.engine.torch_private import Watching, is_composite
@@ -123,10 +123,10 @@ def _raise(place: str, call: str, fix: str) -> None:
 
 @contextlib.contextmanager
 def _watching(report: Callable[[str, str, str], None]) -> Iterator[None]:
-    functions, before = _Functions(report), guards()
+    functions, before = _FunctionWatcher(report), guards()
     set_guards((*before, functions.pause))
     try:
-        with functions, _Operators(functions):
+        with functions, _OperatorWatcher(functions):
             yield
     finally:
         set_guards(before)
@@ -147,7 +147,7 @@ def _cuda_alarm(mode: str) -> Iterator[None]:
         torch.cuda.set_sync_debug_mode(before)
 
 
-class _Functions(TorchFunctionMode):
+class _FunctionWatcher(TorchFunctionMode):
     """Watcher of torch's Python calls, by the name of the function that the user called."""
 
     def __init__(self, report: Callable[[str, str, str], None]) -> None:
@@ -195,17 +195,17 @@ def _judge_call(name: str, args: Any, kwargs: Any) -> tuple[str, str]:
     return "", ""
 
 
-class _Operators(Watching):  # type: ignore[no-untyped-call]
+class _OperatorWatcher(Watching):  # type: ignore[no-untyped-call]
     """Watcher of the operators below the Python calls."""
 
-    def __init__(self, functions: _Functions) -> None:
+    def __init__(self, functions: _FunctionWatcher) -> None:
         super().__init__()
         self.functions = functions
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if not self.functions.paused:
-            call, fix = judge_operator(func, args, kwargs, self.functions.writes_number)
+            call, fix = describe_wait(func, args, kwargs, self.functions.writes_number)
             if call:
                 self.functions.report(calling_line(), call, fix)
             elif is_composite(func):  # in inference mode nothing has decomposed it yet

@@ -20,11 +20,11 @@ from rlstruct.testing.conformance import (
     check_layout,
     check_present,
     check_same,
+    equal_rows,
     fail,
     holds,
     layout_of,
     on_cpu,
-    same,
     short,
 )
 from rlstruct.vec_env import EnvWrapper, Observed, StepResult, VecEnv
@@ -244,7 +244,7 @@ class _Walk:
         self._check_memory(where)
 
     def _same_frames(self, one: DictTensor, other: DictTensor) -> Tensor:
-        return torch.stack([same(one[key], other[key]) for key in self._frames]).all(dim=0)  # [B]
+        return torch.stack([equal_rows(one[key], other[key]) for key in self._frames]).all(dim=0)  # [B]
 
     def check_final_frames(self) -> None:
         """Fail if every episode ended in the first frame of the next one although frames do change."""

@@ -38,7 +38,7 @@ class Balance:
     def observe(self, qpos: Tensor, qvel: Tensor) -> Tensor:
         return torch.cat([qpos, qvel], dim=1)
 
-    def judge(self, qpos: Tensor, qvel: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+    def reward_and_terminated(self, qpos: Tensor, qvel: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
         return torch.ones_like(qpos[:, 0]), qpos[:, 1].abs() > 0.2
 
 

@@ -14,7 +14,7 @@ from gymnasium import spaces
 from rlstruct import DictTensor, TemporalDictTensor
 from rlstruct.agents import ActorCritic, ActorCriticAgent, RecurrentActorCritic, RecurrentAgent
 from rlstruct.algos import A2CConfig, a2c
-from rlstruct.algos.learner import judge_actions
+from rlstruct.algos.learner import evaluate_actions
 from rlstruct.envs import GymEnvInf
 from rlstruct.functional.random import step_keys
 
@@ -39,7 +39,7 @@ def test_several_choices_at_once_are_drawn_and_judged_as_torch_does() -> None:
     assert torch.corrcoef(action.double().T)[0, 1].abs() < 0.03  # drawn independently
     steps = TemporalDictTensor({"action/action": action.view(100, 100, 3)})
     replayed = TemporalDictTensor({"action_logits": logits.view(100, 100, 3, 5)})
-    log_probability, entropy = judge_actions(replayed, steps)
+    log_probability, entropy = evaluate_actions(replayed, steps)
     torch.testing.assert_close(log_probability.flatten(), expected)
     torch.testing.assert_close(entropy.flatten(), sum(part.entropy() for part in parts))
     entropy.sum().backward()

@@ -57,14 +57,14 @@ class Ranks(Callback):
         self.folder = folder
 
     def on_update(self, context: TrainingContext) -> None:
-        if context.learner.learners.rank == 1 and context.updates == 3:
+        if context.learner.group.rank == 1 and context.updates == 3:
             context.stop("seen enough")
 
     def on_end(self, context: TrainingContext) -> None:
-        learners = context.learner.learners
+        group = context.learner.group
         weights = torch.cat([weight.detach().flatten() for weight in context.learner.model.parameters()])
         text = f"{context.updates} {context.reason} {context.run is None} {float(weights.sum())!r}"
-        (self.folder / f"{learners.rank} of {learners.size}").write_text(text)
+        (self.folder / f"{group.rank} of {group.size}").write_text(text)
 
 
 class OnlyFirst(Callback):

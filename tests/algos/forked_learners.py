@@ -20,12 +20,12 @@ import torch.distributed as dist
 from torch.distributed import FileStore
 
 from rlstruct.algos.launch import gpu_facts
-from rlstruct.algos.process_group import Group
+from rlstruct.algos.process_group import DistributedLearnerGroup
 
 
 def fork_learners(
     hosts: Sequence[str],
-    do: Callable[[Group], Any],
+    do: Callable[[DistributedLearnerGroup], Any],
     device: str = "cpu",
     *,
     gpus: Sequence[str] | None = None,
@@ -76,7 +76,7 @@ def main(folder: Path) -> None:
     store.set(f"facts {rank}", json.dumps(own))
     facts = [json.loads(store.get(f"facts {i}")) for i in range(len(hosts))]
     platform.node = lambda: hosts[rank]
-    group = Group(rank, rank, store, facts)
+    group = DistributedLearnerGroup(rank, rank, store, facts)
     torch.save(do(group), folder / f"found-{rank}.pt")
     group.close()
     for i, pid in enumerate(children, 1):

@@ -69,8 +69,8 @@ def batches_for(kind: str, n_batches: int) -> list[Trajectories]:
     return batches
 
 
-def check_recorded_gradient_steps(kind: str, device: str) -> None:
-    """Compare gradient steps with those of one recorded graph, bit by bit."""
+def check_captured_gradient_steps(kind: str, device: str) -> None:
+    """Compare gradient steps with those of one captured graph, bit by bit."""
     plain, graph = (replaying(kind, device, graph) for graph in (False, True))
     for i, batch in enumerate(batches_for(kind, 4)):
         one, other = (learner.update(batch, (i + 1) / 10) for learner in (plain, graph))

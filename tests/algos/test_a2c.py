@@ -162,7 +162,7 @@ def test_the_gaussian_loss_judges_the_stored_action() -> None:
 
 def test_an_agent_without_a_policy_is_named() -> None:
     _, config = by_hand([0.0, 0.0, 0.0])
-    with pytest.raises(KeyError, match=r"judge_actions: the agent returns \['value'\], expected 'action_logits'"):
+    with pytest.raises(KeyError, match=r"evaluate_actions: the agent returns \['value'\], expected 'action_logits'"):
         a2c.losses(TemporalDictTensor({"value": torch.zeros(1, 3)}), two_steps(), torch.zeros(1, 3), config)
 
 

@@ -17,7 +17,7 @@ from rlstruct.algos import alphazero
 from rlstruct.algos.alphazero import AlphaZeroConfig, AlphaZeroLearner, losses, mirrored
 from rlstruct.algos.arena import Arena, RandomPlayer, play_match
 from rlstruct.algos.evaluation import TrainingResult
-from rlstruct.algos.process_group import Group, learning_in
+from rlstruct.algos.process_group import DistributedLearnerGroup, use_group
 from rlstruct.algos.run_folder import RunFolder
 from rlstruct.batchers import RL_Batcher
 from rlstruct.core import DictTensor
@@ -108,9 +108,9 @@ def gradient_of(batch: DictTensor) -> tuple[dict[str, Tensor], dict[str, Tensor]
     return dict(terms), dict(gradient)
 
 
-def gradients_of_learners(group: Group) -> dict[str, Any]:
+def gradients_of_learners(group: DistributedLearnerGroup) -> dict[str, Any]:
     found = {}
-    with learning_in(group):
+    with use_group(group):
         for name, known in KNOWN.items():
             half = len(known) // group.size
             found[name] = gradient_of(positions(known).slice(half * group.rank, half * (group.rank + 1)))

@@ -193,7 +193,7 @@ def test_a_name_without_its_comma_is_reported() -> None:
 
 def test_states_of_callbacks_that_are_gone_or_new_are_left_alone() -> None:
     counts, loop = Counts(), Mock()
-    counts.n, loop.learner.learners.rank = 3, 0
+    counts.n, loop.learner.group.rank = 3, 0
     saved = Callbacks([counts, Journal()], loop, Mock()).state_dict()
     assert saved == [{"class": "Counts", "state": {"n": 3}}, {"class": "Journal", "state": {}}]
     Callbacks([Journal()], loop, Mock()).load_state_dict([{"class": "Journal", "state": None}])  # of rlstruct 0.3.0

@@ -22,9 +22,9 @@ from resume_tasks import config_of, create_sim, train
 from two_learners import BROKEN, EQUAL, RESUMED, train_as_one
 
 from rlstruct.algos import launch
-from rlstruct.algos.launch import Followers, Place
+from rlstruct.algos.launch import LearnerProcesses, Rendezvous
 from rlstruct.algos.learner import GradientLearner
-from rlstruct.algos.process_group import Group, Learners, learners
+from rlstruct.algos.process_group import DistributedLearnerGroup, LearnerGroup, learner_group
 from rlstruct.errors import LearnerError
 from rlstruct.functional.all_reduce import sum_over_learners, summing_by
 from rlstruct.functional.statistics import whiten
@@ -121,7 +121,7 @@ def test_a_learner_that_is_stopped_is_named_and_nothing_is_left(monkeypatch: pyt
 
     def stop(self: GradientLearner, *terms: Any, **more: Any) -> Any:
         if self.policy_version == 3:
-            stopped.append(learners()._facts[1]["pid"])  # type: ignore[attr-defined]
+            stopped.append(learner_group()._facts[1]["pid"])  # type: ignore[attr-defined]
             os.kill(stopped[0], signal.SIGSTOP)
         return step(self, *terms, **more)
 
@@ -132,7 +132,7 @@ def test_a_learner_that_is_stopped_is_named_and_nothing_is_left(monkeypatch: pyt
     assert error.value.ranks == (1,)
     assert not multiprocessing.active_children()
     assert not Path(f"/proc/{pid}").exists()
-    assert learners().size == 1
+    assert learner_group().size == 1
     assert not dist.is_initialized()
 
 
@@ -145,12 +145,12 @@ def test_followers_find_a_learner_that_torchrun_has_restarted(monkeypatch: pytes
 
 
 def facts(**changes: Any) -> dict[str, Any]:
-    place = Place(0, 2, 0, "127.0.0.1", 0)
-    return {**launch._facts(config_of("a2c"), place), **changes}
+    rendezvous = Rendezvous(0, 2, 0, "127.0.0.1", 0)
+    return {**launch._facts(config_of("a2c"), rendezvous), **changes}
 
 
 def roll_call(store: dist.Store) -> list[dict[str, Any]]:
-    return launch._roll_call(Place(0, 2, 0, "127.0.0.1", 0), store, facts(), Followers())
+    return launch._gather_facts(Rendezvous(0, 2, 0, "127.0.0.1", 0), store, facts(), LearnerProcesses())
 
 
 def test_learners_that_do_not_come_or_fit_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,7 +175,7 @@ def test_learners_that_do_not_come_or_fit_are_named(monkeypatch: pytest.MonkeyPa
 
 
 def test_what_cannot_be_shared_is_refused() -> None:
-    group = Group.__new__(Group)
+    group = DistributedLearnerGroup.__new__(DistributedLearnerGroup)
     group.rank, group.size, group._local_rank = 1, 3, 1
     with pytest.raises(
         LearnerError, match=r"A2CConfig: n_envs is 4, expected a multiple of the 3 learners, which share it"
@@ -187,7 +187,7 @@ def test_what_cannot_be_shared_is_refused() -> None:
         group.local_config(replace(config_of("dqn"), n_envs=6))
     share = group.local_config(replace(config_of("a2c"), n_envs=5, n_processes=6))
     assert (share.n_envs, share.n_processes) == (5, 2)
-    assert Learners().local_config(share) is share
+    assert LearnerGroup().local_config(share) is share
 
 
 def test_torchrun_and_the_settings_must_agree(monkeypatch: pytest.MonkeyPatch) -> None:

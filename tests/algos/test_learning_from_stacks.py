@@ -70,8 +70,8 @@ def test_what_ppo_shuffles_are_steps_with_one_picture_each() -> None:
         batcher.execute()
         batch, _ = batcher.get()
     assert batch is not None
-    prepared, judged = ppo.PPOLearner.create(model, create_agent, ppo.PPOConfig(**COMMON)).prepare(batch)
+    prepared, diagnostics = ppo.PPOLearner.create(model, create_agent, ppo.PPOConfig(**COMMON)).prepare(batch)
     assert prepared.trajectories["observation/frame"].shape == (24, 1, 1, *SIDES)
     assert prepared.trajectories["learner/step"].flatten().tolist() == list(range(24))
     assert not any(key.startswith("agent_state/") for key in prepared.info.keys())
-    assert judged["ratio_error"].item() < 1e-5
+    assert diagnostics["ratio_error"].item() < 1e-5

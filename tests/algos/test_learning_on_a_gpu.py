@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from lent_batches import check_batches_read_in_place
+from batches_in_place import check_batches_read_in_place
 from picture_env import SIDES, PictureEnv
-from replaying_learners import REPLAYING, check_recorded_gradient_steps
+from replaying_learners import REPLAYING, check_captured_gradient_steps
 from resume_tasks import TASKS, create_network, train
 
 from rlstruct.agents import (
@@ -25,7 +25,7 @@ from rlstruct.agents import (
 )
 from rlstruct.algos import a2c, ppo
 from rlstruct.batchers import RL_Batcher
-from rlstruct.engine import graph as recording
+from rlstruct.engine import graph as graph_module
 from rlstruct.sims import make
 from rlstruct.testing import forbid_host_sync
 
@@ -60,8 +60,8 @@ KEEP_STATES: dict[str, Any] = {
 @pytest.mark.parametrize("name", TASKS)
 def test_every_algorithm_learns_there_as_on_the_cpu(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     graphs: list[Any] = []
-    capture_cuda = recording.capture_cuda
-    monkeypatch.setattr(recording, "capture_cuda", lambda work: graphs.append(capture_cuda(work)) or graphs[-1])
+    capture_cuda = graph_module.capture_cuda
+    monkeypatch.setattr(graph_module, "capture_cuda", lambda work: graphs.append(capture_cuda(work)) or graphs[-1])
     create_env = ENVIRONMENTS.get(name, create_sim)
     # A batch that cannot be a graph warns, and warnings are errors in the tests.
     there = train(name, None, create_env, n_env_steps=500, **ON_GPU)
@@ -77,30 +77,30 @@ def test_every_algorithm_learns_there_as_on_the_cpu(name: str, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("module", [a2c, ppo])
-def test_a_recorded_update_reads_a_recorded_batch_in_place(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_captured_update_reads_a_captured_batch_in_place(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     train = partial(module.train, create_model=create_network, create_agent=ActorCriticAgent)
     config = a2c.A2CConfig if module is a2c else ppo.PPOConfig
     check_batches_read_in_place(train, config(n_envs=4, n_timesteps=6), DEVICE, monkeypatch)
 
 
 @pytest.mark.parametrize("name", [name for name in TASKS if name.startswith(("a2c", "ppo"))])
-def test_a_recorded_update_is_the_update_bit_by_bit(name: str) -> None:
+def test_a_captured_update_is_the_update_bit_by_bit(name: str) -> None:
     settings = {**ON_GPU, "n_env_steps": 500}
-    recorded = train(name, None, create_sim, **settings)
+    captured = train(name, None, create_sim, **settings)
     plain = train(name, None, create_sim, graph=False, **settings)
-    assert recorded.losses == plain.losses
-    for one, other in zip(recorded.model.parameters(), plain.model.parameters(), strict=True):
+    assert captured.losses == plain.losses
+    for one, other in zip(captured.model.parameters(), plain.model.parameters(), strict=True):
         assert torch.equal(one, other)
 
 
 @pytest.mark.parametrize("kind", KEEP_STATES)
-def test_an_update_of_an_agent_with_a_state_is_recorded_and_gives_the_plain_ones_weights(
+def test_an_update_of_an_agent_with_a_state_is_captured_and_gives_the_plain_ones_weights(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     create_model, create_agent, create_env = KEEP_STATES[kind]
     graphs: list[Any] = []
-    capture_cuda = recording.capture_cuda
-    monkeypatch.setattr(recording, "capture_cuda", lambda work: graphs.append(capture_cuda(work)) or graphs[-1])
+    capture_cuda = graph_module.capture_cuda
+    monkeypatch.setattr(graph_module, "capture_cuda", lambda work: graphs.append(capture_cuda(work)) or graphs[-1])
     config = ppo.PPOConfig(n_timesteps=6, n_envs=4, n_epochs=2, n_minibatches=2, learner_device=DEVICE)
     args = {"model": create_model()}
     with RL_Batcher(
@@ -116,15 +116,15 @@ def test_an_update_of_an_agent_with_a_state_is_recorded_and_gives_the_plain_ones
         torch.manual_seed(3)
         model = create_model().to(DEVICE)
         learner = ppo.PPOLearner.create(model, create_agent, dataclasses.replace(config, graph=graph))
-        for i, batch in enumerate(batches):  # the first eagerly, the second is recorded, the others are replays
+        for i, batch in enumerate(batches):  # the first eagerly, the second is captured, the others are replays
             learner.update(batch, i / 10)
         return [weight.detach().to("cpu") for weight in model.parameters()]
 
     plain = learnt(graph=False)
     assert graphs == []
-    recorded = learnt(graph=True)
+    captured = learnt(graph=True)
     assert len(graphs) == 1
-    for one, other in zip(recorded, plain, strict=True):
+    for one, other in zip(captured, plain, strict=True):
         torch.testing.assert_close(one, other, rtol=0.0, atol=1e-6)
 
 
@@ -156,20 +156,20 @@ def test_no_update_of_an_agent_with_a_state_waits(algorithm: Any, config: Any, k
         for i in range(4 + waits):
             batcher.execute()
             batch = batcher.get()[0]
-            # After an update of single steps comes the one that is recorded: torch waits when a recording begins.
+            # After an update of single steps comes the one that is captured: torch waits when a capture begins.
             with contextlib.nullcontext() if graph and i == 1 + waits else forbid_host_sync():
                 learnt.append(learner.update(batch, i / 10))
     assert [bool(terms) for terms in learnt] == [False] * waits + [True] * 4
     assert all(term.isfinite() for terms in learnt for term in terms.values())
 
 
-def test_an_update_that_stops_early_is_recorded_too() -> None:
+def test_an_update_that_stops_early_is_captured_too() -> None:
     settings = {**ON_GPU, "n_env_steps": 500, "target_kl": 1e-4, "learning_rate": 0.01}
-    recorded, plain = (train("ppo", None, create_sim, graph=graph, **settings) for graph in (True, False))
-    stopped = recorded.losses["skipped"]
+    captured, plain = (train("ppo", None, create_sim, graph=graph, **settings) for graph in (True, False))
+    stopped = captured.losses["skipped"]
     assert 0.0 < stopped[0] < 1.0
     assert 0.0 < stopped[2] < 1.0  # a replay; the last update has a learning rate of nearly 0, and stops nowhere
-    assert recorded.losses == plain.losses
+    assert captured.losses == plain.losses
 
 
 @pytest.mark.parametrize("replay_device", ["cpu", DEVICE])
@@ -216,8 +216,8 @@ def test_a_learner_goes_on_bit_by_bit() -> None:
 
 
 @pytest.mark.parametrize("kind", REPLAYING)
-def test_a_gradient_step_is_recorded_on_a_gpu(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    found, record = [], recording.capture_cuda
-    monkeypatch.setattr(recording, "capture_cuda", lambda work: found.append(record(work)) or found[-1])
-    check_recorded_gradient_steps(kind, "cuda:0")
+def test_a_gradient_step_is_captured_on_a_gpu(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    found, capture = [], graph_module.capture_cuda
+    monkeypatch.setattr(graph_module, "capture_cuda", lambda work: found.append(capture(work)) or found[-1])
+    check_captured_gradient_steps(kind, "cuda:0")
     assert len(found) == 1

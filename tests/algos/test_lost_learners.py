@@ -18,11 +18,11 @@ import torch
 import torch.distributed as dist
 from forked_learners import fork_learners
 
-from rlstruct.algos import others
-from rlstruct.algos.gpu_sums import by_gpu
+from rlstruct.algos import peers
+from rlstruct.algos.gpu_all_reduce import by_gpu
 from rlstruct.algos.launch import gpu_facts
-from rlstruct.algos.others import Others
-from rlstruct.algos.process_group import Group, learning_in
+from rlstruct.algos.peers import Peers
+from rlstruct.algos.process_group import DistributedLearnerGroup, use_group
 from rlstruct.errors import LearnerError
 
 CPU = {"host": "a", "device": "cpu"}
@@ -36,7 +36,7 @@ def test_a_thread_frees_a_learner_that_waits_for_a_killed_one_and_names_it(caplo
     other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     facts = [{"host": os.uname().nodename, "pid": pid} for pid in (os.getpid(), other.pid)]
     freed = threading.Event()  # stands in for a sum on the device
-    watching = Others(0, dist.HashStore(), facts, freed.set)
+    watching = Peers(0, dist.HashStore(), facts, freed.set)
     watching.refuse_lost()
     assert not freed.wait(1.2)
     other.kill()
@@ -62,7 +62,7 @@ def test_a_sum_that_is_complete_just_when_a_second_is_over_means_no_lost_learner
         def is_completed(self) -> bool:
             return True
 
-    group, work = Group.__new__(Group), Sum()
+    group, work = DistributedLearnerGroup.__new__(DistributedLearnerGroup), Sum()
     group._wait(work)  # type: ignore[arg-type]
     assert work.waits == 2
 
@@ -74,21 +74,21 @@ def test_a_learner_that_has_finished_may_end_and_one_that_waits_too_long_says_so
     other.wait()
     store = dist.HashStore()
     facts = [{"host": os.uname().nodename, "pid": pid} for pid in (os.getpid(), other.pid)]
-    one, two = (Others(rank, store, facts) for rank in range(2))
+    one, two = (Peers(rank, store, facts) for rank in range(2))
     with pytest.raises(LearnerError, match=r"learner 1 .* has died"):
         one.watch(0.0)
     two.finish()
     one.watch(0.0)
-    monkeypatch.setattr(others, "ANSWER_SECONDS", 5.0)
+    monkeypatch.setattr(peers, "ANSWER_SECONDS", 5.0)
     with pytest.raises(LearnerError, match="learner 0 has waited 6 s for the others"):
         one.watch(6.0)
 
 
 def test_a_silent_learner_of_another_machine_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(others, "SILENT_SECONDS", 1.0)
+    monkeypatch.setattr(peers, "SILENT_SECONDS", 1.0)
     store = dist.HashStore()
     facts = [{"host": os.uname().nodename, "pid": os.getpid()}, {"host": "far away", "pid": 7}]
-    one, two = (Others(rank, store, facts) for rank in range(2))
+    one, two = (Peers(rank, store, facts) for rank in range(2))
     for _ in range(5):  # not before it begins to look, and not while it does
         one.watch(0.0)
         time.sleep(0.1)
@@ -101,19 +101,19 @@ def test_a_silent_learner_of_another_machine_is_named(monkeypatch: pytest.Monkey
         one.watch(0.0)
 
 
-def lose_the_second(group: Group) -> tuple[str, float, bool, str]:
+def lose_the_second(group: DistributedLearnerGroup) -> tuple[str, float, bool, str]:
     """Wait for a learner that is killed, as a sum of NCCL does on the device."""
-    group.add_up(torch.ones(2))
+    group.all_reduce_sum(torch.ones(2))
     if group.rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     freed, begin = threading.Event(), time.monotonic()
     type(dist.group.WORLD).abort = lambda self: freed.set()  # type: ignore[method-assign, union-attr, assignment]
     try:
-        with learning_in(group):
+        with use_group(group):
             freed.wait(60.0)
             raise FloatingPointError("the loss is NaN")  # of numbers that came out of a broken sum
     except LearnerError as error:
-        return str(error), time.monotonic() - begin, group.records, repr(error.__cause__)
+        return str(error), time.monotonic() - begin, group.can_capture, repr(error.__cause__)
 
 
 def test_a_group_under_nccl_names_the_learner_that_dies() -> None:
@@ -137,7 +137,7 @@ def test_nccl_leaves_lost_learners_to_the_watching_thread_unless_told_otherwise(
     monkeypatch.setattr(dist, "init_process_group", lambda *given, **settings: seen.append(os.environ.get(name)))
     monkeypatch.setattr(dist, "destroy_process_group", lambda: None)
     for facts in (learner("a", "u1", "1"), CPU):
-        Group(0, 0, dist.HashStore(), [{**facts, "pid": os.getpid()}]).close()
+        DistributedLearnerGroup(0, 0, dist.HashStore(), [{**facts, "pid": os.getpid()}]).close()
     assert seen == [chosen or "0", chosen]
     assert os.environ.get(name) == chosen
 
@@ -145,16 +145,16 @@ def test_nccl_leaves_lost_learners_to_the_watching_thread_unless_told_otherwise(
 def test_a_group_under_nccl_frees_graphs_that_are_in_cycles_before_it_closes(monkeypatch: pytest.MonkeyPatch) -> None:
     """NCCL waits for them: they hold an all-reduce."""
 
-    class Recorded:
+    class Captured:
         def __init__(self) -> None:
             self.learner = self
 
-    left, seen = weakref.ref(Recorded()), list[object]()
+    left, seen = weakref.ref(Captured()), list[object]()
     monkeypatch.setattr(dist, "init_process_group", lambda *given, **settings: None)
     monkeypatch.setattr(dist, "destroy_process_group", lambda: seen.append(left()))
     gc.disable()
     try:
-        group = Group(0, 0, dist.HashStore(), [{**learner("a", "u1", "1"), "pid": os.getpid()}])
+        group = DistributedLearnerGroup(0, 0, dist.HashStore(), [{**learner("a", "u1", "1"), "pid": os.getpid()}])
         assert left() is not None
         group.close()
     finally:
@@ -162,17 +162,17 @@ def test_a_group_under_nccl_frees_graphs_that_are_in_cycles_before_it_closes(mon
     assert seen == [None]
 
 
-def sum_until_killed(group: Group) -> tuple[str, float]:
+def sum_until_killed(group: DistributedLearnerGroup) -> tuple[str, float]:
     x = torch.ones(1000, device=f"cuda:{group.rank}")
-    group.add_up(x)
+    group.all_reduce_sum(x)
     torch.cuda.synchronize(x.device)
     if group.rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     begin = time.monotonic()
     try:
-        with learning_in(group):
+        with use_group(group):
             for _ in range(100):
-                x = group.add_up(x)
+                x = group.all_reduce_sum(x)
                 x.sum().item()
     except LearnerError as error:
         return str(error), time.monotonic() - begin
@@ -205,8 +205,8 @@ def test_gpus_are_known_by_what_they_are(facts: list[dict[str, Any]], each: bool
     assert (len(by_gpu(facts)) == len(facts)) == each  # then NCCL connects them
 
 
-def records(group: Group) -> bool:
-    return group.records
+def records(group: DistributedLearnerGroup) -> bool:
+    return group.can_capture
 
 
 @pytest.mark.parametrize(("gpus", "recorded"), [(["one", "two"], True), (["one", "one"], False)])

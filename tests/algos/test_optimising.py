@@ -15,7 +15,7 @@ from torch import Tensor, nn, optim
 
 from rlstruct.agents import ActorCriticAgent
 from rlstruct.algos import a2c
-from rlstruct.algos.process_group import Group, learning_in
+from rlstruct.algos.process_group import DistributedLearnerGroup, use_group
 from rlstruct.testing import forbid_host_sync
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -173,11 +173,11 @@ def test_sparse_gradients_are_taken_bounded_and_guarded(name: str, bound: float 
     assert same(everything(learner), before)
 
 
-def stop_together(group: Group) -> dict[str, list[Any]]:
+def stop_together(group: DistributedLearnerGroup) -> dict[str, list[Any]]:
     found = {}
     kinds: dict[str, Callable[..., optim.Optimizer]] = {"RMSprop": optim.RMSprop, "AdamW": optim.AdamW}
     kinds["fused"] = lambda weights: optim.Adam(weights, fused=True)
-    with learning_in(group):
+    with use_group(group):
         for name, create in kinds.items():
             learner = create_learner(create)
             learner.step(good)

@@ -256,13 +256,13 @@ def test_a_whole_update_equals_a_plain_one_in_every_parameter(kind: str, setting
 def test_the_ratio_is_one_before_the_first_step_and_not_where_the_replay_is_wrong(kind: str) -> None:
     learner = create_learner(kind)
     trajectories = collect(kind, learner)
-    batch, judged = learner.prepare(trajectories)
-    assert judged["ratio_error"].item() < 1e-6
+    batch, diagnostics = learner.prepare(trajectories)
+    assert diagnostics["ratio_error"].item() < 1e-6
     with torch.no_grad():
         next(learner.model.parameters()).add_(0.1)
     assert learner.prepare(trajectories)[1]["ratio_error"].item() > 1e-4
     steps = trajectories.trajectories
-    assert 0.0 < judged["explained_variance"].abs().item() < 100.0
+    assert 0.0 < diagnostics["explained_variance"].abs().item() < 100.0
     assert batch.n_elems() == (6 if "recurrent" in kind else 60)
     assert steps["_observation/done"].any()
 

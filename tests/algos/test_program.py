@@ -1,4 +1,4 @@
-"""Updates eagerly, compiled, and as one recorded graph: the same weights; and who may not be recorded."""
+"""Updates eagerly, compiled, and as one captured graph: the same weights; and who may not be captured."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from lent_batches import check_batches_read_in_place
+from batches_in_place import check_batches_read_in_place
 from picture_env import SIDES, PictureEnv
-from replaying_learners import REPLAYING, batches_for, check_recorded_gradient_steps, replaying
+from replaying_learners import REPLAYING, batches_for, check_captured_gradient_steps, replaying
 from resume_tasks import create_network, create_sim
 from torch import Tensor, nn
 
@@ -32,7 +32,7 @@ from rlstruct.engine.compiled import Compiled
 from rlstruct.engine.executors import EXECUTORS
 from rlstruct.engine.purity import PurityError
 from rlstruct.profiling import operation, profile
-from rlstruct.profiling.events import load
+from rlstruct.profiling.events import load_recordings
 from rlstruct.profiling.overlap import lookup
 
 SIM, SHAPE = "sim:0", (4, *SIDES)
@@ -93,23 +93,23 @@ def weights(learner: GradientLearner) -> dict[str, Tensor]:
 
 
 @pytest.fixture
-def recorded(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The graphs that are recorded on the simulated accelerator."""
+def captured(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The graphs that are captured on the simulated accelerator."""
     found: list[Any] = []
     sim_device = importlib.import_module("rlstruct.testing.sim_device")  # older torch has no such device
-    record = sim_device.capture
-    monkeypatch.setattr(sim_device, "capture", lambda work: found.append(record(work)) or found[-1])
+    capture = sim_device.capture
+    monkeypatch.setattr(sim_device, "capture", lambda work: found.append(capture(work)) or found[-1])
     return found
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_recorded_update_is_the_update_bit_by_bit(kind: str, recorded: list[Any]) -> None:
+def test_a_captured_update_is_the_update_bit_by_bit(kind: str, captured: list[Any]) -> None:
     batches = collect(kind, 4)
     plain, graph = create_learner(kind, SIM, graph=False), create_learner(kind, SIM)
     expected = learn(plain, batches)
-    assert not recorded
+    assert not captured
     found = learn(graph, batches)
-    assert len(recorded) == 1
+    assert len(captured) == 1
     for one, other in zip(expected, found, strict=True):
         assert {name: term.item() for name, term in one.items()} == {name: term.item() for name, term in other.items()}
     assert len({terms["loss"].item() for terms in found}) == 4
@@ -121,16 +121,16 @@ def test_a_recorded_update_is_the_update_bit_by_bit(kind: str, recorded: list[An
 
 
 @pytest.mark.parametrize("kind", REPLAYING)
-def test_a_recorded_gradient_step_is_the_step_bit_by_bit(kind: str, recorded: list[Any]) -> None:
-    check_recorded_gradient_steps(kind, SIM)
-    assert len(recorded) == 1
+def test_a_captured_gradient_step_is_the_step_bit_by_bit(kind: str, captured: list[Any]) -> None:
+    check_captured_gradient_steps(kind, SIM)
+    assert len(captured) == 1
 
 
 @pytest.mark.parametrize("kind", ["ppo", "dqn"])
-def test_a_closed_learner_keeps_nothing_that_was_recorded(kind: str, recorded: list[Any]) -> None:
+def test_a_closed_learner_keeps_nothing_that_was_captured(kind: str, captured: list[Any]) -> None:
     learner = create_learner(kind, SIM) if kind == "ppo" else replaying(kind, SIM, True)
     learn(learner, collect("ppo", 2), 1)
-    left = weakref.ref(recorded.pop())
+    left = weakref.ref(captured.pop())
     assert left() is not None
     gc.disable()
     try:
@@ -141,12 +141,12 @@ def test_a_closed_learner_keeps_nothing_that_was_recorded(kind: str, recorded: l
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_nothing_recorded_outlives_a_training(fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_captured_outlives_a_training(fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     sim_device = importlib.import_module("rlstruct.testing.sim_device")
-    left, record, learn_one = [], sim_device.capture, ppo.PPOLearner.update
+    left, capture, learn_one = [], sim_device.capture, ppo.PPOLearner.update
 
     def remember(work: Callable[[], None]) -> Callable[[], None]:
-        replay = record(work)
+        replay = capture(work)
         left.append(weakref.ref(replay))
         return replay
 
@@ -171,7 +171,7 @@ def test_nothing_recorded_outlives_a_training(fails: bool, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("kind", ["ppo", "ppo, recurrent", "ppo, normalised", "a2c", "a2c, overlap", "a2c, window"])
-def test_a_recorded_update_reads_a_recorded_batch_in_place(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_captured_update_reads_a_captured_batch_in_place(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     changes: dict[str, Any] = {"a2c, overlap": {"overlap": True}, "a2c, window": {"window": 3}}.get(kind, {})
     learner, config, create_model, create_agent = KINDS["a2c" if changes else kind]
     config = dataclasses.replace(config, **changes)
@@ -179,11 +179,11 @@ def test_a_recorded_update_reads_a_recorded_batch_in_place(kind: str, monkeypatc
     check_batches_read_in_place(partial(train, create_model=create_model), config, SIM, monkeypatch)
 
 
-def test_a_recorded_update_never_writes_to_memory_that_it_reads_in_place() -> None:
+def test_a_captured_update_never_writes_to_memory_that_it_reads_in_place() -> None:
     batches = [batch.to(SIM) for batch in collect("ppo", 4)]
     plain, graph = create_learner("ppo", SIM, graph=False), create_learner("ppo", SIM)
     before = batches[1].clone()
-    graph_module.lend(batches[1].trajectories.values())
+    graph_module.mark_static_address(batches[1].trajectories.values())
     order = [batches[0], batches[1], batches[2], batches[3], batches[1]]
     expected, found = learn(plain, order), learn(graph, order)
     for one, other in zip(expected, found, strict=True):
@@ -197,7 +197,7 @@ def close(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
         torch.testing.assert_close(tensor, other[name], rtol=1e-4, atol=1e-5, msg=name)
 
 
-def test_a_profile_says_what_compiled_and_recorded_updates_are(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_profile_says_what_compiled_and_captured_updates_are(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     class Interpreted(Compiled):  # stands in for code of TorchInductor, which takes a minute to make
         def prepare(self, *args: Any) -> None:
             """Compile nothing."""
@@ -214,16 +214,16 @@ def test_a_profile_says_what_compiled_and_recorded_updates_are(monkeypatch: pyte
     with profile(tmp_path, window=60):
         learn(compiled, batches[1:])
         with operation("on an accelerator"):
-            learn(graph, batches[1:2])  # records
+            learn(graph, batches[1:2])  # captures
             learn(graph, batches[2:])
-    (found,) = load(tmp_path)
+    (found,) = load_recordings(tmp_path)
     at = [found.host.starts[i] for i, name in enumerate(found.host.names) if name == "compiled code"]
     around = [found.paths[i] for i in lookup(found.innermost, np.asarray(at))]
     assert {"/".join(path) for path in around} == {"loss", "loss and backward"}  # what it fuses, and nothing of no name
     assert ("optimiser",) in found.paths
-    recorded = ("on an accelerator", "graph")
-    assert sum(found.paths[i] == recorded for i in found.spans.key) == 2
-    assert (*recorded, "optimiser") in found.paths  # where it is captured
+    captured = ("on an accelerator", "graph")
+    assert sum(found.paths[i] == captured for i in found.spans.key) == 2
+    assert (*captured, "optimiser") in found.paths  # where it is captured
 
 
 @pytest.mark.exhaustive  # a minute for a C++ compiler
@@ -267,12 +267,12 @@ class Impure(ActorCriticAgent):
     pure = False
 
 
-def test_an_agent_that_promises_nothing_learns_as_it_is(caplog: pytest.LogCaptureFixture, recorded: list[Any]) -> None:
+def test_an_agent_that_promises_nothing_learns_as_it_is(caplog: pytest.LogCaptureFixture, captured: list[Any]) -> None:
     with caplog.at_level(logging.INFO, "rlstruct.algos.learner"):
         learner = ppo.PPOLearner.create(create_network().to(SIM), Impure, dataclasses.replace(PPO, learner_device=SIM))
     assert "updates on sim:0 could run faster, but the agent does not: set `pure = True`" in caplog.text
     learn(learner, collect("ppo", 3))
-    assert not recorded
+    assert not captured
 
 
 class Reading(ActorCriticAgent):
@@ -325,7 +325,7 @@ def test_code_that_gives_something_else_is_an_error() -> None:
         learn(learner, collect("ppo", 1))
 
 
-def test_weights_that_others_take_the_place_of_are_seen(recorded: list[Any]) -> None:
+def test_weights_that_others_take_the_place_of_are_seen(captured: list[Any]) -> None:
     batches = collect("ppo", 6)
     plain, graph = create_learner("ppo", SIM, graph=False), create_learner("ppo", SIM)
     for learner in (plain, graph):
@@ -338,6 +338,6 @@ def test_weights_that_others_take_the_place_of_are_seen(recorded: list[Any]) -> 
             weight.data = weight.data.clone()  # the graph still writes to the old memory
         learn(learner, batches[5:], first=5)
         learn(learner, batches[4:5], first=6)
-    assert len(recorded) == 3
+    assert len(captured) == 3
     for name, weight in weights(plain).items():
         assert torch.equal(weight, weights(graph)[name]), name

@@ -98,7 +98,7 @@ def test_a_run_leaves_its_five_files(tmp_path: Path) -> None:
 def test_settings_are_replaced_where_they_are(tmp_path: Path) -> None:
     with make_folder(tmp_path) as folder:
         file = folder.path / "config.json"
-        node = file.stat().st_ino  # the lease is held on it
+        node = file.stat().st_ino  # the lock_file is held on it
         for rate in (0.123456789, 2.0):
             folder.save_config(Config(rate))
             assert json.loads(file.read_text()) == {"rate": rate, "device": "cpu"}
@@ -272,8 +272,10 @@ def test_a_folder_in_use_is_refused_until_its_process_is_killed(tmp_path: Path) 
         written = file.read_bytes()
         with pytest.raises(RuntimeError, match=r"RunFolder\.resume: .* is in use: .* Let it end, or stop it \('fuser"):
             RunFolder.resume(folder.path)
-    hold = f"lease(pathlib.Path({str(file)!r}), 'a test'); print('held', flush=True); time.sleep(60)"
-    code = f"import pathlib, runpy, time; lease = runpy.run_path({checkpoint.__file__!r})['lease']; kept = {hold}"
+    hold = f"lock_file(pathlib.Path({str(file)!r}), 'a test'); print('held', flush=True); time.sleep(60)"
+    code = (
+        f"import pathlib, runpy, time; lock_file = runpy.run_path({checkpoint.__file__!r})['lock_file']; kept = {hold}"
+    )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None

@@ -16,7 +16,7 @@ from resume_tasks import config_of, create_sim, train
 from rlstruct.algos import dqn, ppo, run_folder, sac
 from rlstruct.algos.evaluation import TrainingResult
 from rlstruct.algos.learner import GradientLearner
-from rlstruct.algos.process_group import learners
+from rlstruct.algos.process_group import learner_group
 from rlstruct.algos.replay_buffer import ReplayBuffer
 from rlstruct.algos.run_folder import RunFolder
 from rlstruct.algos.training import TrainingLoop
@@ -146,7 +146,7 @@ def train_and_resume(name: str, root: Path) -> tuple[dict[str, Any], dict[str, A
 
 
 def create_breaking_sim(n_envs: int, seed: int) -> Any:
-    if learners().rank == 1:
+    if learner_group().rank == 1:
         raise OSError(BROKEN)
     return create_sim(n_envs, seed)
 

@@ -14,13 +14,13 @@ from torch import Tensor
 
 from rlstruct import Trajectories
 from rlstruct.batchers import RL_Batcher
-from rlstruct.batchers.backend import BACKENDS, Settings
+from rlstruct.batchers.backend import BACKENDS, BackendSettings
 from rlstruct.batchers.in_process import InProcess
 from rlstruct.batchers.progress import Progress
+from rlstruct.batchers.rollout_buffer import Rollout
 from rlstruct.batchers.shared_memory import SharedBlock
-from rlstruct.batchers.slab import Steps
 from rlstruct.batchers.workers.pool import WorkerPool
-from rlstruct.batchers.workers.transport import Batch, Order, Weights
+from rlstruct.batchers.workers.transport import Executed, Order, PublishedWeights
 from rlstruct.batchers.workers.worker import Worker
 
 
@@ -29,11 +29,11 @@ class InlineLink:
 
     pid = None
 
-    def __init__(self, recipe: bytes) -> None:
+    def __init__(self, factory: bytes) -> None:
         self.progress = Progress(torch.zeros(3, dtype=torch.int64))
         self.answers: deque[Any] = deque()
         memories = [SharedBlock().map, SharedBlock().map]
-        self._worker = Worker(recipe, {}, self.progress, memories, lambda weights: weights.place)
+        self._worker = Worker(factory, {}, self.progress, memories, lambda weights: weights.place)
         self._worker.begin()
 
     def send(self, order: Order, seconds: float) -> None:
@@ -45,8 +45,8 @@ class InlineLink:
     def receive(self) -> Any:
         return self.answers.popleft() if self.answers else None
 
-    def steps(self, batch: Batch, slab: int) -> Steps:
-        return Steps(self._worker.slabs[slab])
+    def steps(self, batch: Executed, buffer: int) -> Rollout:
+        return Rollout(self._worker.buffers[buffer])
 
     def where(self) -> str:
         return "this process"
@@ -78,12 +78,14 @@ class InlineTransport:
     def __init__(self) -> None:
         self.links: dict[int, InlineLink] = {}
 
-    def open(self, index: int, recipe: bytes) -> InlineLink:
-        self.links[index] = InlineLink(recipe)
+    def open(self, index: int, factory: bytes) -> InlineLink:
+        self.links[index] = InlineLink(factory)
         return self.links[index]
 
-    def publish(self, weights: Mapping[str, Tensor], version: int, in_use: Sequence[Weights]) -> Weights | None:
-        return Weights(version, None, {key: tensor.clone() for key, tensor in weights.items()})  # type: ignore[arg-type]
+    def publish(
+        self, weights: Mapping[str, Tensor], version: int, in_use: Sequence[PublishedWeights]
+    ) -> PublishedWeights | None:
+        return PublishedWeights(version, None, {key: tensor.clone() for key, tensor in weights.items()})  # type: ignore[arg-type]
 
     def wait(self, seconds: float) -> list[int]:
         return [index for index, link in self.links.items() if link.answers]
@@ -95,7 +97,7 @@ class InlineTransport:
         pass
 
 
-def create_inline_pool(settings: Settings) -> WorkerPool:
+def create_inline_pool(settings: BackendSettings) -> WorkerPool:
     return WorkerPool(settings, InlineTransport())
 
 

@@ -142,16 +142,16 @@ def test_episodes_infos_and_threads_are_those_of_this_machine(cluster: Cluster) 
 
 
 def test_tensors_of_any_dtype_and_shape_are_packed() -> None:
-    from rlstruct.batchers.workers.cluster import pack, unpack
+    from rlstruct.batchers.workers.cluster import from_bytes, to_bytes
 
     dtypes = (torch.bfloat16, torch.float32, torch.int64, torch.uint16, torch.bool, torch.float8_e5m2)
     values = torch.arange(12).view(3, 4)
     tensors = {f"{dtype}": values.to(dtype) for dtype in dtypes}
     tensors |= {"number": torch.tensor(2.5), "none": torch.zeros(0, 3), "turned": values.t()}
-    packed = pack(tensors)
+    packed = to_bytes(tensors)
     for array, _, _ in packed.values():
         array.flags.writeable = False  # as Ray's are
-    found = unpack(packed)
+    found = from_bytes(packed)
     for name, tensor in tensors.items():
         assert (found[name].shape, found[name].dtype) == (tensor.shape, tensor.dtype)
         assert torch.equal(found[name].float(), tensor.float())

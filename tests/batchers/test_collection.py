@@ -27,8 +27,8 @@ def collect(batcher: RL_Batcher, n: int) -> list[Trajectories]:
 
 def poison(batcher: RL_Batcher) -> None:
     """Fill the memory that the batcher writes into with rubbish, but for the observation that comes next."""
-    slab = batcher._backend._collector._slab
-    for name, tensor in slab.tensors.items():
+    buffer = batcher._backend._collector._buffer
+    for name, tensor in buffer.tensors.items():
         written = tensor[:-1] if name.startswith("stream/") else tensor
         written.fill_(True if tensor.dtype is torch.bool else 77)
 

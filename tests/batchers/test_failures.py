@@ -18,12 +18,12 @@ from fake_envs import CountingEnv, create_counting_env, create_failing_env, crea
 
 from rlstruct import BatcherStateError, DictTensor, WorkerError, WorkerTimeout
 from rlstruct.batchers import RL_Batcher
-from rlstruct.batchers.progress import Progress, describe, unpickled
+from rlstruct.batchers.progress import Progress, describe_failure, unpickle_error
 from rlstruct.batchers.workers.local import Channel
 
 
 class ArgumentsNeededError(RuntimeError):
-    """Cannot be unpickled: pickle calls its class with the message alone."""
+    """cannot be unpickled: pickle calls its class with the message alone."""
 
     def __init__(self, code: int, where: str) -> None:
         super().__init__(f"code {code} in {where}")
@@ -375,11 +375,11 @@ def test_describe_never_fails() -> None:
             raise RuntimeError("I do not travel")
 
     progress = Progress(torch.zeros(3, dtype=torch.int64))
-    failure = describe(Local("hello", threading.Lock()), progress)
+    failure = describe_failure(Local("hello", threading.Lock()), progress)
     assert "hello" in failure.summary
-    back = unpickled(failure.error)
+    back = unpickle_error(failure.error)
     assert type(back).__name__ == "Local"
     assert back is not None
     assert back.args[0] == "hello"
-    assert unpickled(b"rubbish") is None
-    assert unpickled(None) is None
+    assert unpickle_error(b"rubbish") is None
+    assert unpickle_error(None) is None

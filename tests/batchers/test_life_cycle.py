@@ -25,7 +25,7 @@ from rlstruct import (
     replay_agent,
 )
 from rlstruct.batchers import RL_Batcher
-from rlstruct.batchers.backend import BACKENDS, Settings
+from rlstruct.batchers.backend import BACKENDS, BackendSettings
 from rlstruct.batchers.workers.local import LocalLink
 
 
@@ -224,7 +224,7 @@ def test_get_without_blocking() -> None:
 class MissingBackend:
     """A backend that this machine lacks."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: BackendSettings) -> None:
         raise NotImplementedError
 
 

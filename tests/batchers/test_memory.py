@@ -83,7 +83,7 @@ def test_the_report_is_the_measured_peak() -> None:
         batcher.execute()  # the next one, while this one is held
         peak = status("VmHWM") - before
         report = batcher.memory_report()
-        assert report.slabs[0] == pytest.approx(257 * 8 * frame, rel=0.01)
+        assert report.rollout_buffers[0] == pytest.approx(257 * 8 * frame, rel=0.01)
         assert report.batch == pytest.approx((257 + 256) * 8 * frame, rel=0.01)  # restarts: _observation has its own
         ended = int(batch.trajectories["_observation/done"].sum())
         assert ended == 8 * (256 // 20)
@@ -104,11 +104,11 @@ def test_the_report_is_what_is_allocated_and_stays(n_processes: int, device: str
     ) as batcher:
         batch = first_batch(batcher)
         report = batcher.memory_report()
-        assert len(report.slabs) == max(1, n_processes)
+        assert len(report.rollout_buffers) == max(1, n_processes)
         if device == "cpu":
             assert stored(batch) == report.batch
-        else:  # the slab itself is handed over
-            assert report.slabs[0] >= report.batch * 0.95
+        else:  # the buffer itself is handed over
+            assert report.rollout_buffers[0] >= report.batch * 0.95
 
 
 @pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="Linux tells the memory of a process here")

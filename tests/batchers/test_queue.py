@@ -163,21 +163,21 @@ def test_the_second_slab_takes_memory_once_it_is_used_and_the_report_says_so(bat
         batcher.execute()
         batcher.get()
     before, planned = batcher.memory_report(), batcher.memory_report(queued=True)
-    one_slab = shared_bytes(batcher)
+    one_buffer = shared_bytes(batcher)
     batcher.execute()
     batcher.execute()
     batcher.get()
     batcher.get()
     after = batcher.memory_report()
     assert after == planned
-    assert after.slabs == tuple(2 * size for size in before.slabs)
-    rows = zip(one_slab, shared_bytes(batcher), after.slabs, after.final_observations, strict=True)
-    for one, two, slab, finals in rows:
+    assert after.rollout_buffers == tuple(2 * size for size in before.rollout_buffers)
+    rows = zip(one_buffer, shared_bytes(batcher), after.rollout_buffers, after.final_observations, strict=True)
+    for one, two, buffer, finals in rows:
         (size,) = two - one
         assert (one[size], two[size]) == (1, 2)
         assert one - two == Counter({0: 1})
-        # Each tensor begins at a cache line, which shows in slabs of three steps.
-        assert slab + finals <= 2 * size < slab + finals + 2 * 64 * 40
+        # Each tensor begins at a cache line, which shows in buffers of three steps.
+        assert buffer + finals <= 2 * size < buffer + finals + 2 * 64 * 40
 
 
 def test_weights_are_those_of_the_order_and_never_torn(batcher: RL_Batcher) -> None:

@@ -1,4 +1,4 @@
-"""A batch that is recorded once and replayed: the same trajectories as single steps, and nothing frozen in silence."""
+"""A batch that is captured once and replayed: the same trajectories as single steps, and nothing frozen in silence."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from rlstruct.agents import (
     StackingAgent,
 )
 from rlstruct.batchers import RL_Batcher
-from rlstruct.batchers.slab import Slab
+from rlstruct.batchers.rollout_buffer import RolloutBuffer
 from rlstruct.envs import GymEnv
 from rlstruct.functional.random import randint, uniform
 from rlstruct.profiling import profile, read
@@ -43,16 +43,16 @@ def device(request: pytest.FixtureRequest) -> str:
     return str(resolve_device(request.param))
 
 
-class Recordings:
-    """Counts recordings on the simulated accelerator and on CUDA, and replays."""
+class Captures:
+    """Counts captures on the simulated accelerator and on CUDA, and replays."""
 
     def __init__(self) -> None:
-        self.recorded = self.replayed = 0
+        self.captured = self.replayed = 0
 
-    def counting(self, record: Any) -> Any:
-        def recorder(work: Any) -> Any:
-            replay = record(work)
-            self.recorded += 1
+    def counting(self, capture: Any) -> Any:
+        def counted(work: Any) -> Any:
+            replay = capture(work)
+            self.captured += 1
 
             def counted() -> None:
                 self.replayed += 1
@@ -60,36 +60,36 @@ class Recordings:
 
             return counted
 
-        return recorder
+        return counted
 
 
 @pytest.fixture
-def recordings(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recordings]:
-    from rlstruct.engine import graph as recording
+def captures(monkeypatch: pytest.MonkeyPatch) -> Iterator[Captures]:
+    from rlstruct.engine import graph as graph_module
 
-    counts = Recordings()
+    counts = Captures()
     if simulated := sys.modules.get("rlstruct.testing.sim_device"):  # kept out of processes that work on CUDA
         monkeypatch.setattr(simulated, "capture", counts.counting(simulated.capture))
-    monkeypatch.setattr(recording, "capture_cuda", counts.counting(recording.capture_cuda))
+    monkeypatch.setattr(graph_module, "capture_cuda", counts.counting(graph_module.capture_cuda))
     return counts
 
 
-def test_beside_a_recorded_batch_there_is_no_slab_that_nothing_is_written_to(
-    device: str, recordings: Recordings, monkeypatch: pytest.MonkeyPatch
+def test_beside_a_captured_batch_there_is_no_slab_that_nothing_is_written_to(
+    device: str, captures: Captures, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rlstruct.batchers.collector._WORTH_GIVING", 1)
+    monkeypatch.setattr("rlstruct.batchers.collector._LEAST_OWNED", 1)
     agents = {"model": ActorCritic(4, 2), "device": device}
     env_args = {"name": "CartPole-v1", "n_envs": B, "device": device}
-    others = [one for one in gc.get_objects() if type(one) is Slab]  # tests before this one may have left some
+    others = [one for one in gc.get_objects() if type(one) is RolloutBuffer]  # tests before this one may have left some
     with RL_Batcher(T, ActorCriticAgent, make, agent_args=agents, env_args=env_args, seed=0, device=device) as batcher:
         batcher.reset()
-        for n_recorded in (0, 1, 1):
+        for n_captured in (0, 1, 1):
             batcher.execute()
             batcher.get()
             gc.collect()
-            assert recordings.recorded == n_recorded
-            slabs = [one for one in gc.get_objects() if type(one) is Slab]
-            assert not [one for one in slabs if not any(one is other for other in others)]
+            assert captures.captured == n_captured
+            buffers = [one for one in gc.get_objects() if type(one) is RolloutBuffer]
+            assert not [one for one in buffers if not any(one is other for other in others)]
 
 
 class OneAtATime(CartPole):
@@ -157,19 +157,19 @@ def same(one: Trajectories, other: Trajectories, tolerance: float = 1e-5) -> Non
     ],
 )
 def test_replays_give_what_single_steps_give(
-    device: str, recordings: Recordings, kind: str, auto_reset: bool, name: str
+    device: str, captures: Captures, kind: str, auto_reset: bool, name: str
 ) -> None:
     def run(where: str, graph: bool) -> list[Trajectories]:
         settings = {"auto_reset": auto_reset, "name": name}
         with batcher_on(where, lambda device: actor_critic(device, kind), graph, **settings) as batcher:
             found = []
-            for n_batches in (3, 2):  # the second reset meets a recording
+            for n_batches in (3, 2):  # the second reset meets a capture
                 batcher.reset()
                 found += [next_batch(batcher) for _ in range(n_batches)]
             return found
 
     replayed, stepped, on_cpu = run(device, True), run(device, False), run("cpu", True)
-    assert (recordings.recorded, recordings.replayed) == (1, 4)  # the first batch is taken step by step
+    assert (captures.captured, captures.replayed) == (1, 4)  # the first batch is taken step by step
     for one, other, third in zip(replayed, stepped, on_cpu, strict=True):
         same(one, other)
         same(one, third, 1e-3)  # a falling pole makes what a GPU rounds otherwise a hundred times larger in a second
@@ -177,27 +177,27 @@ def test_replays_give_what_single_steps_give(
     assert len(drawn.unique()) == drawn.numel()  # no replay draws again what another drew
 
 
-def test_a_profile_and_the_statistics_see_recordings_and_replays(
-    device: str, recordings: Recordings, tmp_path: pathlib.Path
+def test_a_profile_and_the_statistics_see_captures_and_replays(
+    device: str, captures: Captures, tmp_path: pathlib.Path
 ) -> None:
     with profile(tmp_path, window=600), batcher_on(device, actor_critic) as batcher:
         batcher.reset()
         for _ in range(4):
             next_batch(batcher)
         stats = batcher.stats()
-    assert (recordings.recorded, recordings.replayed) == (1, 3)
+    assert (captures.captured, captures.replayed) == (1, 3)
     (process,) = read(tmp_path).processes
     (seconds,) = stats.workers
     for name in ("graph", "agent", "environment", "copy"):
         assert process.inclusive(name, corrected=False) == pytest.approx(seconds[name], rel=0.01), name
     rows = {row.path: row.count for row in process.rows}
-    assert rows["graph",] == 4  # three batches; the first of them once more, after its steps were recorded
-    assert rows["environment", "simulator"] == 2 * T  # one batch in single steps, one recorded
+    assert rows["graph",] == 4  # three batches; the first of them once more, after its steps were captured
+    assert rows["environment", "simulator"] == 2 * T  # one batch in single steps, one captured
     assert rows["agent",] == 2 * T + 1  # and its first state
 
 
 @pytest.mark.parametrize("name", names())
-def test_every_simulator_replays_what_single_steps_give(device: str, recordings: Recordings, name: str) -> None:
+def test_every_simulator_replays_what_single_steps_give(device: str, captures: Captures, name: str) -> None:
     space = make(name, n_envs=1).action_space
 
     def run(graph: bool) -> list[Trajectories]:
@@ -211,7 +211,7 @@ def test_every_simulator_replays_what_single_steps_give(device: str, recordings:
 
     for one, other in zip(run(True), run(False), strict=True):
         same(one, other)
-    assert (recordings.recorded, recordings.replayed) == (1, 2)
+    assert (captures.captured, captures.replayed) == (1, 2)
 
 
 def test_what_was_handed_over_never_changes(device: str) -> None:
@@ -275,7 +275,7 @@ class ScaleAgent(RL_Agent):
 
 
 @pytest.mark.parametrize("in_place", [True, False])
-def test_an_update_is_seen_by_the_next_replay(device: str, recordings: Recordings, in_place: bool) -> None:
+def test_an_update_is_seen_by_the_next_replay(device: str, captures: Captures, in_place: bool) -> None:
     with batcher_on(device, lambda device: ScaleAgent(device, in_place)) as batcher:
         batcher.reset()
         for version in range(4):
@@ -285,11 +285,11 @@ def test_an_update_is_seen_by_the_next_replay(device: str, recordings: Recording
             batch = next_batch(batcher)
             assert batch.trajectories["action/weight"].unique().tolist() == [version]
             assert batch.info["policy_version"].unique().tolist() == [version + 1]
-    # A tensor in another place needs another recording, after a batch of single steps.
-    assert (recordings.recorded, recordings.replayed) == ((1, 3) if in_place else (0, 0))
+    # A tensor in another place needs another capture, after a batch of single steps.
+    assert (captures.captured, captures.replayed) == ((1, 3) if in_place else (0, 0))
 
 
-def test_agent_info_on_the_device_changes_without_a_new_recording(device: str, recordings: Recordings) -> None:
+def test_agent_info_on_the_device_changes_without_a_new_capture(device: str, captures: Captures) -> None:
     with batcher_on(device, ScaleAgent) as batcher:
         batcher.reset(agent_info=DictTensor({"epsilon": torch.tensor([0.5])}))
         for epsilon in (None, 0.25, 0.125):
@@ -297,7 +297,7 @@ def test_agent_info_on_the_device_changes_without_a_new_recording(device: str, r
             batch = next_batch(batcher, info)
             assert batch.trajectories["action/seen/epsilon"].unique().tolist() == [epsilon or 0.5]
             assert batch.info["agent_info/epsilon"].unique().tolist() == [epsilon or 0.5]
-    assert (recordings.recorded, recordings.replayed) == (1, 2)
+    assert (captures.captured, captures.replayed) == (1, 2)
 
 
 class HostInfoAgent(ScaleAgent):
@@ -313,7 +313,7 @@ class HostInfoAgent(ScaleAgent):
 
 
 def test_agent_info_on_the_cpu_is_never_frozen(
-    device: str, recordings: Recordings, caplog: pytest.LogCaptureFixture
+    device: str, captures: Captures, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
     with batcher_on(device, HostInfoAgent) as batcher:
@@ -325,7 +325,7 @@ def test_agent_info_on_the_cpu_is_never_frozen(
             assert greedy.trajectories["action/action"].sum() == 0
         for _ in range(2):
             assert next_batch(batcher, DictTensor()).trajectories["action/action"].sum() > 0
-    assert (recordings.recorded, recordings.replayed) == (1, 4)
+    assert (captures.captured, captures.replayed) == (1, 4)
     assert [record.message for record in caplog.records if "agent_info_on_device = True" in record.message]
 
 
@@ -341,7 +341,7 @@ class GlobalAgent(ScaleAgent):
 
 
 def test_an_agent_that_promises_nothing_is_never_frozen(
-    device: str, recordings: Recordings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    device: str, captures: Captures, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
     with batcher_on(device, GlobalAgent) as batcher:
@@ -349,7 +349,7 @@ def test_an_agent_that_promises_nothing_is_never_frozen(
         for scale in (1.0, 1.0, 100.0):
             monkeypatch.setattr(sys.modules[__name__], "SCALE", scale)
             assert next_batch(batcher).trajectories["action/scale"].unique().tolist() == [scale]
-    assert recordings.recorded == 0
+    assert captures.captured == 0
     (record,) = [record for record in caplog.records if "could run as one graph" in record.message]
     assert "set `pure = True`" in record.message
 
@@ -372,7 +372,7 @@ class MovedInfoAgent(HostInfoAgent):
 
 
 class HostNumberAgent(HostInfoAgent):
-    """Waits for nothing, and yet every replay would copy what the host held while recording."""
+    """Waits for nothing, and yet every replay would copy what the host held while capture."""
 
     pure = True
 

@@ -127,7 +127,7 @@ def test_so_it_is_with_worker_processes(adapted: bool) -> None:
 
 
 @pytest.mark.parametrize("device", ACCELERATORS)
-def test_so_it_is_in_a_recorded_graph(device: str) -> None:
+def test_so_it_is_in_a_captured_graph(device: str) -> None:
     collect(4, str(resolve_device(device)), adapted=False)
 
 

@@ -111,7 +111,7 @@ def test_weights_from_the_cpu_travel_as_one() -> None:
     weights["d"] = torch.ones(2, device=DEVICE)
     stream = stream_on(torch.device(DEVICE))
     with count_host_syncs() as found:
-        taken = stream.take(weights)
+        taken = stream.from_caller(weights)
     assert found.calls == []
     for key, weight in weights.items():
         assert taken[key].is_cuda

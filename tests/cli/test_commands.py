@@ -36,11 +36,11 @@ from rlstruct.algos.learning_curve import Curve, together
 from rlstruct.algos.presets import PRESETS
 from rlstruct.algos.run_folder import RunFolder
 from rlstruct.cli.agents import algorithm_of, choose
-from rlstruct.cli.complaint import UserError, nearest
 from rlstruct.cli.environments import Task, find, spaces_of
 from rlstruct.cli.main import COMMANDS, main
+from rlstruct.cli.messages import UserError, nearest
 from rlstruct.cli.plot import _panels, read_curve
-from rlstruct.cli.record import RunRecord, load
+from rlstruct.cli.stored_run import RunSettings, load_settings
 from rlstruct.cli.train import _plain, _read
 
 for package in ("tyro", "tqdm", "tensorboard", "matplotlib"):
@@ -238,12 +238,12 @@ def test_a_stopped_run_goes_on_as_if_it_had_not_been_stopped(monkeypatch: pytest
     for name, value in weights[0].items():
         assert torch.equal(value, weights[1][name])
     assert main(["train", "--resume", str(stopped), "--n-env-steps", "300", "--no-progress"]) == 0
-    assert load(stopped).config.n_env_steps == 300  # what --config repeats, and plot tells apart
+    assert load_settings(stopped).config.n_env_steps == 300  # what --config repeats, and plot tells apart
     capsys.readouterr()
     assert main(["train", "--resume", str(stopped), "--n-env-steps", "250", "--no-progress"]) == 2
     (said,) = capsys.readouterr().err.strip().splitlines()
     assert said.startswith(f"rlstruct train: --resume {stopped}: A2CConfig: n_env_steps is 250, but 3")
-    assert load(stopped).config.n_env_steps == 300
+    assert load_settings(stopped).config.n_env_steps == 300
     (stopped / "checkpoint.pt").write_bytes(b"half of it")
     assert main(["evaluate", str(stopped)]) == 2
     assert "checkpoint.pt is not a checkpoint of a training, or is damaged" in capsys.readouterr().err
@@ -515,7 +515,7 @@ def test_the_first_hour_of_an_environment_of_ones_own(capsys: Capture, monkeypat
     pathlib.Path("line_module.py").write_text(MODULE)
     run = train("a2c", "--env", "line_module:Line-v0", *SMALL, "--n-env-steps", "1e2", "--runs", "runs/of mine")
     (folder,) = run.iterdir()
-    assert load(folder).config.n_env_steps == 100
+    assert load_settings(folder).config.n_env_steps == 100
     said = capsys.readouterr().out
     assert f"next: rlstruct evaluate '{folder}'\n      rlstruct plot '{folder}'" in said
     steps = [int(line.split(",")[0]) for line in (folder / "metrics.csv").read_text().splitlines()[1:]]
@@ -609,7 +609,7 @@ def test_only_runs_that_differ_by_their_seed_share_a_band(
     for settings in ({}, other):
         config: Any = A2CConfig(**settings)
         if ours:
-            config = RunRecord(
+            config = RunSettings(
                 algorithm="a2c", task=Task(env="CartPole-v1"), agent="policy", config=config, versions={}
             )
         with RunFolder("run", config, n_env_steps=10, root=tmp_path, progress=False) as folder:
@@ -625,7 +625,7 @@ def test_runs_in_several_environments_have_a_panel_each(tmp_path: pathlib.Path, 
     folders = []
     for i, env in enumerate(["CartPole-v1", "Acrobot-v1", "CartPole-v1"]):
         config = A2CConfig(learning_rate=0.01 + i)
-        record = RunRecord(algorithm="a2c", task=Task(env=env), agent="policy", config=config, versions={})
+        record = RunSettings(algorithm="a2c", task=Task(env=env), agent="policy", config=config, versions={})
         with RunFolder("run", record, n_env_steps=10, root=tmp_path, progress=False) as folder:
             for step in (20, 10):
                 folder.log_evaluation(Evaluation(step, 0, (float(step),), (5,), 0.1))

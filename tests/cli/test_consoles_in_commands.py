@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from rlstruct.algos.checkpoint import read_checkpoint
+from rlstruct.cli.initial_settings import read_initial_options, settings_for
 from rlstruct.cli.main import main
-from rlstruct.cli.presets import read_early, settings_for
 from rlstruct.cli.train import _parse
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -85,7 +85,7 @@ def test_four_games_need_no_options(monkeypatch: pytest.MonkeyPatch) -> None:
         words = ["--env", f"ALE/{game}-v5", "--simulator", "warp"]
         for has_gpu, device in ((False, "cpu"), (True, "cuda:0")):
             monkeypatch.setattr(torch.cuda, "is_available", lambda answer=has_gpu: answer)
-            begun, (note, *devices) = settings_for("a2c", read_early(words), None)
+            begun, (note, *devices) = settings_for("a2c", read_initial_options(words), None)
             assert begun is not None
             config = begun[1]
             assert f"made for ALE/{game}-v5" in note
@@ -94,10 +94,12 @@ def test_four_games_need_no_options(monkeypatch: pytest.MonkeyPatch) -> None:
             assert config.initial_steps == 100
             assert {config.learner_device, config.batcher_device, config.evaluation_device} == {device}
             assert len(devices) == has_gpu
-        few, _ = settings_for("a2c", read_early([*words, "--n-envs", "8"]), None)
+        few, _ = settings_for("a2c", read_initial_options([*words, "--n-envs", "8"]), None)
         assert few is not None
         assert (few[1].n_minibatches, few[1].window) == (8, 8)  # each step is learned from once
-        note = settings_for("a2c", read_early(words[:2]), None)[1][0]  # games of gymnasium, one after the other
+        note = settings_for("a2c", read_initial_options(words[:2]), None)[1][
+            0
+        ]  # games of gymnasium, one after the other
         assert "made for ALE" not in note
 
 

@@ -44,7 +44,7 @@ def test_mistakes(
         "rlstruct export: there is no nowhere, expected a run folder with a checkpoint. A run writes checkpoint.pt "
         "after its first evaluation.\n"
     )
-    find_spec = "rlstruct.cli.complaint.importlib.util.find_spec"
+    find_spec = "rlstruct.cli.messages.importlib.util.find_spec"
     monkeypatch.setattr(find_spec, lambda name: None if name == "onnxruntime" else sys)
     assert main(["export", str(run), "--onnx"]) == 2
     said = capsys.readouterr().err

@@ -19,7 +19,7 @@ from rlstruct import DictTensor
 from rlstruct.agents import ActorCritic, ActorCriticAgent, Normalised
 from rlstruct.algos import A2CConfig, RunFolder, a2c
 from rlstruct.cli.main import main
-from rlstruct.cli.record import load
+from rlstruct.cli.stored_run import load_settings
 from rlstruct.search import SearchAgent, SearchConfig
 from rlstruct.testing import check_vec_env
 
@@ -52,7 +52,7 @@ def test_a_simulator_an_environment_and_a_factory_of_a_module_are_trained_evalua
 ) -> None:
     assert main(["train", "a2c", "--env", f"own_games:{name}", *SMALL]) == 0
     (run,) = pathlib.Path("runs").iterdir()
-    assert load(run).task.env == f"own_games:{name}"
+    assert load_settings(run).task.env == f"own_games:{name}"
     assert main(["evaluate", str(run), "--episodes", "3", "--video", "film.gif"]) == 0
     assert "3 episodes" in capsys.readouterr().out
     assert pathlib.Path("film.gif").stat().st_size > 100
@@ -175,6 +175,6 @@ def test_images_never_get_the_settings_for_cartpole(capsys: Capture) -> None:
     assert "settings: those for Breakout-MinAtar, which also shows images" in said
     assert "tuned for CartPole" not in said
     (run,) = pathlib.Path("runs").iterdir()
-    record = load(run)
+    record = load_settings(run)
     assert record.agent == "convolutional policy"
     assert record.config.target_return is None

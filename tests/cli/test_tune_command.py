@@ -12,7 +12,7 @@ from rlstruct.batchers.tuning import measuring
 from rlstruct.batchers.tuning.search import Candidate, Measured, Probe
 from rlstruct.cli import tune as command
 from rlstruct.cli.main import main
-from rlstruct.cli.record import load
+from rlstruct.cli.stored_run import load_settings
 
 for package in ("tyro", "tqdm", "tensorboard", "matplotlib", "PIL"):
     pytest.importorskip(package, reason="needs the extra: pip install 'rlstruct[train]'")
@@ -53,7 +53,7 @@ def test_a_training_is_tuned_and_repeated_with_the_answer(capsys: Capture) -> No
     assert said.replace("FASTEST won when timed", "").count("FASTEST") == 1  # without the note that may explain it
     assert max(map(len, said.splitlines())) <= 80
     assert "collects and learns fastest" in said
-    tuned = load(pathlib.Path("runs/tuned"))  # as rlstruct train --config reads it
+    tuned = load_settings(pathlib.Path("runs/tuned"))  # as rlstruct train --config reads it
     config = tuned.config
     assert f"paste: --n-processes 0 --n-envs {config.n_envs} --n-timesteps {config.n_timesteps}" in said
     assert config.n_envs in (4, 8)

@@ -11,7 +11,7 @@ import torch
 from rlstruct.algos.a2c import A2CConfig
 from rlstruct.algos.config import TrainingConfig
 from rlstruct.cli.main import main
-from rlstruct.cli.record import load
+from rlstruct.cli.stored_run import load_settings
 from rlstruct.cli.tune_learners import tune_learners
 
 Capture = pytest.CaptureFixture[str]
@@ -78,5 +78,5 @@ def test_learners_are_really_trained(tmp_path: Path, monkeypatch: pytest.MonkeyP
     rates = re.findall(r"^ +([12]) +([\d,]+) steps/s", capsys.readouterr().out, re.MULTILINE)
     assert [n for n, _ in rates] == ["1", "2"]
     assert all(float(rate.replace(",", "")) > 0 for _, rate in rates)
-    config = load(Path("tuned")).config
+    config = load_settings(Path("tuned")).config
     assert config.n_envs == 4 * config.n_learners

@@ -36,8 +36,8 @@ def forget() -> None:
     torch.compiler.reset()
 
 
-def run_recorded(work: Work) -> None:
-    """Do what a recording does, but for the capture."""
+def run_captured(work: Work) -> None:
+    """Do what a capture does, but for the capture."""
 
     def how(watched: Work) -> Work:
         watched()
@@ -57,8 +57,8 @@ def run_inside(context: Callable[[], AbstractContextManager[Any]]) -> Callable[[
 @pytest.mark.parametrize("warm", [True, False])
 @pytest.mark.parametrize(
     "run",
-    [run_recorded, run_inside(forbid_host_sync), run_inside(count_host_syncs), run_inside(nullcontext)],
-    ids=["recorded", "forbid", "count", "plain"],
+    [run_captured, run_inside(forbid_host_sync), run_inside(count_host_syncs), run_inside(nullcontext)],
+    ids=["captured", "forbid", "count", "plain"],
 )
 @torch.no_grad()
 def test_a_compiled_model_stays_compiled(run: Callable[[Work], None], warm: bool) -> None:
@@ -75,7 +75,7 @@ def test_a_compiled_model_stays_compiled(run: Callable[[Work], None], warm: bool
     assert backend.runs == 2
 
 
-def test_a_recording_does_not_import_a_compiler() -> None:
+def test_a_capture_does_not_import_a_compiler() -> None:
     """Compile outside of a capture: it takes seconds."""
     program = """
 import sys, torch

@@ -71,7 +71,7 @@ def test_the_order_of_events(monkeypatch: pytest.MonkeyPatch) -> None:
     with stream.work():
         log.append("collects")
     block: Any = Block(log)
-    stream.give([block])
+    stream.to_caller([block])
     assert not stream.ready()
     assert log == [
         "own waits for caller",  # weights and settings are there

@@ -43,7 +43,7 @@ def test_draws_that_rounding_flips_in_one_row_or_two_of_a_million_are_no_broken_
     action = torch.randint(2, (1 << 20,), generator=generator)
     probe = PurityProbe()
     for n in (1, 1, 2, 1, 3, 1, 1):  # 0.2 are expected: all of these looks are rare, and they come in a row
-        probe.look({"action": action}, {"action": flipped(action, n, generator)})
+        probe.compare({"action": action}, {"action": flipped(action, n, generator)})
 
 
 @pytest.mark.parametrize("rows", [1, 2, 8, 999, 1999, 4096, 1 << 20])
@@ -52,14 +52,14 @@ def test_a_day_of_collection_raises_nothing(rows: int) -> None:
     looks = 165_000  # at 2^20 environments a day of 1e9 steps a second
     probe = PurityProbe()
     for n in np.random.default_rng(0).binomial(rows, 1.6e-6, looks).tolist():
-        probe.judge("action", n, rows)
+        probe.check("action", n, rows)
 
 
 @pytest.mark.parametrize("rows", [1, 2, 19, 399])
 def test_coarse_numbers_may_flip_one_draw_in_fifty(rows: int) -> None:
     probe = PurityProbe()
     for n in np.random.default_rng(0).binomial(rows, 0.02, 50_000).tolist():
-        probe.judge("action", n, rows, eps=2.0**-7)
+        probe.check("action", n, rows, eps=2.0**-7)
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 8, 1000, 1 << 20])
@@ -68,7 +68,7 @@ def test_a_difference_in_all_rows_is_found_soon(rows: int) -> None:
 
     def look_often() -> None:
         for _ in range(2):
-            probe.look({"shown": shown}, {"shown": 2 * shown})
+            probe.compare({"shown": shown}, {"shown": 2 * shown})
 
     with pytest.raises(PurityError, match="'shown' differs from the agent's eager result"):
         look_often()
@@ -78,9 +78,9 @@ def test_a_difference_in_one_row_of_a_hundred_is_found_at_the_second_look() -> N
     generator = torch.Generator().manual_seed(0)
     action = torch.randint(2, (1 << 20,), generator=generator)
     probe = PurityProbe()
-    probe.look({"action": action}, {"action": flipped(action, len(action) // 100, generator)})
+    probe.compare({"action": action}, {"action": flipped(action, len(action) // 100, generator)})
     with pytest.raises(PurityError, match="in 10485 of 1048576 rows"):
-        probe.look({"action": action}, {"action": flipped(action, len(action) // 100, generator)})
+        probe.compare({"action": action}, {"action": flipped(action, len(action) // 100, generator)})
 
 
 def as_tf32(x: Tensor) -> Tensor:
@@ -126,7 +126,7 @@ def probe_often(agent: Coarse, runner: Runner[Any], times: int) -> int:
         executed = agent.answer(observation, exact=True)
         agent.gain = gain
         n_different += int((agent(DictTensor(), observation)[0]["action"] != executed["action"]).sum())
-        runner.look(executed, DictTensor(), observation, DictTensor())
+        runner.probe(executed, DictTensor(), observation, DictTensor())
     return n_different
 
 
@@ -191,7 +191,7 @@ def test_bfloat16_is_no_broken_promise(way: str) -> None:
         executed = DictTensor(given)
         observation = DictTensor({"frame": frame, "rng": rng})
         n_different += int((agent(DictTensor(), observation)[0]["action"] != executed["action"]).sum())
-        runner.look(executed, DictTensor(), observation, DictTensor())
+        runner.probe(executed, DictTensor(), observation, DictTensor())
     assert n_different > 40  # draws are flipped in every look
 
 

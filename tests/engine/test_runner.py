@@ -20,7 +20,7 @@ CPU = torch.device("cpu")
 class Fast:
     """An executor that calls the step, and notes what is asked of it."""
 
-    name, warm_up, compares, most, writes = "fast", 0, True, 2, False
+    name, warm_up, compares, max_instances, writes = "fast", 0, True, 2, False
     made: list[Fast]
 
     def __init__(self, step: Any) -> None:
@@ -31,14 +31,14 @@ class Fast:
         self.calls += 1
         return self.step(*args)
 
-    def follow(self, places: Mapping[tuple[object, ...], str], weights: Mapping[str, Tensor]) -> bool:
+    def rebind(self, places: Mapping[tuple[object, ...], str], weights: Mapping[str, Tensor]) -> bool:
         return False
 
 
 class Slow(Fast):
     """Needs a warm-up, and is not compared, as a graph."""
 
-    warm_up, compares, most = 1, False, 1
+    warm_up, compares, max_instances = 1, False, 1
 
 
 class Broken(Slow):

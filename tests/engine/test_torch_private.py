@@ -47,7 +47,7 @@ def test_without_a_name_agents_act_as_they_are(monkeypatch: pytest.MonkeyPatch) 
             assert made.get()[0] is not None
 
 
-def test_without_a_name_nothing_is_recorded_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_name_nothing_is_captured_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
     names = [name for names in torch_private.NEEDED["graph"] for name in names.split(":")[1].split("|")]
     for name in names:

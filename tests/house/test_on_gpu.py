@@ -149,11 +149,11 @@ def test_the_plan_is_told_with_minutes_and_without_a_gpu(on_gpu: Any, tmp_path: 
     assert sum(float(minutes) for *_, minutes, _, _ in steps) == pytest.approx(117.0, abs=0.3)
     for number in set(commands):
         assert sum(float(minutes) for *_, command, minutes in steps if command == number) == pytest.approx(9.0)
-    # Kernels, simulators, recording and collection come before everything that is timed.
+    # Kernels, simulators, capture and collection come before everything that is timed.
     for file in (
         "test_fused",
         "test_all_simulators",
-        "test_cuda_recording",
+        "test_cuda_capture",
         "test_replays",
         "test_collection_on_devices",
         "test_streams",

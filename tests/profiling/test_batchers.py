@@ -17,7 +17,7 @@ from rlstruct.algos.training import run_training
 from rlstruct.batchers import RL_Batcher
 from rlstruct.envs import GymEnvInf
 from rlstruct.profiling import profile, read
-from rlstruct.profiling.events import load
+from rlstruct.profiling.events import load_recordings
 
 
 def create_env(n_envs: int, seed: int) -> GymEnvInf:
@@ -58,13 +58,13 @@ def test_the_seconds_of_a_batcher_are_those_of_its_profile(n_processes: int, tmp
         assert rows["environment",].count == 3 * 16
         assert rows["environment", "simulator"].seconds.reshape(2, 4).sum(0).argmax() == 2
         assert rows["agent",].transitions[0, 1] > 3 * 16  # Python calls torch
-    assert main.inclusive("hand-over", corrected=False) == pytest.approx(stats.hand_over, rel=0.01)
+    assert main.inclusive("assembly", corrected=False) == pytest.approx(stats.assembly, rel=0.01)
     if workers:
         assert main.inclusive("wait", corrected=False) == pytest.approx(stats.wait, rel=0.01)
         # They share a clock: no worker began before this process or ended after it.
         assert {one.n_windows for one in report.processes} == {1}
         # A server forks the workers, but this process waits for them: its wait is corrected for what they pay.
-        assert {one.parent for one in load(tmp_path) if one.pid != os.getpid()} == {os.getpid()}
+        assert {one.parent for one in load_recordings(tmp_path) if one.pid != os.getpid()} == {os.getpid()}
         assert sum(row.waited for row in main.rows) > 0.0
 
 

@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 from synthetic import Script
 
 from rlstruct.profiling.breakdown import Process, break_down, correct
-from rlstruct.profiling.events import PLAIN, WATCHED, load
+from rlstruct.profiling.events import PLAIN, WATCHED, load_recordings
 
 MS = 1_000_000
 
 
 def broken_down(folder: pathlib.Path) -> list[Process]:
-    return break_down(load(folder))
+    return break_down(load_recordings(folder))
 
 
 def a_training(script: Script) -> Script:

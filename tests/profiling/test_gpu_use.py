@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from synthetic import Script, in_one_line
 
 from rlstruct.profiling import nvml, operation, profile, read
-from rlstruct.profiling.events import load
+from rlstruct.profiling.events import load_recordings
 from rlstruct.profiling.gpu import _weighted, use_of_gpus
 
 MS = 1_000_000
@@ -97,7 +97,7 @@ def test_a_capture_in_another_window_explains_later_replays(tmp_path: pathlib.Pa
 def test_work_that_no_recorded_capture_explains_belongs_to_who_launches_it(tmp_path: pathlib.Path) -> None:
     script = Script().enter("graph").call(MS, "cudaGraphLaunch", 1).leave()
     script.on_gpu(MS, MS, 1).on_gpu(2 * MS, MS, 1).python(4 * MS).write(tmp_path)
-    (use,) = use_of_gpus(load(tmp_path), tmp_path)
+    (use,) = use_of_gpus(load_recordings(tmp_path), tmp_path)
     assert use.operations == {"graph": pytest.approx(2e-3)}
     assert use.nvml is None
     assert "unknown" in str(use)
@@ -174,7 +174,7 @@ def test_a_window_names_the_gpus_of_its_process_by_uuid(
         monkeypatch.setattr(torch.cuda, "is_initialized", lambda in_use=in_use: in_use)
         with profile(tmp_path / str(in_use), operators=False), operation("work"):
             pass
-        (window,) = load(tmp_path / str(in_use))
+        (window,) = load_recordings(tmp_path / str(in_use))
         assert window.gpus == ({0: "bbbb"} if in_use else {})
 
 

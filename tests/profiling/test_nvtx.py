@@ -30,7 +30,7 @@ def test_operations_are_ranges_of_the_same_names(calls: list[str], monkeypatch: 
     def loss() -> None:
         Clock({"idle": None, "work": "agent"}).enter(1)  # and does not end it
 
-    operations.join()
+    operations.start_if_requested()
     try:
         with phase("training"), operation("iteration"):
             loss()
@@ -41,7 +41,7 @@ def test_operations_are_ranges_of_the_same_names(calls: list[str], monkeypatch: 
         with pytest.raises(UsageError, match=f"unset {VARIABLE}"), profile("nowhere"):
             pass
     finally:
-        operations.leave()
+        operations.stop()
     with operation("afterwards"):
         pass
     inner = ["> loss", "> agent", "<", "<", "> agent", "<"]
@@ -50,7 +50,7 @@ def test_operations_are_ranges_of_the_same_names(calls: list[str], monkeypatch: 
 
 def test_without_cuda_there_are_no_ranges(calls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    operations.join()
+    operations.start_if_requested()
     assert not is_on()
     with operation("iteration"):
         pass

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from synthetic import Script
 
 from rlstruct.profiling.breakdown import Process, break_down
-from rlstruct.profiling.events import load
+from rlstruct.profiling.events import load_recordings
 
 MS = 1_000_000
 
@@ -59,7 +59,7 @@ def broken_down(scripts: Sequence[Script]) -> list[Process]:
     with tempfile.TemporaryDirectory() as folder:
         for script in scripts:
             script.write(pathlib.Path(folder))
-        return break_down(load(pathlib.Path(folder)))
+        return break_down(load_recordings(pathlib.Path(folder)))
 
 
 @pytest.mark.parametrize(

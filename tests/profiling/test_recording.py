@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from rlstruct.profiling import Clock, OperationError, operation, operations, phase, profile, read, recorded, recorder
-from rlstruct.profiling.events import PLAIN, SWITCHING, WATCHED, load, replay
+from rlstruct.profiling.events import PLAIN, SWITCHING, WATCHED, load_recordings, replay
 from rlstruct.profiling.overlap import lookup
 from rlstruct.profiling.recorder import Recorder
 
@@ -29,7 +29,7 @@ def test_operations_nest_and_carry_their_path(tmp_path: pathlib.Path) -> None:
             torch.ones(3) + 1
         with operation("inner"):
             pass
-    (found,) = load(tmp_path)
+    (found,) = load_recordings(tmp_path)
     assert gc.isenabled()  # again
     assert [found.paths[i] for i in found.spans.key] == [("outer",), ("outer", "inner"), ("outer", "inner")]
     outer, first, second = zip(found.spans.starts, found.spans.ends, strict=True)
@@ -65,7 +65,7 @@ def test_an_exception_ends_all_that_is_open(tmp_path: pathlib.Path) -> None:
         with operation("next"):
             clock.enter(1)
             clock.enter(0)
-    (found,) = load(tmp_path)
+    (found,) = load_recordings(tmp_path)
     assert [found.paths[i] for i in found.spans.key] == [
         ("outer",), ("outer", "work"), ("next",), ("next", "work")
     ]  # fmt: skip
@@ -87,7 +87,7 @@ def test_nothing_is_noted_without_a_profile_or_by_other_threads(tmp_path: pathli
         with pytest.raises(RuntimeError, match="being profiled already"), profile(tmp_path / "other"):
             pass
     assert operations.VARIABLE not in os.environ
-    (found,) = load(tmp_path)
+    (found,) = load_recordings(tmp_path)
     assert [found.paths[i] for i in found.spans.key] == [("decorated",)]
     with pytest.raises(FileExistsError, match="holds a profile"), profile(tmp_path):
         pass
@@ -96,7 +96,7 @@ def test_nothing_is_noted_without_a_profile_or_by_other_threads(tmp_path: pathli
     with pytest.raises(ValueError, match="operators is 2"), profile(tmp_path / "other", operators=2):
         pass
     with pytest.raises(FileNotFoundError, match="holds no profile"):
-        load(tmp_path / "nothing")
+        load_recordings(tmp_path / "nothing")
 
 
 def test_the_seconds_of_a_clock_are_those_of_its_operations(tmp_path: pathlib.Path) -> None:
@@ -108,7 +108,7 @@ def test_the_seconds_of_a_clock_are_those_of_its_operations(tmp_path: pathlib.Pa
             clock.enter(2)
             clock.enter(0)
         seconds = clock.seconds()
-    (found,) = load(tmp_path)
+    (found,) = load_recordings(tmp_path)
     lengths = 1e-9 * np.bincount(found.spans.key, weights=found.spans.ends - found.spans.starts)
     assert dict(zip(found.paths, lengths, strict=True)) == pytest.approx(
         {(): 0.0, ("work",): seconds["work"], ("the rest",): seconds["rest"]}, rel=1e-9
@@ -133,7 +133,7 @@ def test_phases_are_restored(tmp_path: pathlib.Path) -> None:
             started = json.loads(os.environ[operations.VARIABLE])
         with operation("a"):
             pass
-    (found,) = load(tmp_path)
+    (found,) = load_recordings(tmp_path)
     assert started["phase"] == "evaluation"
     phases = [found.keys[i][0] for i in found.innermost[1]]
     assert [name for name, _ in itertools.groupby(phases)] == ["start", "training", "evaluation", "training", "start"]
@@ -145,7 +145,7 @@ def test_a_long_run_records_windows_that_grow_apart(tmp_path: pathlib.Path) -> N
         while time.perf_counter() - start < 0.9:
             with operation("outer"), operation("inner"):
                 pass
-    found = load(tmp_path)
+    found = load_recordings(tmp_path)
     begun = [1e-9 * (one.begun - one.origin) for one in found]
     # At 0, 3, 9 and 27 windows of 0.02 s; a busy machine may come late, and then skip one.
     assert 2 <= len(found) <= 4
@@ -166,7 +166,7 @@ def test_a_process_that_starts_between_windows_records_from_its_first_operation(
     for name in ("start", "first"):
         late.pop(late.push(name, time.perf_counter_ns()), time.perf_counter_ns(), strict=True)
     late.close()
-    (found,) = load(tmp_path)
+    (found,) = load_recordings(tmp_path)
     assert [found.paths[i] for i in found.spans.key] == [("first",)]
     assert found.window == 0
     assert found.begun >= started
@@ -211,7 +211,7 @@ def test_a_training_on_the_cpu_is_recorded_alike_where_there_is_a_gpu(
         while time.perf_counter() - start < 0.3:
             with operation("negate"):
                 one.neg_()
-    (found,) = load(tmp_path)
+    (found,) = load_recordings(tmp_path)
     assert PLAIN in found.slices[1]  # a process that works on a GPU is watched without a break
 
 
@@ -272,7 +272,7 @@ def test_ctrl_c_leaves_a_profile_and_a_killed_process_loses_its_own(tmp_path: pa
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode in (1, 130, -signal.SIGINT)
     assert "KeyboardInterrupt" in done.stderr
-    found = {one.paths[-1][0]: one for one in load(tmp_path / "profile")}
+    found = {one.paths[-1][0]: one for one in load_recordings(tmp_path / "profile")}
     assert set(found) == {"parent", "stopped"}
     assert "aten::add" in found["parent"].host.names
     # Both are on one clock: the child's operation began before that of its parent, which waited for it.
@@ -287,7 +287,7 @@ def test_operators_are_recorded_in_slices(tmp_path: pathlib.Path, capfd: pytest.
         while time.perf_counter() - start < 0.6:
             with operation("negate"):
                 one.neg_()
-    (found,) = load(tmp_path)
+    (found,) = load_recordings(tmp_path)
     times, kinds = found.slices
     assert set(kinds) == {SWITCHING, PLAIN, WATCHED}
     assert (np.diff(times) > 0).all()
@@ -316,7 +316,7 @@ def test_what_older_releases_of_torch_say_of_every_profile_is_kept_from_users(
     monkeypatch.setattr(torch.profiler, "profile", Talkative)
     with profile(tmp_path, window=60), operation("outer"):
         torch.ones(3) + 1
-    assert "aten::add" in load(tmp_path)[0].host.names
+    assert "aten::add" in load_recordings(tmp_path)[0].host.names
 
 
 def test_what_a_window_recorded_is_freed_at_its_end(tmp_path: pathlib.Path) -> None:
@@ -340,7 +340,7 @@ def test_a_capture_is_recorded_between_windows(tmp_path: pathlib.Path) -> None:
             pass
         with operation("graph"), recorded(), operation("captured"):
             torch.ones(3) + 1
-    sampled, capture = sorted(load(tmp_path), key=lambda one: -one.window)
+    sampled, capture = sorted(load_recordings(tmp_path), key=lambda one: -one.window)
     assert (sampled.window, capture.window) == (0, -1)
     assert capture.paths[1:] == [("graph",), ("graph", "captured")]
     assert "aten::add" in capture.host.names

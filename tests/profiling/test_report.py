@@ -11,7 +11,7 @@ from synthetic import Script, in_one_line
 from rlstruct.cli.main import main
 from rlstruct.profiling import differences, read, save
 from rlstruct.profiling.drawing import draw
-from rlstruct.profiling.events import PLAIN, WATCHED, load
+from rlstruct.profiling.events import PLAIN, WATCHED, load_recordings
 from rlstruct.profiling.nvml import Samples
 from rlstruct.profiling.perfetto import write_trace
 
@@ -140,7 +140,7 @@ def test_the_trace_has_every_event_on_the_track_of_its_process(tmp_path: pathlib
     script = Script().enter("outer").operator(MS).enter("inner").python(MS).leave().leave()
     script.call(MS, "cudaLaunchKernel", 1).on_gpu(MS // 2, MS, 1, "a kernel").write(tmp_path)
     Script("rlstruct-worker-0", 2, parent=1).enter("agent").python(MS).leave().write(tmp_path)
-    write_trace(load(tmp_path), tmp_path / "trace")
+    write_trace(load_recordings(tmp_path), tmp_path / "trace")
     events = events_of(tmp_path / "trace")
     named = [event for event in events if event["ph"] == "M"]
     processes = {event["pid"]: event["args"]["name"] for event in named if event["name"] == "process_name"}
@@ -165,7 +165,7 @@ def test_the_trace_has_every_event_on_the_track_of_its_process(tmp_path: pathlib
 def test_events_that_cross_are_cut_so_that_the_trace_nests(tmp_path: pathlib.Path) -> None:
     script = Script().python(10 * MS).on_gpu(0, 4 * MS, 1, "first").on_gpu(MS, 5 * MS, 2, "second")
     script.on_gpu(5 * MS, 2 * MS, 3, "third").write(tmp_path)
-    write_trace(load(tmp_path), tmp_path / "trace")
+    write_trace(load_recordings(tmp_path), tmp_path / "trace")
     slices = {e["name"]: (e["ts"] - 10**6, e["dur"]) for e in events_of(tmp_path / "trace") if e["ph"] == "X"}
     assert slices == {"first": (0.0, 4000.0), "second": (1000.0, 3000.0), "third": (5000.0, 2000.0)}
 
@@ -176,7 +176,7 @@ def test_the_trace_counts_how_busy_each_gpu_is_over_time(tmp_path: pathlib.Path)
     Script("rlstruct-worker-0", 2, parent=1).python(25 * MS).on_gpu(6 * MS, 6 * MS, 1).write(tmp_path)
     Script(start=21 * 10**9, now=21 * 10**9).python(10 * MS).write(tmp_path, window=1)
     samples = {"cuda:0": Samples([(10**9, 97.0), (10**9 + MS, 3.0)]), "of no process": Samples([(10**9, 1.0)])}
-    write_trace(load(tmp_path), tmp_path / "trace", samples)
+    write_trace(load_recordings(tmp_path), tmp_path / "trace", samples)
     found: dict[str, list[tuple[float, float]]] = {}
     for event in events_of(tmp_path / "trace"):
         if event["ph"] == "C":

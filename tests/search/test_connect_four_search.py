@@ -91,7 +91,7 @@ def test_on_an_accelerator_nothing_waits_and_a_graph_finds_the_same(method: str)
     here, there = make(device="cpu"), make(device="sim:0")
     expected, _ = here(DictTensor(), observed(ConnectFour(5), 8), DictTensor())
     observation = observed(ConnectFour(5, device="sim:0"), 8)
-    for _ in range(3):  # eager, recorded, replayed
+    for _ in range(3):  # eager, captured, replayed
         with forbid_host_sync():
             found, _ = there(DictTensor(), observation, DictTensor())
         for key, value in expected.items():

@@ -15,7 +15,7 @@ from rlstruct.batchers import RL_Batcher
 from rlstruct.core import DictTensor
 from rlstruct.functional.random import child_key
 from rlstruct.search import GameModel, SearchAgent, SearchConfig, Tree, TreeSearch
-from rlstruct.search.tree import judge
+from rlstruct.search.tree import evaluate_masked
 from rlstruct.sims import ConnectFour
 from rlstruct.testing import forbid_host_sync
 
@@ -61,9 +61,9 @@ def test_everything_behind_the_new_state_is_kept(n_moves: int) -> None:
         slots = tree.children[slots, actions]
         played = [board.play(int(a)) for board, a in zip(played, actions, strict=True)]
     state = search.model.begin(as_state(played), torch.arange(20))  # type: ignore[attr-defined]
-    later = search.plant(state, *judge(search.model, state))
+    later = search.new_trees(state, *evaluate_masked(search.model, state))
     with forbid_host_sync():
-        later.keep(tree.rows(), search.n_kept)
+        later.copy_subtrees(tree.rows(), search.n_kept)
     for b in range(20):
         expected = nodes_behind(tree, int(slots[b]))
         assert nodes_behind(later, int(later.roots()[b])) == expected
@@ -74,8 +74,8 @@ def test_only_so_many_nodes_are_kept_the_oldest_first() -> None:
     boards = tactical(20, "block")
     search, tree = searched(boards)
     state = search.model.begin(as_state(boards), torch.arange(20))  # type: ignore[attr-defined]
-    later = search.plant(state, *judge(search.model, state))
-    later.keep(tree.rows(), 9)  # the same state: the root itself
+    later = search.new_trees(state, *evaluate_masked(search.model, state))
+    later.copy_subtrees(tree.rows(), 9)  # the same state: the root itself
     for b in range(20):
         whole, kept = (nodes_behind(one, int(one.roots()[b])) for one in (tree, later))
         assert len(kept) == min(9, len(whole))

@@ -24,7 +24,7 @@ from rlstruct.agents import ActorCritic, ActorCriticAgent, RandomAgent
 from rlstruct.algos import a2c, launch
 from rlstruct.algos.a2c import A2CConfig
 from rlstruct.algos.build import create_batchers
-from rlstruct.algos.process_group import learners
+from rlstruct.algos.process_group import learner_group
 from rlstruct.batchers import RL_Batcher
 from rlstruct.batchers.workers.processes import quiet_start
 from rlstruct.cli.main import main
@@ -351,7 +351,7 @@ def test_learners_are_spread_over_the_gpus_with_a_daemon_for_each(
 class SharingConfig(A2CConfig):
     """Settings of learners that compute on the CPU and are started as those of a GPU are."""
 
-    def learners_share(self) -> bool:
+    def learners_share_gpus(self) -> bool:
         return self.n_learners > 1
 
 
@@ -367,14 +367,14 @@ def learners_of_a_gpu(h100: FakeMps, monkeypatch: pytest.MonkeyPatch) -> Iterato
     monkeypatch.setattr(
         launch, "GpuSharing", lambda device, *others, **named: GpuSharing(torch.device("cuda"), *others, **named)
     )
-    monkeypatch.setattr(launch, "_shares", {})
+    monkeypatch.setattr(launch, "_gpu_sharings", {})
     for name in NAMES:
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
     found = "CUDA_MPS_PIPE_DIRECTORY"
     monkeypatch.setattr(gpu_sharing, "running_daemon", lambda: Path(os.environ[found]) if found in os.environ else None)
     yield h100
-    for sharing in launch._shares.values():
+    for sharing in launch._gpu_sharings.values():
         sharing.close()
 
 
@@ -412,7 +412,7 @@ def test_torchrun_gives_no_shares(monkeypatch: pytest.MonkeyPatch) -> None:
 def showing_sim(folder: str, n_envs: int, seed: int) -> VecEnv:
     """CartPoles that write down what their process started with."""
     shown = {name: os.environ.get(name) for name in NAMES} | {"cores": sorted(os.sched_getaffinity(0))}
-    Path(folder, f"worker{learners().rank}-{os.getpid()}.json").write_text(json.dumps(shown))
+    Path(folder, f"worker{learner_group().rank}-{os.getpid()}.json").write_text(json.dumps(shown))
     return make("CartPole-v1", n_envs, seed, auto_reset=True)
 
 
@@ -456,7 +456,7 @@ def test_trainings_share_as_their_settings_say(
             ValueError, match="A2CConfig: sharing is 'mps', expected 'none' or 'auto', or worker processes"
         ):
             A2CConfig(**settings, sharing="mps")
-    assert A2CConfig(n_learners=2, learner_device="cuda", n_processes=0, sharing="mig").learners_share()
+    assert A2CConfig(n_learners=2, learner_device="cuda", n_processes=0, sharing="mig").learners_share_gpus()
     assert main(["train", "a2c", "--env", "CartPole-v1", "--sharing", "mps"]) == 2
     boxed = capsys.readouterr().err.replace("│", " ")
     assert "sharing is 'mps', expected 'none' or 'auto'" in " ".join(boxed.split())

@@ -127,7 +127,7 @@ def test_a_forked_child_leaves_its_parents_daemon_alone(fake: FakeMps) -> None:
         child = os.fork()
         if child == 0:
             daemon.end()
-            time.sleep(60)  # holds the pipe to the keeper open
+            time.sleep(60)  # holds the pipe to the supervisor open
             os._exit(0)
         time.sleep(0.2)
         assert len(fake.left()) == 3
@@ -138,10 +138,10 @@ def test_a_forked_child_leaves_its_parents_daemon_alone(fake: FakeMps) -> None:
 
 def test_signals_to_the_group_do_not_end_the_daemon_before_its_clients(fake: FakeMps) -> None:
     with mps("GPU-a") as daemon:
-        keeper = int(Path(f"/proc/{fake.orders('daemon')[0]}/stat").read_text().rpartition(")")[2].split()[1])
-        assert os.getsid(keeper) == keeper
+        supervisor = int(Path(f"/proc/{fake.orders('daemon')[0]}/stat").read_text().rpartition(")")[2].split()[1])
+        assert os.getsid(supervisor) == supervisor
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            os.kill(keeper, number)
+            os.kill(supervisor, number)
         time.sleep(0.2)
         assert daemon.alive()
         assert daemon.ask("get_server_list")

@@ -14,7 +14,7 @@ from rlstruct.agents import ActorCritic, ActorCriticAgent
 from rlstruct.batchers import RL_Batcher
 from rlstruct.core import Trajectories
 from rlstruct.sharing import Mode, mig_instances, mps
-from rlstruct.sharing.daemon import missing
+from rlstruct.sharing.daemon import why_unavailable
 from rlstruct.sims import CartPole
 
 pytestmark = pytest.mark.gpu
@@ -47,8 +47,8 @@ def collect(collecting: RL_Batcher) -> Trajectories:
 
 
 def test_workers_under_mps_are_clients_and_collect_what_others_collect() -> None:
-    if missing():
-        pytest.skip(missing())
+    if why_unavailable():
+        pytest.skip(why_unavailable())
     if mig_instances():
         pytest.skip("the GPU is split into MIG instances")
     with pytest.warns(UserWarning, match="take turns on the GPU"):
@@ -95,8 +95,8 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize("sharing", ["mps", "mig"])
 def test_learners_share_a_gpu_and_learn_what_one_learns(sharing: Mode, tmp_path: Path) -> None:
-    if sharing == "mps" and (missing() or mig_instances()):
-        pytest.skip(missing() or "the GPU is split into MIG instances")
+    if sharing == "mps" and (why_unavailable() or mig_instances()):
+        pytest.skip(why_unavailable() or "the GPU is split into MIG instances")
     if sharing == "mig" and not mig_instances():
         pytest.skip("there is no MIG instance, and tests make none")
     script = tmp_path / "learners.py"

@@ -164,6 +164,6 @@ def test_a_batch_of_every_simulator_is_one_graph(name: str, device: str) -> None
     ) as batcher:
         batcher.reset()
         for _ in range(3):
-            batcher.execute()  # a batch that cannot be recorded warns, and warnings are errors in the tests
+            batcher.execute()  # a batch that cannot be captured warns, and warnings are errors in the tests
             batcher.get()
         assert batcher.stats().executors == ("graph",)

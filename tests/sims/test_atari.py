@@ -20,9 +20,9 @@ from rlstruct.core import DictTensor
 from rlstruct.sims.atari import Atari, open_ale, read_ale_state, write_ale_state
 from rlstruct.sims.atari.ale_game import read_palette
 from rlstruct.sims.atari.games import RULES
-from rlstruct.sims.atari.judge import OVER, Counter
 from rlstruct.sims.atari.picture import area_weights
 from rlstruct.sims.atari.rules import DROPS, Rules, tables
+from rlstruct.sims.atari.scoring import OVER, Scorer
 from rlstruct.testing import check_vec_env
 
 
@@ -210,7 +210,7 @@ def says(game: str, n_frames: int, seed: int) -> list[tuple[tuple[int, int, bool
     """Return rewards and ends as the rules read them from ALE's RAM, and as ALE reports them, in each frame."""
     ale = open_ale(game, seed)
     actions = [action.value for action in ale.getLegalActionSet()]
-    counter = Counter(RULES[game], torch.device("cpu"))
+    counter = Scorer(RULES[game], torch.device("cpu"))
     tally, both = counter.begin(memory(ale), [ale.lives()]), []
     for action in np.random.default_rng(seed).choice(actions, n_frames).tolist():
         said = (int(ale.act(action)), ale.lives(), ale.game_over())

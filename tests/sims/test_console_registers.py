@@ -16,8 +16,8 @@ import warp as wp
 import rlstruct.sims.atari
 
 MODULES = [f"rlstruct.sims.atari.{module.name}" for module in pkgutil.iter_modules(rlstruct.sims.atari.__path__)]
-KERNELS = {"rlstruct.sims.atari.frame": "run_frame", "rlstruct.sims.atari.judge": "judge",
-           "rlstruct.sims.atari.picture": "look"}  # fmt: skip
+KERNELS = {"rlstruct.sims.atari.frame": "run_frame", "rlstruct.sims.atari.scoring": "score_frame",
+           "rlstruct.sims.atari.picture": "render"}  # fmt: skip
 MOST_REGISTERS = 208  # of 255: 65,536 of a multiprocessor are enough for 9 warps
 REGISTERS, LOCAL_BYTES = 0x2F, 0x11  # EIATTR_REGCOUNT and EIATTR_FRAME_SIZE in the section .nv.info
 

@@ -23,7 +23,7 @@ _SHOW_COLORS = bytes([0x86, 0x09, 0x86, 0x02, 0xE8, 0xE8, 0x4C, 0x80, 0x00])
 
 
 @dataclass(frozen=True)
-class Beginning:
+class StartState:
     """Start state of a game."""
 
     state: AleState
@@ -131,7 +131,7 @@ def read_palette(ale: Any) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]
     return gray, colors
 
 
-def beginnings(name: str, n: int, *, fire: int = 0) -> list[Beginning]:
+def start_states(name: str, n: int, *, fire: int = 0) -> list[StartState]:
     """Return ALE's states after a reset and 1 to n no-op frames, as AtariPreprocessing begins games.
 
     With ``n=0``, return one state without no-op frames. Each is followed by ``fire`` frames of FIRE, in games that use
@@ -148,16 +148,16 @@ def beginnings(name: str, n: int, *, fire: int = 0) -> list[Beginning]:
             screens.append(_play(ale, NOTHING))
         kept, pictures = ale.cloneState(), list(screens)
         pictures += [_play(ale, action) for action in presses]
-        begun.append(beginning(ale, pictures[-2:]))
+        begun.append(start_state(ale, pictures[-2:]))
         ale.restoreState(kept)
     return begun
 
 
-def beginning(ale: Any, screens: list[npt.NDArray[np.uint8]] | None = None) -> Beginning:
+def start_state(ale: Any, screens: list[npt.NDArray[np.uint8]] | None = None) -> StartState:
     """Return ALE's current state as a start state, with the last one or two frames."""
     pictures = screens or [ale.getScreen()]
     state = read_ale_state(ale.cloneState().serialize())
-    return Beginning(state, np.stack([pictures[0], pictures[-1]]), ale.lives())
+    return StartState(state, np.stack([pictures[0], pictures[-1]]), ale.lives())
 
 
 def _play(ale: Any, action: int) -> npt.NDArray[np.uint8]:

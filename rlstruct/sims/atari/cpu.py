@@ -129,12 +129,16 @@ def write_chip(m: Registers, outer: Outer):
         write_riot(m, outer, m.address, m.value)
 
 
-def apart(function: wp.Function) -> wp.Function:
+def noinline(function: wp.Function) -> wp.Function:
     """Copy a Warp function without inlining: CPU code exists once per frequent opcode, and shares what is large."""
-    return wp.func(function.func, name=f"{function.key}_apart", inline=False)
+    return wp.func(function.func, name=f"{function.key}_noinline", inline=False)
 
 
-read_chip_apart, write_chip_apart, follow_beam_apart = apart(read_chip), apart(write_chip), apart(follow_beam)
+read_chip_noinline, write_chip_noinline, follow_beam_noinline = (
+    noinline(read_chip),
+    noinline(write_chip),
+    noinline(follow_beam),
+)
 
 
 @wp.func
@@ -147,7 +151,7 @@ def read_memory(board: Shared, i: int, m: Registers, outer: Outer):
     elif (address & 0x0280) == 0x80:
         m.bus = byte_of_ram(board.ram, i, address & 127)
     elif on_a_cpu():
-        read_chip_apart(m, outer)
+        read_chip_noinline(m, outer)
     else:
         read_chip(m, outer)
 
@@ -162,7 +166,7 @@ def write_memory(board: Shared, i: int, m: Registers, outer: Outer):
     elif (address & 0x0280) == 0x80:
         set_byte_of_ram(board.ram, i, address & 127, m.value)
     elif on_a_cpu():
-        write_chip_apart(m, outer)
+        write_chip_noinline(m, outer)
     else:
         write_chip(m, outer)
 
@@ -286,7 +290,7 @@ def compute(board: Shared, i: int, m: Registers, outer: Outer, word: int):
     touches = wp.where((m.address & 0x1080) == 0, reads | writes, 0)
     if touches != 0 or m.n_instructions == MOST_INSTRUCTIONS - 1:
         if on_a_cpu():
-            follow_beam_apart(board, i, m, outer, touches, reads, writes)
+            follow_beam_noinline(board, i, m, outer, touches, reads, writes)
         else:
             follow_beam(board, i, m, outer, touches, reads, writes)
     if reads != 0:
@@ -334,7 +338,7 @@ def step(board: Shared, i: int, m: Registers, outer: Outer):
     execute(board, i, m, outer, int(text >> wp.uint64(32)), int(text >> wp.uint64(8)) & 0xFFFF, int(text) & 0xFF)
 
 
-step_apart = apart(step)
+step_noinline = noinline(step)
 
 
 @wp.func(inline=True)
@@ -354,7 +358,7 @@ def step_on_a_cpu(board: Shared, i: int, m: Registers, outer: Outer):
             m.bus = int(text >> wp.static(wp.uint64(8 * op.LENGTHS[op.FREQUENT[k]] - 8))) & 0xFF
             execute(board, i, m, outer, wp.static(op.WORDS[op.FREQUENT[k]]), operand, wp.static(op.FREQUENT[k]))
             return
-    step_apart(board, i, m, outer)
+    step_noinline(board, i, m, outer)
 
 
 @wp.func

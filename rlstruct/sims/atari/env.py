@@ -19,16 +19,16 @@ from torch import Tensor
 from rlstruct.device import DeviceLike
 from rlstruct.errors import BadValueError
 from rlstruct.functional.random import randint, uniform
-from rlstruct.sims.atari.ale_game import Beginning, beginning, beginnings, load_game, rom_ids
+from rlstruct.sims.atari.ale_game import StartState, load_game, rom_ids, start_state, start_states
 from rlstruct.sims.atari.games import RULES
-from rlstruct.sims.atari.judge import LIVES, OVER, Counter
 from rlstruct.sims.atari.machine import FIELDS, Consoles, launch, place_consoles, run_consoles
-from rlstruct.sims.atari.picture import WIDTH, View, area_weights, look
+from rlstruct.sims.atari.picture import WIDTH, View, area_weights, render
+from rlstruct.sims.atari.scoring import LIVES, OVER, Scorer
 from rlstruct.sims.tensor_env import TensorEnv
 
 MOST_FRAMES = 108_000
 """Frames of an episode: half an hour, as ALE counts it."""
-_CUT_LAST, _CUT_EARLIER, _FIRST = 1, 2, 3  # codes for `look`: ended in the last frame or before; first frame
+_CUT_LAST, _CUT_EARLIER, _FIRST = 1, 2, 3  # codes for `render`: ended in the last frame or before; first frame
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class AtariState:
     screens: Tensor  # the last two pictures that were drawn.  [B, 2, lines * 160] uint8
     frames: Tensor  # the observation.  [B, stack, height, width] or [..., 3] uint8
     action: Tensor  # the console's last action, as ALE numbers it.  [B] int32
-    tally: Tensor  # score, lives, game over, a byte that the rules remember, sets; see `judge`.  [B, 5] int32
+    tally: Tensor  # score, lives, game over, a byte that the rules remember, sets; see `scoring`.  [B, 5] int32
 
 
 class Atari(TensorEnv[AtariState]):
@@ -108,7 +108,7 @@ class Atari(TensorEnv[AtariState]):
         self.episodic_lives = episodic_lives
         name = _find(game)
         self.game = load_game(name)
-        begun = beginnings(name, noop_max, fire=frame_skip if fire_on_reset else 0)
+        begun = start_states(name, noop_max, fire=frame_skip if fire_on_reset else 0)
         first = begun[0]
         lines = first.screens.shape[1]
         self.actions = self.game.legal if full_actions else self.game.actions
@@ -125,13 +125,13 @@ class Atari(TensorEnv[AtariState]):
         super().__init__(n_envs, seed, device=device, auto_reset=auto_reset, time_limit=limit)
         self.backend = "warp"
         self._prepare(gray, brighter and frame_skip > 1, lines, height, width)
-        self._places = self.from_beginnings(begun)
+        self._places = self.from_start_states(begun)
 
     def _prepare(self, gray: bool, brighter: bool, lines: int, height: int, width: int) -> None:
         """Copy constants to the device."""
         self._chosen = torch.tensor(self.actions, dtype=torch.int32, device=self._device)
         self._board, self._view = self._reader.board, View()
-        self._counter = Counter(RULES[self.game.name], self._device)
+        self._scorer = Scorer(RULES[self.game.name], self._device)
         palette = np.ascontiguousarray((self.game.gray if gray else self.game.colors).T, np.float32)
         # Copied by torch: Warp would use another stream, which nothing waits for.
         tables = {"palette": palette, "rows": area_weights(lines, height), "columns": area_weights(WIDTH, width)}
@@ -159,14 +159,14 @@ class Atari(TensorEnv[AtariState]):
             last = frame == self.frame_skip - 1
             draw = self.draw_all or frame >= self.frame_skip - 2
             run_consoles(self._board, consoles, taken, who, draw=draw)
-            self._counter.count(memory, tallies, who, paid)
+            self._scorer.count(memory, tallies, who, paid)
             ended = tally[:, OVER] != 0
             if self.episodic_lives:
                 ended = ended | (tally[:, LIVES] < state.tally[:, LIVES])
             ended_now = ended & (running != 0)
             cut.masked_fill_(ended_now, _CUT_LAST if last else _CUT_EARLIER)
             running.masked_fill_(ended_now, 0)
-        seen = self._look(state.screens, screens, registers, cut, state.frames[:, -1])
+        seen = self._render(state.screens, screens, registers, cut, state.frames[:, -1])
         frames = torch.cat([state.frames[:, 1:], seen.unsqueeze(1)], 1)
         moved = AtariState(registers, ram, screens, frames, taken, tally)
         return moved, rewards.to(torch.float32), cut != 0
@@ -188,30 +188,30 @@ class Atari(TensorEnv[AtariState]):
 
         Their frame stacks repeat the current screen.
         """
-        return self.from_beginnings([beginning(ale) for ale in ales])
+        return self.from_start_states([start_state(ale) for ale in ales])
 
-    def from_beginnings(self, begun: Sequence[Beginning]) -> AtariState:
+    def from_start_states(self, begun: Sequence[StartState]) -> AtariState:
         """Convert K start states of ALE to ours.  [K, ...]."""
         registers, ram = (t.to(self._device) for t in self._reader.read([place.state for place in begun]))
-        tally = self._counter.begin(ram, [place.lives for place in begun])
+        tally = self._scorer.begin(ram, [place.lives for place in begun])
         pictures = np.stack([place.screens for place in begun]).reshape(len(begun), 2, -1)
         last = registers[:, FIELDS.index("n_frames")] & 1
         screens = torch.from_numpy(pictures).to(self._device)
         screens = torch.where((last == 1).view(-1, 1, 1), screens, screens.flip(1)).contiguous()
         height, *rest = (self.observation_space.shape or ())[1:]
         seen = torch.zeros(len(begun), height, *rest, dtype=torch.uint8, device=self._device)
-        seen = self._look(screens, screens, registers, torch.full_like(last, _FIRST), seen)
+        seen = self._render(screens, screens, registers, torch.full_like(last, _FIRST), seen)
         stack = seen.unsqueeze(1).repeat_interleave((self.observation_space.shape or ())[0], 1)
         return AtariState(registers, ram, screens, stack, torch.zeros_like(last), tally)
 
-    def _look(self, before: Tensor, after: Tensor, registers: Tensor, cut: Tensor, shown: Tensor) -> Tensor:
+    def _render(self, before: Tensor, after: Tensor, registers: Tensor, cut: Tensor, shown: Tensor) -> Tensor:
         """Render one picture per console; games that ended earlier in the step keep their last one."""
         seen = shown.clone()
         pixels = seen if seen.dim() == 4 else seen.unsqueeze(3)
         last = (registers[:, FIELDS.index("n_frames")] & 1).contiguous()
         n, height, width = pixels.shape[:3]
         threads = width if pixels.is_cuda else 1  # for a line
-        launch(self._device, look, (n, height, threads), self._view, before, after, last, cut, pixels, threads)
+        launch(self._device, render, (n, height, threads), self._view, before, after, last, cut, pixels, threads)
         return seen
 
 

@@ -75,12 +75,12 @@ def run_frame(
     given: Board,
     actions: wp.array(dtype=int),  # ALE's numbers
     running: wp.array(dtype=int),  # 0 leaves a console unchanged
-    apart: int,  # threads per console; the first one runs it, the others do nothing
+    threads_per_console: int,  # threads per console; the first one runs it, the others do nothing
 ):
     """Run each console until its frame ends."""
     thread = wp.tid()
-    i = thread // apart
-    if thread % apart != 0 or running[i] == 0:
+    i = thread // threads_per_console
+    if thread % threads_per_console != 0 or running[i] == 0:
         return
     m = consoles[i]
     board = given

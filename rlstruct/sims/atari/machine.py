@@ -30,7 +30,7 @@ MAPPERS = {
 MOST_PICTURE_LINES = PAL_LINES = 250
 BLOCK = 32
 """Threads per block: one warp, so that 4,096 consoles occupy nearly all multiprocessors of a large GPU."""
-APART = 1
+THREADS_PER_CONSOLE = 1
 """Threads per console, of which one works: 32 would give each console its own warp."""
 
 _NOT_IN_ALE = frozenset({"switches", "controller", "blanks", "input2", "mirror_playfield"})
@@ -185,8 +185,18 @@ def run_consoles(board: Any, consoles: Any, actions: Tensor, running: Any, *, dr
     Consoles where ``running`` [B] int32 (a torch or Warp array) is 0 do not change.
     """
     board.draw = int(draw)
-    apart = APART if actions.is_cuda else 1
-    launch(actions.device, run_frame, len(actions) * apart, consoles, board, actions, running, apart, block=BLOCK)
+    threads_per_console = THREADS_PER_CONSOLE if actions.is_cuda else 1
+    launch(
+        actions.device,
+        run_frame,
+        len(actions) * threads_per_console,
+        consoles,
+        board,
+        actions,
+        running,
+        threads_per_console,
+        block=BLOCK,
+    )
 
 
 def launch(device: torch.device, kernel: Any, shape: int | Sequence[int], *inputs: Any, block: int = 256) -> None:

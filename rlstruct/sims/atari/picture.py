@@ -24,7 +24,7 @@ MOST_SOURCES = 4
 
 @wp.struct
 class View:
-    """Tables and settings by which `look` turns pictures into observations."""
+    """Tables and settings by which `render` turns pictures into observations."""
 
     palette: wp.array2d(dtype=float)  # [channels, 256]
     columns: wp.array2d(dtype=float)  # from `area_weights`.  [W, 1 + MOST_SOURCES]
@@ -91,14 +91,14 @@ def plain_pixels(
 
 
 @wp.kernel(enable_backward=False)
-def look(
+def render(
     view: View,
     before: wp.array3d(dtype=wp.uint8),  # both screens before the step.  [B, 2, lines * 160], contiguous
     after: wp.array3d(dtype=wp.uint8),  # both screens after the step, likewise
     last: wp.array(dtype=int),  # index of the newer screen.  [B]
     cut: wp.array(dtype=int),  # 1: the game ended in the last frame of the step; 2: earlier; 3: no older frame.  [B]
     seen: wp.array4d(dtype=wp.uint8),  # [B, H, W, channels]
-    apart: int,  # threads for each line: one per pixel on a GPU, one on a CPU
+    threads_per_line: int,  # threads for each line: one per pixel on a GPU, one on a CPU
 ):
     """Render the picture of each console; a game that ended before the last frame of the step keeps its old one."""
     i, y, thread = wp.tid()
@@ -115,7 +115,7 @@ def look(
     while x < seen.shape[2]:
         first = first_row * WIDTH + int(weight(view.columns, x, 0))
         n_plain = int(0)
-        if on_a_cpu() and apart == 1 and how != 1:
+        if on_a_cpu() and threads_per_line == 1 and how != 1:
             n_plain = plain_pixels(view, after, one, other, size, first, x, seen.shape[2])
         for channel in range(view.channels):
             if n_plain > 0:
@@ -146,7 +146,7 @@ def look(
                                 row = row + bright * part
                         total = total + row * share
                 seen[i, y, x, channel] = wp.uint8(wp.rint(total))
-        x += wp.max(n_plain, 1) * apart
+        x += wp.max(n_plain, 1) * threads_per_line
 
 
 def area_weights(n_sources: int, n_pixels: int) -> npt.NDArray[np.float32]:

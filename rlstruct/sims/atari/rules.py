@@ -1,7 +1,7 @@
 """Rules for reward, lives and the end of a game, converted to look-up tables over bytes of RAM.
 
 Every rule is a sum or a conjunction over single bytes, so it becomes one table of 256 entries per byte that it reads,
-and the kernel in `judge` needs no code for individual games.
+and the kernel in `scoring` needs no code for individual games.
 """
 
 from __future__ import annotations

@@ -37,11 +37,11 @@ class Memory:
     flags: wp.array3d(dtype=wp.bool)  # [K, TERMINATED to DONE, B]
 
 
-def make_advance(game: GameKernel, chooser: Any, choose: Any) -> Any:
-    """Make the kernel ``(memory, chooser, n_steps, time_limit)`` of a game, for B threads; ``time_limit`` 0 is none.
+def make_advance(game: GameKernel, policy_type: Any, act: Any) -> Any:
+    """Make the kernel ``(memory, policy, n_steps, time_limit)`` of a game, for B threads; ``time_limit`` 0 is none.
 
-    The Warp function ``choose(chooser, k, i, frame)`` returns the action of environment i at step k. Its first argument
-    is the agent's memory, a struct of type ``chooser``.
+    The Warp function ``act(policy, k, i, frame)`` returns the action of environment i at step k. Its first argument
+    is the agent's memory, a struct of type ``policy_type``.
     """
     initial, transition, observe = game.initial, game.transition, game.observe
     State, n_fields, Frame, n_numbers = game.state, game.state._length_, game.frame, game.frame._length_
@@ -52,7 +52,7 @@ def make_advance(game: GameKernel, chooser: Any, choose: Any) -> Any:
             frames[k, d, i] = seen[d]
 
     @wp.kernel(module="unique", enable_backward=False)
-    def advance(io: Memory, by: chooser, n_steps: int, time_limit: wp.int64):
+    def advance(io: Memory, policy: policy_type, n_steps: int, time_limit: wp.int64):
         i = wp.tid()
         s = State()
         for f in range(wp.static(n_fields)):
@@ -61,7 +61,7 @@ def make_advance(game: GameKernel, chooser: Any, choose: Any) -> Any:
         episode = io.clock[EPISODE, i]
         episode_key = child_key(wp.uint64(io.env_key[i]), episode)
         for k in range(n_steps):
-            action = choose(by, k, i, observe(s))
+            action = act(policy, k, i, observe(s))
             s, reward, terminated = transition(s, action, child_key(episode_key, elapsed))
             elapsed += wp.int64(1)
             truncated = time_limit > wp.int64(0) and elapsed >= time_limit

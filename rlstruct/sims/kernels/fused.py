@@ -56,16 +56,16 @@ class FusedLaunch:
         kind = (self._n_actions, -(-width // 4) * 4, len(perceptron.actor) - 1, perceptron.activation)
         struct, kernel = _make(game := env.kernel(), *kind)
         self._n_fields, self._n_numbers = game.state._length_, game.frame._length_
-        shown, said = self._allocate()
-        keys = shown["next_clock"]
-        shown |= {"env_key": keys[0], "state": shown["next_state"], "clock": keys}
-        io, by = Memory(), struct()
-        for target, tensors in ((io, shown), (by, {**said, "rng": keys})):
+        env_results, agent_results = self._allocate()
+        keys = env_results["next_clock"]
+        env_results |= {"env_key": keys[0], "state": env_results["next_state"], "clock": keys}
+        io, policy = Memory(), struct()
+        for target, tensors in ((io, env_results), (policy, {**agent_results, "rng": keys})):
             for name, value in tensors.items():
                 setattr(target, name, wp.from_torch(value))
-        by.weights = wp.from_torch(torch.zeros((1, 4), device=env.device), dtype=wp.vec4f)
+        policy.weights = wp.from_torch(torch.zeros((1, 4), device=env.device), dtype=wp.vec4f)
         device, began = wp.device_from_torch(env.device), time.perf_counter()
-        inputs = [io, by, n_timesteps, env.time_limit or 0]
+        inputs = [io, policy, n_timesteps, env.time_limit or 0]
         with quietly():
             self.launch = wp.launch(kernel, env.n_envs(), inputs, device=device, record_cmd=True, block_dim=BLOCK)
         _logger.info("kernel %s on %s: ready after %.1f s", kernel.key, device, time.perf_counter() - began)
@@ -73,27 +73,27 @@ class FusedLaunch:
     @torch.no_grad()
     def __call__(self, observation: Tensors, rng: Tensor, perceptron: Perceptron) -> Tensors:
         """Take T steps; see `rlstruct.engine.fused.FusedRollout`."""
-        held, (shown, said) = self._held(), self._allocate()
-        shown["current_frame"][0].copy_(observation["frame"].t())
-        shown["current_reward"][0].copy_(observation["reward"])
-        shown["current_last"][0].copy_(observation["last_action"])
+        state, (env_results, agent_results) = self._state(), self._allocate()
+        env_results["current_frame"][0].copy_(observation["frame"].t())
+        env_results["current_reward"][0].copy_(observation["reward"])
+        env_results["current_last"][0].copy_(observation["last_action"])
         actor, critic = (_pack(layers) for layers in (perceptron.actor, perceptron.critic))
         rng, weights = rng.contiguous(), torch.cat([actor, critic])  # [N, 4]
-        _, io, by, *_ = self.launch.params
-        by.critic, by.stochastic = actor.shape[0], perceptron.stochastic
-        _point(io, {**held, **shown})
-        _point(by, {**said, "rng": rng, "weights": weights})
+        _, io, policy, *_ = self.launch.params
+        policy.critic, policy.stochastic = actor.shape[0], perceptron.stochastic
+        _point(io, {**state, **env_results})
+        _point(policy, {**agent_results, "rng": rng, "weights": weights})
         cuda = self._env.device.type == "cuda"
         self.launch.launch(wp.stream_from_torch(torch.cuda.current_stream(self._env.device)) if cuda else None)
-        record = _record(observation["initial_state"], rng, shown, said)
+        results = _results(observation["initial_state"], rng, env_results, agent_results)
         carry = self._env.state_tensors()
-        carry["elapsed"], carry["episode"], state_key = shown["next_clock"].unbind(0)
+        carry["elapsed"], carry["episode"], state_key = env_results["next_clock"].unbind(0)
         if self._env.stochastic:
             carry["state_key"] = state_key
         names = [name for name in carry if name.startswith("state/")]
-        carry |= zip(names, shown["next_state"].unbind(0), strict=True)
-        self._env.set_state_tensors(carry, {key: record[f"stream/{key}"][-1].clone() for key in observation})
-        return record
+        carry |= zip(names, env_results["next_state"].unbind(0), strict=True)
+        self._env.set_state_tensors(carry, {key: results[f"stream/{key}"][-1].clone() for key in observation})
+        return results
 
     def _allocate(self) -> tuple[Tensors, Tensors]:
         """Allocate the results of a launch: those of the simulator, and those of the agent."""
@@ -102,14 +102,14 @@ class FusedLaunch:
         def numbers(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.empty((*shape, B), dtype=dtype, device=device)
 
-        shown = {"next_state": numbers(self._n_fields), "next_clock": numbers(3, dtype=torch.int64)}
-        shown["flags"] = numbers(T, 3, dtype=torch.bool)
+        env_results = {"next_state": numbers(self._n_fields), "next_clock": numbers(3, dtype=torch.int64)}
+        env_results["flags"] = numbers(T, 3, dtype=torch.bool)
         for end, n in (("reached", T), ("current", T + 1)):
-            shown[f"{end}_frame"], shown[f"{end}_reward"] = numbers(n, self._n_numbers), numbers(n)
-            shown[f"{end}_last"] = numbers(n, dtype=torch.int64)
-        return shown, {"logits": numbers(T, self._n_actions), "log_probability": numbers(T), "value": numbers(T)}
+            env_results[f"{end}_frame"], env_results[f"{end}_reward"] = numbers(n, self._n_numbers), numbers(n)
+            env_results[f"{end}_last"] = numbers(n, dtype=torch.int64)
+        return env_results, {"logits": numbers(T, self._n_actions), "log_probability": numbers(T), "value": numbers(T)}
 
-    def _held(self) -> Tensors:
+    def _state(self) -> Tensors:
         """Stack the current state of the simulation."""
         carry, B = self._env.state_tensors(), self._env.n_envs()
         fields = part_of(carry, "state/")
@@ -126,17 +126,17 @@ class FusedLaunch:
         }
 
 
-def _record(initial_state: Tensor, rng: Tensor, shown: Tensors, said: Tensors) -> Tensors:
+def _results(initial_state: Tensor, rng: Tensor, env_results: Tensors, agent_results: Tensors) -> Tensors:
     """Return the results of a launch under the names of `rlstruct.engine.fused.FusedRollout`."""
-    ends = dict(zip(("terminated", "truncated", "done"), shown["flags"].unbind(1), strict=True))  # of [T, B]
+    ends = dict(zip(("terminated", "truncated", "done"), env_results["flags"].unbind(1), strict=True))  # of [T, B]
     stream = dict(zip(ends, ends["done"].new_zeros((3, *rng.shape)), strict=True)) | {"rng": rng}
     stream["initial_state"] = torch.cat([initial_state.unsqueeze(0), ends["done"]])
     reached = ends | {"initial_state": torch.zeros_like(ends["done"])}
     for end, seen in (("current", stream), ("reached", reached)):
-        seen["frame"] = shown[f"{end}_frame"].transpose(1, 2)
-        seen["reward"], seen["last_action"] = shown[f"{end}_reward"], shown[f"{end}_last"]
-    action = {"action_logits": said["logits"].transpose(1, 2), "action": shown["reached_last"].clone()}
-    action |= {name: said[name] for name in ("log_probability", "value")}
+        seen["frame"] = env_results[f"{end}_frame"].transpose(1, 2)
+        seen["reward"], seen["last_action"] = env_results[f"{end}_reward"], env_results[f"{end}_last"]
+    action = {"action_logits": agent_results["logits"].transpose(1, 2), "action": env_results["reached_last"].clone()}
+    action |= {name: agent_results[name] for name in ("log_probability", "value")}
     parts = {"stream": stream, "reached": reached, "action": action}
     return {f"{part}/{key}": value for part, tensors in parts.items() for key, value in tensors.items()}
 
@@ -176,8 +176,8 @@ def _point(struct: Any, tensors: Tensors) -> None:
 @functools.cache
 def _make(game: GameKernel, n_actions: int, width: int, n_hidden: int, activation: str) -> tuple[Any, Any]:
     """Make the struct of an agent and the kernel of the game with it."""
-    perceptron, choose = make_perceptron(game, n_actions, width, n_hidden, activation)
-    return perceptron, make_advance(game, perceptron, choose)
+    policy, act = make_perceptron(game, n_actions, width, n_hidden, activation)
+    return policy, make_advance(game, policy, act)
 
 
 def _pack(layers: Layers) -> Tensor:

@@ -44,7 +44,7 @@ ACTIVATIONS = {"Tanh": tanh, "ReLU": relu}
 
 
 def make_perceptron(game: GameKernel, n_actions: int, width: int, n_hidden: int, activation: str) -> tuple[Any, Any]:
-    """Make an actor-critic's ``chooser`` and ``choose`` for `rlstruct.sims.kernels.advance.make_advance`.
+    """Make an actor-critic's ``policy`` and ``act`` for `rlstruct.sims.kernels.advance.make_advance`.
 
     ``width``, that of all ``n_hidden`` layers, is a multiple of 4. ``weights`` holds first the actor, then the critic,
     layer by layer, in groups of four outputs: their biases, then their weights for each input. A group that has fewer
@@ -53,7 +53,7 @@ def make_perceptron(game: GameKernel, n_actions: int, width: int, n_hidden: int,
     Frame = game.frame
 
     @wp.struct
-    class Perceptron:
+    class Policy:
         rng: wp.array2d(dtype=wp.int64)  # keys that the agent draws from.  [K, B]
         weights: wp.array(dtype=Four)
         critic: int  # row at which the critic's weights begin
@@ -66,17 +66,17 @@ def make_perceptron(game: GameKernel, n_actions: int, width: int, n_hidden: int,
     sample = _make_sample(n_actions)
 
     @wp.func
-    def choose(by: Perceptron, k: int, i: int, frame: Frame) -> wp.int64:
-        logits = evaluate(by.weights, 0, wp.static(n_actions), frame)
-        action, log_probability = sample(logits, wp.uint64(by.rng[k, i]), by.stochastic)
+    def act(policy: Policy, k: int, i: int, frame: Frame) -> wp.int64:
+        logits = evaluate(policy.weights, 0, wp.static(n_actions), frame)
+        action, log_probability = sample(logits, wp.uint64(policy.rng[k, i]), policy.stochastic)
         for a in range(wp.static(n_actions)):
-            by.logits[k, a, i] = logits[a]
-        by.log_probability[k, i] = log_probability
-        value = evaluate(by.weights, by.critic, 1, frame)
-        by.value[k, i] = value[0]
+            policy.logits[k, a, i] = logits[a]
+        policy.log_probability[k, i] = log_probability
+        value = evaluate(policy.weights, policy.critic, 1, frame)
+        policy.value[k, i] = value[0]
         return action
 
-    return Perceptron, choose
+    return Policy, act
 
 
 def _make_evaluate(game: GameKernel, n_actions: int, width: int, n_hidden: int, activate: Any) -> Any:

@@ -170,16 +170,16 @@ def test_an_answer_is_kept_until_something_changes(tmp_path: Path) -> None:
 
 def test_a_key_knows_factories_by_name_and_text_and_networks_by_structure() -> None:
     small, large = torch.nn.Linear(2, 2), torch.nn.Linear(2, 3)
-    assert cache.described({"model": small}) == cache.described({"model": torch.nn.Linear(2, 2)})
-    assert cache.described({"model": small}) != cache.described({"model": large})
-    assert cache.described(counting) != cache.described(create_pictures)
-    assert cache.described(partial(counting, n_envs=1)) != cache.described(partial(counting, n_envs=2))
+    assert cache.describe_value({"model": small}) == cache.describe_value({"model": torch.nn.Linear(2, 2)})
+    assert cache.describe_value({"model": small}) != cache.describe_value({"model": large})
+    assert cache.describe_value(counting) != cache.describe_value(create_pictures)
+    assert cache.describe_value(partial(counting, n_envs=1)) != cache.describe_value(partial(counting, n_envs=2))
 
     def made_with(length: int) -> Callable[[], int]:
         return lambda: length
 
-    assert cache.described(made_with(1)) == cache.described(made_with(1))
-    assert cache.described(made_with(1)) != cache.described(made_with(2))
+    assert cache.describe_value(made_with(1)) == cache.describe_value(made_with(1))
+    assert cache.describe_value(made_with(1)) != cache.describe_value(made_with(2))
     assert cache.key(torch.device("cpu"), counting) == cache.key(torch.device("cpu"), counting)
 
 

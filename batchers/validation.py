@@ -14,7 +14,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from rlstruct.batchers.slab import Steps
+from rlstruct.batchers.rollout_buffer import Rollout
 from rlstruct.engine.streams import AsyncRead
 from rlstruct.errors import BadValueError, tag_environment
 from rlstruct.spaces import leaves
@@ -22,7 +22,7 @@ from rlstruct.spaces import leaves
 _FINE = -1
 
 
-class BatchChecks:
+class BatchValidator:
     """Checks of actions against the action space, and of frames and rewards for NaN.
 
     On the CPU a batch is checked at once. On other devices only the first one is. The results for later ones are read
@@ -40,12 +40,14 @@ class BatchChecks:
             if not isinstance(leaf.space, spaces.Box) or leaf.torch_dtype.is_floating_point
         }
         self._bounds: dict[str, list[Tensor]] = {}  # lowest and highest value of each action
-        self._names: list[str] = []  # of the tensors that `look` checked
+        self._names: list[str] = []  # of the tensors that `first_invalid` checked
         self._read = False  # whether a batch has been checked at once
-        self._later: list[tuple[int, AsyncRead]] = []  # number of environments, and result of `look`, for each batch
+        self._later: list[
+            tuple[int, AsyncRead]
+        ] = []  # number of environments, and result of `first_invalid`, for each batch
 
     @torch.no_grad()
-    def look(self, steps: Steps, n_steps: int) -> Tensor:
+    def first_invalid(self, steps: Rollout, n_steps: int) -> Tensor:
         """Return the first wrong position t * B + b in each tensor, or -1, [K] int64. A CUDA graph can capture this.
 
         For actions, t = 0 is the first step. For frames and rewards it is the time before the first step.
@@ -54,15 +56,15 @@ class BatchChecks:
         self._names = list(names)  # a frame may occur twice, in the stream and in `reached`
         return torch.stack(places)
 
-    def check(self, steps: Steps, n_steps: int, found: Tensor | None = None) -> None:
-        """Check a batch, or the result ``found`` of `look`. The ValueError carries the index of the environment."""
+    def check(self, steps: Rollout, n_steps: int, invalid: Tensor | None = None) -> None:
+        """Check a batch; ``invalid`` is its result of `first_invalid`. A ValueError carries the environment's index."""
         B = steps.running.shape[1]
         if n_steps and (steps.running.is_cpu or not self._read):
             self._read = True
             first = [(name, int(_first(wrong))) for name, wrong in self._wrong(steps, n_steps)]  # sync: in one batch
             self._raise_first(first, B, steps)
         elif n_steps:
-            self._later.append((B, AsyncRead(self.look(steps, n_steps) if found is None else found)))
+            self._later.append((B, AsyncRead(self.first_invalid(steps, n_steps) if invalid is None else invalid)))
             while self._later and (places := self._later[0][1].read()) is not None:
                 self._later.pop(0)
                 self._raise_first(zip(self._names, places, strict=True), B)
@@ -73,7 +75,7 @@ class BatchChecks:
             B, later = self._later.pop(0)
             self._raise_first(zip(self._names, later.wait(), strict=True), B)
 
-    def _raise_first(self, places: Iterable[tuple[str, int]], B: int, steps: Steps | None = None) -> None:
+    def _raise_first(self, places: Iterable[tuple[str, int]], B: int, steps: Rollout | None = None) -> None:
         """Raise an error for the earliest position, since one NaN or wrong action leads to others."""
         found = [(2 * (at // B) + (name in self._actions), name, at) for name, at in places if at != _FINE]
         if found:
@@ -85,7 +87,7 @@ class BatchChecks:
             self._later.clear()  # errors in later batches may follow from this one
             raise self._error(name, t, j, shown)
 
-    def _wrong(self, steps: Steps, n: int) -> Iterator[tuple[str, Tensor]]:
+    def _wrong(self, steps: Rollout, n: int) -> Iterator[tuple[str, Tensor]]:
         """Yield names of tensors and a mask of wrong entries, [n, B] bool for an action, else [n + 1, B]."""
         running = steps.running[:n]
         for name, leaf in self._actions.items():
@@ -98,7 +100,7 @@ class BatchChecks:
             wrong = ~((values[:n] >= low) & (values[:n] <= high))
             if not values.is_cpu or bool(wrong.any()):  # sync: of CPU memory
                 yield name, _any(wrong, running)
-        at = steps.finals(n)
+        at = steps.final_rows(n)
         for part in (steps.stream, steps.reached):
             few = part is steps.reached and steps.restarted is not None  # only the rows `at` have been written
             for key, values in part.items():

@@ -31,14 +31,14 @@ class Rulebook:
 
 
 @wp.kernel(enable_backward=False)
-def judge(
+def score_frame(
     book: Rulebook,
     ram: wp.array2d(dtype=wp.uint8),
     running: wp.array(dtype=int),
     tally: wp.array2d(dtype=int),
     rewards: wp.array(dtype=int),
 ):
-    """Update the tallies after a frame; see `Counter.count`."""
+    """Update the tallies after a frame; see `Scorer.count`."""
     i = wp.tid()
     if running[i] == 0:
         return
@@ -82,7 +82,7 @@ def judge(
     tally[i, OVER] = ended
 
 
-class Counter:
+class Scorer:
     """Scorer of consoles that all play the same game."""
 
     def __init__(self, rules: Rules, device: torch.device) -> None:
@@ -114,5 +114,5 @@ class Counter:
         """
         running = torch.ones_like(tally[:, 0]) if running is None else running
         rewards = torch.zeros_like(tally[:, 0]) if rewards is None else rewards
-        launch(self._device, judge, len(ram), self._book, ram, running, tally, rewards)
+        launch(self._device, score_frame, len(ram), self._book, ram, running, tally, rewards)
         return rewards

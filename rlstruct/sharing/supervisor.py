@@ -1,6 +1,6 @@
-"""Keeper of an MPS daemon: a script that ends the daemon when its parent ends, and cleans up.
+"""Supervisor of an MPS daemon: a script that ends the daemon when its parent ends, and cleans up.
 
-    python -I -S keeper.py PROGRAM FOLDER PARENT
+    python -I -S supervisor.py PROGRAM FOLDER PARENT
 
 It is a separate process, so that it works even if the parent is killed. PROGRAM is started in the foreground. When
 standard input becomes readable, PARENT is gone, or the daemon has ended by itself, this script ends the daemon and its
@@ -27,7 +27,7 @@ _SET_CHILD_SUBREAPER = 36  # PR_… of linux/prctl.h: orphans of the daemon beco
 _TAIL = 1500  # characters of each log
 
 
-def keep(program: str, folder: Path, parent: int) -> int:
+def supervise(program: str, folder: Path, parent: int) -> int:
     """Start the daemon, wait, end it, and return the exit code. ``folder`` contains ``pipe`` and ``log``."""
     ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # only the parent decides when to end
@@ -78,4 +78,4 @@ def _kill_children() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(keep(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])))
+    sys.exit(supervise(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])))

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import Store
 
-from rlstruct.algos.others import ANSWER_SECONDS
+from rlstruct.algos.peers import ANSWER_SECONDS
 from rlstruct.errors import LearnerError
 
 _ALIGNED = 64  # bytes; every dtype may start at such an offset
@@ -36,7 +36,7 @@ def by_gpu(facts: Sequence[Mapping[str, Any]]) -> list[list[int]]:
     return list(groups.values()) if len(buses) == len(groups) and all(one.get("gpu") for one in facts) else []
 
 
-class GpuSums:
+class GpuAllReduce:
     """All-reduce through memory shared by CUDA IPC, with one row for each learner of a GPU.
 
     Each learner writes its numbers into its row. Then the first learner of the GPU sums the rows, all-reduces the sum
@@ -82,7 +82,7 @@ class GpuSums:
                     self._store.set(f"{key}{rank}", handle)
         return True
 
-    def add_up(self, x: Tensor) -> Tensor:
+    def all_reduce_sum(self, x: Tensor) -> Tensor:
         """Return the sum over all learners, in new memory; the host waits for the device."""
         if x.nbytes > self._rows.shape[1]:
             self._meet(x)  # no learner reads the old rows any more

@@ -19,8 +19,8 @@ from rlstruct import policies
 from rlstruct.algos.checkpoint import read_checkpoint
 from rlstruct.algos.config import TrainingConfig
 from rlstruct.cli.agents import AgentChoice, algorithm_of, prepare
-from rlstruct.cli.complaint import UserError, nearest
 from rlstruct.cli.environments import Factory, Task, find, imported, is_own
+from rlstruct.cli.messages import UserError, nearest
 from rlstruct.errors import BadTypeError
 from rlstruct.policies.loading import load_weights
 from rlstruct.search import SearchAgent
@@ -33,7 +33,7 @@ class ForeignRun(UserError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunRecord:
+class RunSettings:
     """All settings of a training: the content of ``config.json`` in its folder."""
 
     algorithm: str  # see `rlstruct.algos.ALGORITHMS`
@@ -52,7 +52,7 @@ def versions() -> dict[str, str]:
     return found
 
 
-def load(run: Path) -> RunRecord:
+def load_settings(run: Path) -> RunSettings:
     """Read the settings in a run folder."""
     file = run if run.name == "config.json" else run / "config.json"
     if not file.exists():
@@ -69,7 +69,7 @@ def load(run: Path) -> RunRecord:
             "function that created its environments: --factory module:create_env."
         )
     algorithm = str(stored["algorithm"])
-    return RunRecord(
+    return RunSettings(
         algorithm=algorithm,
         task=_build(Task, stored["task"], file),
         agent=str(stored.get("agent", "")),
@@ -82,7 +82,7 @@ def load(run: Path) -> RunRecord:
 class Trained:
     """A trained network."""
 
-    record: RunRecord  # settings of the run
+    settings: RunSettings  # settings of the run
     factory: Factory  # of its environments
     choice: AgentChoice  # factories of network and agent
     model: nn.Module  # the network, on the CPU
@@ -93,15 +93,15 @@ def load_trained(run: Path, *, auto_reset: bool, factories: Sequence[str] = ()) 
     """Load the network of a run's last checkpoint; ``factories`` are needed for runs of the user's own program."""
     if factories:
         return _load_own(run, factories, auto_reset)
-    record = load(run)
-    factory, choice = prepare(record.algorithm, record.task, auto_reset)
+    settings = load_settings(run)
+    factory, choice = prepare(settings.algorithm, settings.task, auto_reset)
     file, model = run / "checkpoint.pt", choice.create_model()
     try:
         checkpoint = read_checkpoint(file)
         load_weights(model, checkpoint["model"], f"{file} does not fit the network of this version, {choice.kind}")
     except (ValueError, FileNotFoundError) as error:
         raise UserError(str(error)) from None
-    return Trained(record, factory, choice, model, int(checkpoint["env_steps"]))
+    return Trained(settings, factory, choice, model, int(checkpoint["env_steps"]))
 
 
 def undescribed(run: Path, names: Sequence[str]) -> dict[str, Any]:
@@ -114,10 +114,10 @@ def undescribed(run: Path, names: Sequence[str]) -> dict[str, Any]:
     if names:
         return dict(zip(("create_model", "create_agent"), map(imported, names[1:]), strict=False))
     with contextlib.suppress(UserError):  # no run of rlstruct train
-        record = load(run if run.is_dir() else run.parent)
-        if algorithm_of(record.algorithm).agents == "search" and is_own(record.task.env):
-            game = find(record.task, auto_reset=True)
-            return {"create_agent": partial(SearchAgent, create_simulator=game, discount=-record.config.discount)}
+        settings = load_settings(run if run.is_dir() else run.parent)
+        if algorithm_of(settings.algorithm).agents == "search" and is_own(settings.task.env):
+            game = find(settings.task, auto_reset=True)
+            return {"create_agent": partial(SearchAgent, create_simulator=game, discount=-settings.config.discount)}
     return {}
 
 
@@ -131,11 +131,11 @@ def _load_own(run: Path, names: Sequence[str], auto_reset: bool) -> Trained:
     except (ValueError, FileNotFoundError, BadTypeError) as error:
         raise UserError(f"{str(error).partition(': ')[2]} With --factory they are the second and the third.") from None
     name, config = type(policy.model).__name__, TrainingConfig(evaluation_stochastic=policy.stochastic)
-    record = RunRecord(
+    settings = RunSettings(
         algorithm=run.resolve().name, task=Task(env=names[0]), agent=name, config=config, versions=versions()
     )
     choice = AgentChoice(lambda: copy.deepcopy(policy.model), policy.create_agent, name)
-    return Trained(record, factory, choice, policy.model, env_steps)
+    return Trained(settings, factory, choice, policy.model, env_steps)
 
 
 def _build(cls: type[Any], values: Mapping[str, Any], file: Path) -> Any:  # noqa: ANN401 - an instance of cls

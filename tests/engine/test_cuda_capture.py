@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from rlstruct.engine import graph as recording
+from rlstruct.engine import graph as graph_module
 
 POOL = (0, 7)
 BEGIN = ["clear", "synchronize", "empty_cache", f"begin in {POOL}, thread_local"]
@@ -19,7 +19,7 @@ BEGIN = ["clear", "synchronize", "empty_cache", f"begin in {POOL}, thread_local"
 class Cuda(list[str]):
     """Calls that CUDA received, in order."""
 
-    spoilt = False  # whether CUDA refuses to end the recording
+    spoilt = False  # whether CUDA refuses to end the capture
 
 
 class Graph:
@@ -51,28 +51,28 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
     monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: asked.append("clear"), raising=False)
     for name in ("synchronize", "empty_cache"):
         monkeypatch.setattr(torch.cuda, name, lambda said=name: asked.append(said))
-    monkeypatch.setattr(recording, "_SPOILT", [])
+    monkeypatch.setattr(graph_module, "_SPOILT", [])
     return asked
 
 
-def test_a_recording_is_ended_before_it_is_replayed(cuda: Cuda) -> None:
-    replay = recording.capture_cuda(lambda: cuda.append("work"))
+def test_a_capture_is_ended_before_it_is_replayed(cuda: Cuda) -> None:
+    replay = graph_module.capture_cuda(lambda: cuda.append("work"))
     replay()
     # torch 2.13 frees workspaces of cuBLAS with any graph: the graph makes its own, and leaves them to none.
     assert cuda == [*BEGIN, "work", "end", "clear", "replay"]
 
 
-def test_work_that_raises_ends_the_recording_too(cuda: Cuda) -> None:
+def test_work_that_raises_ends_the_capture_too(cuda: Cuda) -> None:
     def work() -> None:
         raise KeyError("frame")
 
     with pytest.raises(KeyError, match="frame"):
-        recording.capture_cuda(work)
+        graph_module.capture_cuda(work)
     assert cuda == [*BEGIN, "end", "clear"]  # torch has informed its allocator
 
 
 @pytest.mark.parametrize("n_failures", [1, 2])
-def test_a_recording_that_runs_out_of_memory_is_tried_once_more(cuda: Cuda, n_failures: int) -> None:
+def test_a_capture_that_runs_out_of_memory_is_tried_once_more(cuda: Cuda, n_failures: int) -> None:
     """The first try's memory is free by then: nothing holds what it made."""
     made: list[weakref.ref[torch.Tensor]] = []
 
@@ -84,39 +84,39 @@ def test_a_recording_that_runs_out_of_memory_is_tried_once_more(cuda: Cuda, n_fa
             raise torch.OutOfMemoryError("CUDA out of memory")
 
     if n_failures == 1:
-        recording.capture_cuda(work)()
+        graph_module.capture_cuda(work)()
     else:
         with pytest.raises(torch.OutOfMemoryError):
-            recording.capture_cuda(work)
+            graph_module.capture_cuda(work)
     assert len(made) == 2
     assert cuda == [*BEGIN, "end", "clear", *BEGIN, "end", "clear", "replay"][: len(cuda)]
     assert cuda[-1] == ("replay" if n_failures == 1 else "clear")
 
 
 @pytest.mark.parametrize("collects", [True, False])
-def test_no_garbage_is_collected_within_a_recording(cuda: Cuda, collects: bool) -> None:
+def test_no_garbage_is_collected_within_a_capture(cuda: Cuda, collects: bool) -> None:
     """Garbage collection might free memory of CUDA, or destroy a graph."""
     before, seen = gc.isenabled(), []
     (gc.enable if collects else gc.disable)()
     try:
-        recording.capture_cuda(lambda: seen.append(gc.isenabled()))
+        graph_module.capture_cuda(lambda: seen.append(gc.isenabled()))
         assert (seen, gc.isenabled()) == ([False], collects)
     finally:
         (gc.enable if before else gc.disable)()
 
 
 @pytest.mark.parametrize("says_so", [True, False])
-def test_torchs_allocator_hears_of_a_recording_that_cuda_refuses_to_end(cuda: Cuda, says_so: bool) -> None:
+def test_torchs_allocator_hears_of_a_capture_that_cuda_refuses_to_end(cuda: Cuda, says_so: bool) -> None:
     def work() -> None:
         cuda.spoilt = True
         if says_so:
             raise RuntimeError("CUDA error: operation not permitted when stream is capturing")
 
     with pytest.raises(RuntimeError, match="not permitted" if says_so else "previous error"):
-        recording.capture_cuda(work)
+        graph_module.capture_cuda(work)
     assert cuda[-1] == "clear"
     assert cuda[-3:-1] == [f"_cuda_endAllocateToPool {(0, POOL)}", f"_cuda_releasePool {(0, POOL)}"]
-    assert len(recording._SPOILT) == 1  # torch's other allocators go on to ask it
+    assert len(graph_module._SPOILT) == 1  # torch's other allocators go on to ask it
 
 
 BAD: dict[str, Callable[[torch.Tensor], object]] = {
@@ -133,19 +133,19 @@ BAD: dict[str, Callable[[torch.Tensor], object]] = {
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", BAD)
-def test_memory_is_used_again_after_a_recording_that_failed(name: str) -> None:
+def test_memory_is_used_again_after_a_capture_that_failed(name: str) -> None:
     x, stream = torch.ones(4, device="cuda:0"), torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        with pytest.raises(recording.CaptureError):
-            recording.capture(recording.capture_cuda, lambda: BAD[name](x * 2))
+        with pytest.raises(graph_module.CaptureError):
+            graph_module.capture(graph_module.capture_cuda, lambda: BAD[name](x * 2))
         y = torch.zeros(4, device="cuda:0")
-        again = recording.capture(recording.capture_cuda, lambda: y.add_(x))
+        again = graph_module.capture(graph_module.capture_cuda, lambda: y.add_(x))
         again()
         again()
     torch.cuda.synchronize()
     assert y.tolist() == [2.0] * 4
-    for _ in range(64):  # were the allocator still recording, each of these would be another 64 MiB
+    for _ in range(64):  # were the allocator still capture, each of these would be another 64 MiB
         block = torch.empty(1 << 26, dtype=torch.uint8, device="cuda:0")
         block.record_stream(stream)
         del block

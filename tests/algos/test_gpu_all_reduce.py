@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 from forked_learners import fork_learners
 
-from rlstruct.algos.gpu_sums import GpuSums, by_gpu
-from rlstruct.algos.process_group import Group
+from rlstruct.algos.gpu_all_reduce import GpuAllReduce, by_gpu
+from rlstruct.algos.process_group import DistributedLearnerGroup
 from rlstruct.errors import LearnerError
 
 
@@ -41,21 +41,21 @@ def test_learners_meet_on_their_gpu_where_memory_and_nccl_allow(
     assert by_gpu(facts) == groups
 
 
-def sum_in_two_phases(group: Group) -> dict[str, Any]:
+def sum_in_two_phases(group: DistributedLearnerGroup) -> dict[str, Any]:
     """Return sums and flat sums of growing sizes, and the calls that one sum takes."""
-    sums = GpuSums(group.rank, by_gpu(group._facts), group._store, group._poll, across="gloo")
+    sums = GpuAllReduce(group.rank, by_gpu(group._facts), group._store, group._poll, across="gloo")
     generator = torch.Generator().manual_seed(group.rank)
     found = []
     for n in (1, 7, 1000, 40, 5000):
         x = torch.randn(n, 2, generator=generator)
         x[0, 0] = float(10 ** (4 * group.rank % 7))  # rounding depends on the order
-        group.add_up(torch.zeros(1))  # all have read their sums
+        group.all_reduce_sum(torch.zeros(1))  # all have read their sums
         if group.rank == 0:
             sums._rows.fill_(255)  # NaN
-        group.add_up(torch.zeros(1))
-        found.append((sums.add_up(x), group.add_up(x), x))
+        group.all_reduce_sum(torch.zeros(1))
+        found.append((sums.all_reduce_sum(x), group.all_reduce_sum(x), x))
     whole = torch.arange(3) + group.rank
-    found.append((sums.add_up(whole), group.add_up(whole), whole))
+    found.append((sums.all_reduce_sum(whole), group.all_reduce_sum(whole), whole))
 
     calls, all_reduce = [], dist.all_reduce
 
@@ -64,10 +64,10 @@ def sum_in_two_phases(group: Group) -> dict[str, Any]:
         return all_reduce(tensor, group=group, async_op=async_op)
 
     dist.all_reduce = noted  # type: ignore[assignment]
-    sums.add_up(torch.ones(30))
+    sums.all_reduce_sum(torch.ones(30))
     dist.all_reduce = all_reduce
     try:
-        sums.add_up(torch.ones(1).expand(10**15))  # 4 PB
+        sums.all_reduce_sum(torch.ones(1).expand(10**15))  # 4 PB
     except LearnerError as error:
         refused = str(error)
     return {"sums": found, "calls": calls, "refused": refused}
@@ -90,11 +90,11 @@ def test_sums_within_gpus_and_then_across_are_the_flat_sums() -> None:
         assert one["calls"] == [meeting, *([far] if rank < 2 else []), meeting]
 
 
-def sum_on_a_gpu(group: Group) -> tuple[bool, list[tuple[torch.Tensor, torch.Tensor]]]:
+def sum_on_a_gpu(group: DistributedLearnerGroup) -> tuple[bool, list[tuple[torch.Tensor, torch.Tensor]]]:
     found = []
     for n in (3, 100_000):
         x = torch.randn(n, generator=torch.Generator().manual_seed(group.rank))
-        found.append((group.add_up(x.to(group._facts[group.rank]["device"])).cpu(), group.add_up(x)))
+        found.append((group.all_reduce_sum(x.to(group._facts[group.rank]["device"])).cpu(), group.all_reduce_sum(x)))
     return group._sums is not None, found
 
 

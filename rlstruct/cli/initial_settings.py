@@ -13,20 +13,20 @@ from rlstruct.algos.a2c import A2CConfig
 from rlstruct.algos.config import TrainingConfig
 from rlstruct.algos.ppo import PPOConfig
 from rlstruct.algos.presets import PRESETS
-from rlstruct.cli.complaint import UserError, nearest
 from rlstruct.cli.environments import Task, find, is_image, spaces_of
-from rlstruct.cli.record import RunRecord
+from rlstruct.cli.messages import UserError, nearest
+from rlstruct.cli.stored_run import RunSettings
 
 _IMAGES = "Breakout-MinAtar"  # its settings are used for environments with images that have none
 
 
 def settings_for(
-    algorithm: str, given: argparse.Namespace, template: RunRecord | None
+    algorithm: str, given: argparse.Namespace, template: RunSettings | None
 ) -> tuple[tuple[Task, TrainingConfig] | None, list[str]]:
     """Return the initial environment and settings, and a message about them.
 
     They come from a run if there is a template, or else from a preset; None stands for the algorithm's defaults.
-    ``given`` is the result of `read_early`.
+    ``given`` is the result of `read_initial_options`.
     """
     env, chosen = given.env, given.preset
     if template is not None:
@@ -89,7 +89,7 @@ def _with_fitting_parts(config: TrainingConfig, given: argparse.Namespace) -> tu
     return replace(config, n_minibatches=n), [] if given.n_minibatches else [note]
 
 
-def read_early(words: Sequence[str]) -> argparse.Namespace:
+def read_initial_options(words: Sequence[str]) -> argparse.Namespace:
     """Read the options that decide with which settings the parser of all options starts.
 
     An option is "" without a value, and None if it was not given; one that takes several words is a list of them.

@@ -1,4 +1,4 @@
-"""Memory of a batch: one slab of steps per collector, time first.
+"""Memory of a batch: one rollout buffer per collector, time first.
 
 Every observation is stored once. Slot t of the stream holds the observation of step t, so slots 0 to T-1 are
 ``observation/`` and slots 1 to T are ``_observation/``. The two differ only where an environment reset itself: there,
@@ -29,7 +29,7 @@ _BITS = {torch.bfloat16: torch.int16, torch.float8_e4m3fn: torch.uint8, torch.fl
 Allocate = Callable[[Layout], dict[str, Tensor]]
 
 
-class Steps:
+class Rollout:
     """T steps of B environments: tensors by name, with time as the first axis.
 
     Attributes:
@@ -51,25 +51,25 @@ class Steps:
         self.running = tensors["running"]
         self.restarted = tensors.get("restarted")
 
-    def finals(self, n_steps: int) -> Tensor:
+    def final_rows(self, n_steps: int) -> Tensor:
         """Return the indices t * B + b of the valid rows of ``reached`` in the first n_steps.  [K] int64 on the CPU."""
         if self.restarted is None:
             return torch.zeros(0, dtype=torch.int64, device="cpu")
         return self.restarted[:n_steps].flatten().nonzero().squeeze(1)  # sync: of CPU memory
 
 
-class Slab(Steps):
-    """Writable `Steps`.
+class RolloutBuffer(Rollout):
+    """Writable `Rollout`.
 
     Args:
-        tensors: the memory, with the layout of `slab_layout`.
-        in_place: True if the environment writes its observations into the slab itself, with `StepsInto.step_into`.
+        tensors: the memory, with the layout of `rollout_layout`.
+        in_place: True if the environment writes its observations into the buffer itself, with `StepsInto.step_into`.
 
     Attributes:
         slots: observation of each step, without ``rng``.                   T + 1 of [B, ...]
         shown: observation of each step as the agent sees it, with ``rng``. T + 1 of [B, ...]
-        buffers: ``slots`` as numpy arrays for ``step_into``; empty unless ``in_place``.  T + 1 of [B, ...]
-        finals_of: buffers for the true final observations; each None if the environment does not reset itself.
+        observation_buffers: ``slots`` as numpy arrays for ``step_into``; empty unless ``in_place``.  T + 1 of [B, ...]
+        final_buffers: buffers for the true final observations; each None if the environment does not reset itself.
             T of [B, ...]
     """
 
@@ -99,27 +99,27 @@ class Slab(Steps):
         sparse = self._restarted is not None
         self._reached_rows = [] if sparse else _rows(list(self.reached.values()))
         self._reached_arrays = [_array(plane) for plane in self.reached.values()] if sparse else []
-        self.buffers = _buffers(planes) if in_place else []
+        self.observation_buffers = _buffers(planes) if in_place else []
         reached = _buffers(self.reached) if in_place and sparse else [None] * len(self.running)
-        self.finals_of: list[ObservationBuffer | None] = [*reached]
+        self.final_buffers: list[ObservationBuffer | None] = [*reached]
 
     def begin(self, observation: DictTensor, state: DictTensor, keys: Tensor) -> DictTensor:
         """Write the first observation, the agent's state and the random keys of all slots, [T + 1, B] int64.
 
         Returns:
-            The agent's state to start from, copied where it shares memory with this slab, which is overwritten now.
+            The agent's state to start from, copied where it shares memory with this buffer, which is overwritten now.
         """
         self.check("environment: observation", observation)
         self.check("agent: state", state)
         if self.state:
-            state = self.apart(state)
+            state = self.copy_aliased(state)
         self._keys.write(keys)
         slot = self.slots[0]._tensors
         values = [*map(observation._tensors.__getitem__, slot), *map(state._tensors.__getitem__, self.state)]
         self._copy([*slot.values(), *self.state.values()], values)
         if self.restarted is not None:
             self.restarted.fill_(False)
-        if self.buffers:
+        if self.observation_buffers:
             self.running.fill_(True)
             for flag in FLAGS:
                 self.stream[flag][1:].fill_(False)
@@ -181,13 +181,13 @@ class Slab(Steps):
             self.check("environment: observation", observation)
         return [v for v in tensors if v is not None]
 
-    def apart(self, part: DictTensor) -> DictTensor:
-        """Copy the tensors that share memory with this slab, which the next batch overwrites."""
+    def copy_aliased(self, part: DictTensor) -> DictTensor:
+        """Copy the tensors that share memory with this buffer, which the next batch overwrites."""
         return part.map(
             lambda tensor: tensor.clone() if tensor.untyped_storage().data_ptr() in self._places else tensor
         )
 
-    def seen(self, t: int) -> dict[str, Tensor]:
+    def copy_observation(self, t: int) -> dict[str, Tensor]:
         """Copy the observation of step t, for `refuse_changes`."""
         return {key: value[t].clone() for key, value in self.stream.items()}
 
@@ -207,8 +207,8 @@ class Slab(Steps):
         expect(f"RL_Batcher: {role}", tensors, self._layouts[role], fix=fix)
 
 
-def slab_layout(observation: DictTensor, action: DictTensor, state: DictTensor, T: int, restarts: bool) -> Layout:
-    """Return the layout of a Slab of T steps.
+def rollout_layout(observation: DictTensor, action: DictTensor, state: DictTensor, T: int, restarts: bool) -> Layout:
+    """Return the layout of a RolloutBuffer of T steps.
 
     ``observation`` (including ``rng``), ``action`` and ``state`` are [B]. ``restarts`` is True if the environments
     reset themselves.
@@ -227,27 +227,29 @@ def slab_layout(observation: DictTensor, action: DictTensor, state: DictTensor, 
     return Layout({name: spec for part in parts for name, spec in part.items()})
 
 
-def no_steps(observation: DictTensor) -> Steps:
+def empty_rollout(observation: DictTensor) -> Rollout:
     """Return the memory of zero steps, before the agent's first answer shows what it returns besides the action.
 
     ``observation`` is [B] and includes ``rng``.
     """
     last = {k.removeprefix("last_"): v for k, v in observation.items() if k.startswith("last_action")}
-    layout = slab_layout(observation, DictTensor(last), DictTensor(), 0, restarts=False)
-    return Steps(layout.allocate(observation["rng"].device))
+    layout = rollout_layout(observation, DictTensor(last), DictTensor(), 0, restarts=False)
+    return Rollout(layout.allocate(observation["rng"].device))
 
 
-def history_until(steps: Steps, t: int, gaps: bool) -> TemporalDictTensor:
+def history_until(steps: Rollout, t: int, restarts_take_steps: bool) -> TemporalDictTensor:
     """Return the first t steps of a batch [B, t] with the keys of Trajectories, as views where possible.
 
-    With ``gaps``, environments may spend steps on their restarts. These are left out, as in Trajectories.
+    With ``restarts_take_steps``, steps that environments spend on their restarts are left out, as in Trajectories.
     """
-    joined, running = join([(steps, t)], t, copy=False), steps.running[:t].transpose(0, 1)
-    return without_gaps(joined, running) if gaps else TemporalDictTensor.unchecked(joined, running.sum(1))
+    joined, running = join_rollouts([(steps, t)], t, copy=False), steps.running[:t].transpose(0, 1)
+    return (
+        compact_rows(joined, running) if restarts_take_steps else TemporalDictTensor.unchecked(joined, running.sum(1))
+    )
 
 
-def join(
-    parts: Sequence[tuple[Steps, int]],
+def join_rollouts(
+    parts: Sequence[tuple[Rollout, int]],
     T: int,
     *,
     rows: Tensor | None = None,
@@ -270,7 +272,9 @@ def join(
         groups.append(("reached", own.reached, 0))
     for group, planes, extra in groups:
         for key, plane in planes.items():
-            joined = join_one(parts, f"{group}/{key}", T, extra) if copy else plane[: T + extra]  # [T + extra, B, ...]
+            joined = (
+                join_tensor(parts, f"{group}/{key}", T, extra) if copy else plane[: T + extra]
+            )  # [T + extra, B, ...]
             if lengths is not None:
                 joined = joined if rows is None else joined.index_select(1, rows)
                 zero_after(joined.transpose(0, 1), lengths + extra)
@@ -283,7 +287,7 @@ def join(
     n_envs = steps["observation/done"].shape[0]
     for part, n_steps in parts:  # where environments restarted, write final observations to copies of their keys
         B = part.running.shape[1]
-        at = part.finals(n_steps)
+        at = part.final_rows(n_steps)
         if len(at):
             to = at if n_envs == B else at.div(B, rounding_mode="floor") * n_envs + at % B + first
             for key, plane in part.reached.items():
@@ -299,8 +303,8 @@ def join(
     return steps
 
 
-def join_one(parts: Sequence[tuple[Steps, int]], name: str, T: int, extra: int = 0) -> Tensor:
-    """Join T + extra steps of one tensor, [T + extra, B, ...], see `join`.
+def join_tensor(parts: Sequence[tuple[Rollout, int]], name: str, T: int, extra: int = 0) -> Tensor:
+    """Join T + extra steps of one tensor, [T + extra, B, ...], see `join_rollouts`.
 
     Time stays the first axis: this copies whole rows, several times faster than a transposed copy, and gives every
     batch the same strides.
@@ -314,7 +318,7 @@ def join_one(parts: Sequence[tuple[Steps, int]], name: str, T: int, extra: int =
     return torch.cat(cut, dim=1)
 
 
-def without_gaps(steps: dict[str, Tensor], running: Tensor) -> TemporalDictTensor:
+def compact_rows(steps: dict[str, Tensor], running: Tensor) -> TemporalDictTensor:
     """Move the real steps of each row [B, T] to its front, into new memory with padding of zeros."""
     lengths = running.sum(1)
     order = torch.sort(running.to(torch.int8), dim=1, descending=True, stable=True).indices  # [B, T]

@@ -23,14 +23,14 @@ ANSWER_SECONDS = 1800.0
 SILENT_SECONDS = 30.0
 """Seconds without a heartbeat after which a learner on another machine counts as lost."""
 
-_LOOK_SECONDS = 0.5
+_SECONDS_BETWEEN_CHECKS = 0.5
 # Process states in Linux.
 _STATES = {"T": "was stopped by a signal", "t": "is held by a debugger", "Z": "has died", "X": "has died"}
 
 _logger = logging.getLogger(__name__)
 
 
-class Others:
+class Peers:
     """The other learners, as seen by one of them through the store and this machine's process table.
 
     An all-reduce of NCCL waits on the device for a learner that has died, and another thread can only abort it. The
@@ -110,7 +110,7 @@ class Others:
             ) from error
 
     def _watch(self, abort: Callable[[], None]) -> None:
-        while not self._over.wait(_LOOK_SECONDS):
+        while not self._over.wait(_SECONDS_BETWEEN_CHECKS):
             try:
                 self.watch(time.monotonic() - self._seen)
             except LearnerError as error:

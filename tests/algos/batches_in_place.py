@@ -1,4 +1,4 @@
-"""A training on one device that can record: updates read the batch in the memory that its collection wrote."""
+"""A training on one device that can capture graphs: updates read the batch in the memory that its collection wrote."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ def create_env(n_envs: int, seed: int, device: str) -> Any:
 def check_batches_read_in_place(
     train: Callable[..., TrainingResult], config: Any, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Train with lent batches and with copied ones: the same weights, and graphs copy next to nothing of the first."""
+    """Train with batches in place and with copies: equal weights, and graphs copy next to nothing of the first."""
     places = {"learner_device": device, "batcher_device": device, "evaluation_device": device, "n_processes": 0}
     settings = {"evaluation_processes": 0, "evaluation_timesteps": 5, "evaluation_episodes": 1}
     n_env_steps = N_BATCHES * config.n_envs * config.n_timesteps
     config = dataclasses.replace(config, n_env_steps=n_env_steps, **settings, **places)
     copy_grouped, get, see_frames = graph.copy_grouped, RL_Batcher.get, GradientLearner.see_frames
 
-    def run(lends: bool, callbacks: tuple[Callback, ...] = ()) -> tuple[TrainingResult, list[int], int]:
+    def run(in_place: bool, callbacks: tuple[Callback, ...] = ()) -> tuple[TrainingResult, list[int], int]:
         copied, copies = list[int](), list[Trajectories]()
 
         def get_and_note(batcher: RL_Batcher, blocking: bool = True, copy: bool | None = None) -> Any:
             if copy is None:  # an evaluation
                 return get(batcher, blocking)
-            found = get(batcher, copy=copy or not lends)
+            found = get(batcher, copy=copy or not in_place)
             copies.append(found[0].clone())
             copied.append(0)
             return found
@@ -63,14 +63,14 @@ def check_batches_read_in_place(
         result = train(config, create_env=create_env, callbacks=callbacks)
         return result, copied, sum(value.nbytes for value in copies[-1].trajectories.values())
 
-    (lent, n_lent, size), (expected, n_copied, _) = run(lends=True), run(lends=False)
-    assert lent.losses == expected.losses
-    assert len(lent.losses["loss"]) >= N_BATCHES - 2
+    (found_in_place, n_in_place, size), (expected, n_copied, _) = run(in_place=True), run(in_place=False)
+    assert found_in_place.losses == expected.losses
+    assert len(found_in_place.losses["loss"]) >= N_BATCHES - 2
     for name, weight in expected.model.state_dict().items():
-        assert torch.equal(weight, lent.model.state_dict()[name]), name
-    _, n_with_callback, _ = run(lends=True, callbacks=(Callback(),))  # which may keep a batch
+        assert torch.equal(weight, found_in_place.model.state_dict()[name]), name
+    _, n_with_callback, _ = run(in_place=True, callbacks=(Callback(),))  # which may keep a batch
     assert n_with_callback == n_copied
     if getattr(config, "overlap", False) or getattr(config, "window", None):  # the learner reads a copy
-        assert n_lent == n_copied
+        assert n_in_place == n_copied
     else:  # what stays are infos, a few numbers per environment
-        assert max(n_lent[1:]) < size / 4 < size <= min(n_copied[1:]), (n_lent, n_copied, size)
+        assert max(n_in_place[1:]) < size / 4 < size <= min(n_copied[1:]), (n_in_place, n_copied, size)

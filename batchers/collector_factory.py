@@ -1,4 +1,4 @@
-"""Recipe: everything a process needs to create its agent, environments and collector."""
+"""CollectorFactory: everything a process needs to create its agent, environments and collector."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rlstruct import __version__
 from rlstruct.batchers.collector import Collector
 from rlstruct.batchers.fast_collector import FastCollector
 from rlstruct.batchers.progress import Progress
-from rlstruct.batchers.slab import Allocate
+from rlstruct.batchers.rollout_buffer import Allocate
 from rlstruct.errors import BadTypeError
 from rlstruct.rl_agent import RL_Agent
 from rlstruct.vec_env import Capturable, VecEnv
@@ -27,7 +27,7 @@ CreateEnv = Callable[..., VecEnv]
 
 
 @dataclass(frozen=True)
-class Recipe:
+class CollectorFactory:
     """The user's factories and their arguments. Workers get a pickled copy, including lambdas and notebook classes."""
 
     create_agent: CreateAgent
@@ -38,7 +38,7 @@ class Recipe:
     device: torch.device
     compile_agent: bool
 
-    def make(
+    def create(
         self,
         seed: int,
         agent_seed: int,

@@ -16,8 +16,8 @@ from random_env import RandomEnv
 from rlstruct import DictTensor, RL_Agent
 from rlstruct.agents import ActorCritic, ActorCriticAgent
 from rlstruct.batchers import RL_Batcher
-from rlstruct.batchers.checks import BatchChecks
-from rlstruct.batchers.slab import Steps
+from rlstruct.batchers.rollout_buffer import Rollout
+from rlstruct.batchers.validation import BatchValidator
 from rlstruct.engine.streams import AsyncRead
 from rlstruct.functional.random import categorical
 from rlstruct.sims import make
@@ -66,21 +66,21 @@ def test_every_part_of_a_nested_space_has_its_range() -> None:
         "action/action/b/1": torch.tensor([[[0, 1]]], dtype=torch.int8),
         "running": torch.ones(1, 1, dtype=torch.bool),
     }
-    BatchChecks(space).check(Steps(good), 1)
+    BatchValidator(space).check(Rollout(good), 1)
     outputs, start = "one output per action", "begin with 5: add that to the index"
     for key, wrong, fix in (
         ("a", [[[1, 3]]], outputs), ("b/0", [[4]], start), ("b/0", [[7]], start), ("b/1", [[[2, 0]]], outputs)
     ):  # fmt: skip
         bad = {**good, f"action/action/{key}": torch.tensor(wrong)}
         with pytest.raises(ValueError, match=f"action 'action/{key}' of environment 0 in step 0.*{fix}"):
-            BatchChecks(space).check(Steps(bad), 1)
-        BatchChecks(space).check(Steps({**bad, "running": torch.zeros(1, 1, dtype=torch.bool)}), 1)  # it idles
-        BatchChecks(space).check(Steps(bad), 0)  # no step was taken
+            BatchValidator(space).check(Rollout(bad), 1)
+        BatchValidator(space).check(Rollout({**bad, "running": torch.zeros(1, 1, dtype=torch.bool)}), 1)  # it idles
+        BatchValidator(space).check(Rollout(bad), 0)  # no step was taken
 
 
 def test_off_the_cpu_later_batches_are_told_when_the_device_is_through_with_them() -> None:
     good, bad = (
-        Steps(
+        Rollout(
             {
                 "action/action": torch.tensor([[0, action]]).to("sim:1"),
                 "running": torch.ones(1, 2, dtype=torch.bool).to("sim:1"),
@@ -88,9 +88,9 @@ def test_off_the_cpu_later_batches_are_told_when_the_device_is_through_with_them
         )
         for action in (2, 3)
     )
-    looking = BatchChecks(spaces.Discrete(3))
+    looking = BatchValidator(spaces.Discrete(3))
     with pytest.raises(ValueError, match="action 'action' of environment 1 in step 0 of the batch is 3"):
-        BatchChecks(spaces.Discrete(3)).check(bad, 1)  # a first batch is checked at once
+        BatchValidator(spaces.Discrete(3)).check(bad, 1)  # a first batch is checked at once
     looking.check(good, 1)
     with forbid_host_sync():
         looking.check(good, 1)
@@ -98,11 +98,11 @@ def test_off_the_cpu_later_batches_are_told_when_the_device_is_through_with_them
             looking.check(bad, 1)
 
 
-def frames_of(stream: list[float], reached: list[float]) -> Steps:
+def frames_of(stream: list[float], reached: list[float]) -> Rollout:
     """Two steps of one environment on an accelerator, which restarts after the first."""
     tensors = {"stream/frame": torch.tensor(stream).view(3, 1), "reached/frame": torch.tensor(reached).view(2, 1)}
     tensors["running"] = torch.ones(2, 1, dtype=torch.bool)
-    return Steps({name: tensor.to("sim:1") for name, tensor in tensors.items()})
+    return Rollout({name: tensor.to("sim:1") for name, tensor in tensors.items()})
 
 
 @pytest.mark.parametrize("first", [True, False])
@@ -113,7 +113,7 @@ def frames_of(stream: list[float], reached: list[float]) -> Steps:
 def test_off_the_cpu_nan_is_found_before_a_restart_and_after_it(
     stream: list[float], reached: list[float], after: int, first: bool
 ) -> None:
-    looking = BatchChecks(spaces.Discrete(3))
+    looking = BatchValidator(spaces.Discrete(3))
     if not first:
         looking.check(frames_of([0.0, 1.0, 2.0], [1.0, 2.0]), 2)
     where = "at the beginning of the batch" if after < 0 else f"after step {after}"
@@ -123,14 +123,14 @@ def test_off_the_cpu_nan_is_found_before_a_restart_and_after_it(
 
 def test_on_the_cpu_only_rows_of_environments_that_restarted_are_looked_at() -> None:
     """Other rows of ``reached`` were never written: here they are NaN."""
-    looking, nan = BatchChecks(spaces.Discrete(3)), math.nan
+    looking, nan = BatchValidator(spaces.Discrete(3)), math.nan
     tensors = {"stream/frame": torch.zeros(3, 2), "reached/frame": torch.tensor([[nan, 5.0], [nan, nan]])}
     tensors |= {"running": torch.ones(2, 2, dtype=torch.bool), "restarted": torch.tensor([[False, True], [False] * 2])}
-    looking.check(Steps(tensors), 2)
+    looking.check(Rollout(tensors), 2)
     tensors["restarted"][1, 1] = True
-    looking.check(Steps(tensors), 1)  # step 1 is one of an older batch
+    looking.check(Rollout(tensors), 1)  # step 1 is one of an older batch
     with pytest.raises(ValueError, match="'observation/frame' of environment 1 is NaN after step 1"):
-        looking.check(Steps(tensors), 2)
+        looking.check(Rollout(tensors), 2)
 
 
 class Slow(AsyncRead):
@@ -143,7 +143,7 @@ class Slow(AsyncRead):
 def test_what_is_wrong_in_the_last_batch_is_logged_at_the_end(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("rlstruct.batchers.checks.AsyncRead", Slow)
+    monkeypatch.setattr("rlstruct.batchers.validation.AsyncRead", Slow)
     agent = ActorCriticAgent(ActorCritic(4, 2), device="sim:1")
     env_args = {**CART_POLES, "device": "sim:1"}
     with RL_Batcher(8, lambda: agent, make, env_args=env_args, seed=0, device="sim:1", graph=False) as batcher:

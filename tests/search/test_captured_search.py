@@ -1,4 +1,4 @@
-"""Searches that are recorded on an accelerator: which ones, and with whose weights."""
+"""Searches that are captured on an accelerator: which ones, and with whose weights."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ CONFIG = SearchConfig(method="puct", n_simulations=6, max_depth=4)
 
 
 @pytest.fixture
-def recorded(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The graphs that are recorded on the simulated accelerator."""
+def captured(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The graphs that are captured on the simulated accelerator."""
     found: list[Any] = []
     sim = importlib.import_module("rlstruct.testing.sim_device")  # older torch has no such device
-    record = sim.capture
-    monkeypatch.setattr(sim, "capture", lambda work: found.append(record(work)) or found[-1])
+    capture = sim.capture
+    monkeypatch.setattr(sim, "capture", lambda work: found.append(capture(work)) or found[-1])
     return found
 
 
@@ -55,7 +55,7 @@ def load_by_assignment(model: nn.Module) -> None:
 
 @pytest.mark.parametrize("replace", [change_in_new_memory, load_by_assignment])
 def test_weights_that_others_take_the_place_of_are_seen(
-    replace: Callable[[nn.Module], None], recorded: list[Any]
+    replace: Callable[[nn.Module], None], captured: list[Any]
 ) -> None:
     agents = {
         device: SearchAgent(network(), create_simulator=ConnectFour, config=CONFIG, device=device)
@@ -63,11 +63,11 @@ def test_weights_that_others_take_the_place_of_are_seen(
     }
     values: list[torch.Tensor] = []
     for n in (1, 2):
-        for _ in range(3):  # eager, recorded, replayed
+        for _ in range(3):  # eager, captured, replayed
             found = {device: answer(agent, device) for device, agent in agents.items()}
             for key in found["cpu"]:
                 torch.testing.assert_close(found["sim:0"][key], found["cpu"][key])
-        assert len(recorded) == n
+        assert len(captured) == n
         values.append(found["cpu"]["action_value"])
         for agent in agents.values():
             assert agent.model is not None
@@ -75,7 +75,7 @@ def test_weights_that_others_take_the_place_of_are_seen(
     assert not torch.allclose(*values)
 
 
-def test_a_match_against_random_games_records_no_graph_of_them(recorded: list[Any]) -> None:
+def test_a_match_against_random_games_captures_no_graph_of_them(captured: list[Any]) -> None:
     """Their graph would hold every move up to the greatest length: 336,000 operations."""
     uct = SearchAgent(create_simulator=ConnectFour, config=SearchConfig(method="uct", n_simulations=4), device="sim:0")
     here = SearchAgent(create_simulator=ConnectFour, config=SearchConfig(method="uct", n_simulations=4), device="cpu")
@@ -83,4 +83,4 @@ def test_a_match_against_random_games_records_no_graph_of_them(recorded: list[An
         found, expected = answer(uct, "sim:0"), answer(here, "cpu")
         for key in expected:
             torch.testing.assert_close(found[key], expected[key])
-    assert not recorded
+    assert not captured
