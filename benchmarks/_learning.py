@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import statistics
+import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -67,6 +69,20 @@ def run_task(name: str, task: Task, seeds: Sequence[int], settings: dict[str, An
             path = _report.write(name, rows)
             draw({task.about: ({"": rows}, task.target)}, path.with_suffix(".png"))
     print(f"\nMachine: {_report.machine()}\nWritten: {path} and a picture of the same name.")
+
+
+def run_peer(name: str, task: Task, seeds: Sequence[int], command: Sequence[object], words: Sequence[object]) -> None:
+    """Train another library for as many steps, after `run_task`, and write its results next to ours.
+
+    ``command`` ends with the library; environment, seed and steps follow, and then the ``words``.
+    """
+    env, n_steps, rows = task.about.rpartition(" ")[2], _report.written(name)[0]["env_steps"], []
+    for seed in seeds:
+        whole = [*map(str, (*command, env, seed, n_steps, *words))]
+        printed = subprocess.run(whole, check=True, stdout=subprocess.PIPE, text=True).stdout
+        rows.append({"seed": seed, **json.loads(printed.splitlines()[-1])})
+        print(f"{command[-1]}, seed {seed}: {rows[-1]['final_return']:.1f}", flush=True)
+    _report.write(f"{name}_{command[-1]}", rows)
 
 
 def draw(panels: Mapping[str, tuple[Mapping[str, Sequence[Row]], float | None]], path: Path) -> None:

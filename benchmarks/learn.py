@@ -5,6 +5,9 @@ Run: ``python benchmarks/learn.py`` lists the tasks; ``python benchmarks/learn.p
 ``--set n_env_steps=10000`` for other settings. Nothing is selected: the final return is that of the network after the
 last step, on 100 new_slots episodes. A task whose settings have a ``target_return`` stops at the first evaluation that
 reaches it; the final return then comes from 100 episodes that were not looked at before.
+
+``--peers .venv-peers/bin/python --cleanrl CHECKOUT`` also trains stable-baselines3 and CleanRL on one of SAC's tasks of
+MuJoCo, with the same seeds and as many steps, see ``peers/soft_actor_critic.py``.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from _tasks import TASKS
 from rlstruct.algos.learning_curve import Curve, draw_panels
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
+PEER = Path(__file__).parent / "peers" / "soft_actor_critic.py"
 
 
 def setting(words: str) -> tuple[str, Any]:
@@ -60,6 +64,8 @@ if __name__ == "__main__":
     parser.add_argument("--seeds", type=int, nargs="+")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--set", type=setting, nargs="+", default=[], metavar="NAME=VALUE", dest="settings")
+    parser.add_argument("--peers", metavar="PYTHON", help="interpreter of the other libraries (`make peers`)")
+    parser.add_argument("--cleanrl", metavar="FOLDER", help="checkout of CleanRL")
     parser.add_argument("--draw", action="store_true", help="only draw the pictures of README and docs from results/")
     options = parser.parse_args()
     if options.draw:
@@ -69,4 +75,8 @@ if __name__ == "__main__":
             print(f"{name:22} {task.about}, at least {task.asked() or 'nothing'}, {task.n_seeds} seeds")
     else:
         task = TASKS[options.task]
-        _learning.run_task(options.task, task, options.seeds or task.seeds(), dict(options.settings), options.jobs)
+        seeds = options.seeds or task.seeds()
+        _learning.run_task(options.task, task, seeds, dict(options.settings), options.jobs)
+        for library, words in (("sb3", []), ("cleanrl", [options.cleanrl])):
+            if options.peers and None not in words:
+                _learning.run_peer(options.task, task, seeds, [options.peers, PEER, library], words)

@@ -110,6 +110,19 @@ def learnt(algorithm: str, _: Rows) -> list[str]:
     return table(f"{head} | settings chosen with seeds | commit", lines, 8)
 
 
+def compared(algorithm: str, _: Rows) -> list[str]:
+    """Return the final returns of an algorithm next to those of other libraries with equal steps and seeds."""
+    libraries = {"rlstruct": "", "stable-baselines3": "_sb3", "CleanRL": "_cleanrl"}
+    lines = []
+    for name in TASKS:
+        if name.startswith(algorithm) and load(f"{name}_sb3")[0]:
+            found = [load(name + ending) for ending in libraries.values()]
+            returns = [[row["final_return"] for row in rows] for rows, _ in found]
+            cells = [f"{statistics.fmean(some):,.0f} ({', '.join(f'{one:,.0f}' for one in some)})" for some in returns]
+            lines.append([TASKS[name].about, f"{found[0][0][0]['env_steps']:,}", *cells, f"`{found[0][1]}`"])
+    return table(" | ".join(["task | steps", *(f"{one}: mean (seeds)" for one in libraries), "commit"]), lines, 6)
+
+
 def games(_: Rows) -> list[str]:
     """The five games of MinAtar: what each algorithm has learned, seed by seed."""
     algorithms = ("ppo", "a2c", "dqn")
@@ -297,6 +310,7 @@ TABLES: dict[str, tuple[str, Table]] = {
     "sharing": ("", sharing),
     "atari_exact": ("", lambda _: [atari_exact.render(json.loads(atari_exact.FILE.read_text()))]),
     "strength": ("connect_four_strength", strength),
+    "sac_peers": ("", partial(compared, "sac")),
     **{f"learnt_{name}": ("", partial(learnt, name)) for name in CONFIGS if name != "alphazero"},
     **{f"settings_{name}": ("", partial(settings, kind)) for name, kind in CONFIGS.items()},
 }  # fmt: skip
