@@ -28,11 +28,12 @@ from rlstruct.core import DictTensor, Layout, TemporalDictTensor, expect
 from rlstruct.engine.executors import agent_runner, inference_mode_agrees
 from rlstruct.engine.runner import Runner
 from rlstruct.engine.streams import move
+from rlstruct.engine.torch_private import version_of
 from rlstruct.errors import DeviceMismatchError, ShapeMismatchError
 from rlstruct.functional.random import step_keys
 from rlstruct.in_place import steps_into
 from rlstruct.rl_agent import RL_Agent, check_answer
-from rlstruct.vec_env import Capturable, VecEnv
+from rlstruct.vec_env import Capturable, Observed, VecEnv
 
 # Checking whether every episode has ended stalls an accelerator, so check only once in this many steps.
 _STEPS_BETWEEN_CHECKS = 16
@@ -110,6 +111,8 @@ class Collector:
         self._unprobed = 0  # steps since the agent's purity was last checked
         self._infers = False  # call the agent in torch's inference mode; decided after the first batch
         self._watched = False  # True once a batch has shown that the agent does not modify its observations
+        self._copies = True  # pass copies of actions; False once a batch has shown that the environment writes to none
+        self._writes = False  # the environment wrote to an action
         self._seeds = seed + torch.arange(env.n_envs(), device=device, dtype=torch.int64)
         self._history, self._restarts_take_steps = agent.require_history(), env.auto_reset and env.restarts_take_steps
         self._episode, self._step = -1, 0
@@ -162,6 +165,7 @@ class Collector:
         collected = self.finish(n_steps, self._runner.executor)
         if not self._watched:
             self._watched, self._infers = True, self._inference_mode_agrees(buffer)
+            self._copies = self._writes
         if self.owned:
             self.renew()
         return collected
@@ -216,7 +220,7 @@ class Collector:
                 action, state = self._act_watched(buffer, t, state, history, first, watch)
             enter(_ENVIRONMENT, t)
             if step_into is None:
-                step = self.env.step(action)
+                step = self._step_with_copy(action) if self._copies else self.env.step(action)
                 buffer.write_step(t, step)
                 self.running = step[1][1]
             elif ended := step_into(
@@ -358,6 +362,14 @@ class Collector:
             buffer.check("agent: state", state)
         buffer.write_action(t, action)
         return action, state
+
+    def _step_with_copy(self, action: DictTensor) -> tuple[Observed, Observed]:
+        """Step the environment with a copy of the action, since the agent may keep the action itself as its state."""
+        copy = action.clone()
+        before = [version_of(tensor) for tensor in copy.values()]
+        step = self.env.step(copy)
+        self._writes = self._writes or [version_of(tensor) for tensor in copy.values()] != before
+        return step
 
     def _expect_rows(self, where: str, tensors: DictTensor) -> None:
         device = str(self._device)

@@ -168,7 +168,7 @@ class GymnasiumVectorEnv(VectorEnv[Element, Element, Any]):
                 f"GymnasiumVectorEnv.step: {leaf.key!r} has shape {list(column.shape)}, expected {list(expected)}: "
                 "one action for each environment."
             )
-        return column.to(self.env.device, leaf.torch_dtype)
+        return column.to(self.env.device, leaf.torch_dtype, copy=True)  # the VecEnv may keep or change it
 
     def _out(self, tensor: Tensor) -> Any:  # noqa: ANN401 - a tensor or an array
         return tensor if self._tensors else tensor.cpu().numpy()  # sync: numpy was asked for, every step

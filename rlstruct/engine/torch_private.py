@@ -36,6 +36,7 @@ NEEDED: Final[dict[str, tuple[str, ...]]] = {
         "torch._inductor.config:max_fusion_size",
         "torch._inductor.config:size_asserts",
         "torch._inductor.config:fallback_random",
+        "torch.utils._config_module#patch",
         "torch._inductor.graph#user_visible_output_idxs",
         "torch._inductor.graph#original_output_strides",
         "torch._inductor.output_code#current_callable",

@@ -107,28 +107,26 @@ class MaskedReset(Restarter):
     together, one group after the other.
     """
 
-    _begun = False
-
     def reset(self, seed: int | None, options: Options | None) -> Arrays:
         """Start a new episode in every row, once."""
         self.options = options
         groups = self._groups(np.ones(self.n, np.bool_))
-        if len(groups) == 1:
-            frames = self._reset(seed=seed, options=groups[0][1] or None)
-        elif isinstance(base := self.vector.unwrapped, SyncVectorEnv):
-            envs = base.envs  # its first reset must include every row
-            base.envs = [_OwnOptions(env, row) for env, row in zip(envs, options or [], strict=True)]
-            try:
-                frames = self._reset(seed=seed)
-            finally:
-                base.envs = envs
-        else:
-            if not self._begun and not getattr(self.vector.unwrapped, "shared_memory", True):
-                self._reset(seed=seed)  # a process that was never reset has no observation to send
-            for mask, group in groups:
-                frames = self._reset(seed=seed, options={**group, "reset_mask": mask})
-        self._begun = True
-        return frames
+        if len(groups) == 1 or options is None:
+            return self._reset(seed=seed, options=groups[0][1] or None)
+        return self._reset_each(seed, options)  # at once, because the first reset must include every row
+
+    def _reset_each(self, seed: int | None, options: Options) -> Arrays:
+        """Reset all rows of a Sync- or AsyncVectorEnv at once, each with its own options."""
+        base: Any = self.vector.unwrapped
+        name, wrapper = ("envs", _OwnOptions) if isinstance(base, SyncVectorEnv) else ("parent_pipes", _OwnOptionsPipe)
+        rows = getattr(base, name)
+        wrapped = [wrapper(row, own) for row, own in zip(rows, options, strict=True)]
+        setattr(base, name, wrapped)
+        try:
+            return self._reset(seed=seed)
+        finally:
+            # gymnasium replaces the pipe of a process that raised by None
+            setattr(base, name, [None if now is None else row for row, now in zip(rows, wrapped, strict=True)])
 
     def _first(self, rows: Mask, out: Arrays, info: dict[str, Any]) -> Arrays:
         for mask, group in self._groups(rows):
@@ -159,6 +157,20 @@ class _OwnOptions(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         return self.env.reset(seed=seed, options=dict(self._options))
+
+
+class _OwnOptionsPipe:
+    """A pipe to a process of an AsyncVectorEnv whose environment resets with separate options."""
+
+    def __init__(self, pipe: Any, options: dict[str, Any]) -> None:  # noqa: ANN401 - of multiprocessing
+        self._pipe, self._options = pipe, options
+
+    def send(self, message: tuple[str, Any]) -> None:
+        command, arguments = message
+        self._pipe.send((command, {**arguments, "options": self._options}) if command == "reset" else message)
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever the pipe has
+        return getattr(self._pipe, name)
 
 
 class EnvPoolReset(MaskedReset):

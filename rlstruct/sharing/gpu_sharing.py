@@ -237,7 +237,8 @@ class GpuSharing:
     def join(self) -> None:
         """Give this process the environment variables of worker 0 for good, since CUDA reads them only once."""
         if self.mode == "none" or not _cuda_in_use():
-            os.environ.update(self.environment(0))
+            with _starting:  # another thread would undo this at the end of its block
+                os.environ.update(self.environment(0))
             return
         why = (
             "this process uses CUDA already, so it can no longer get a share of a GPU. Train before anything else "

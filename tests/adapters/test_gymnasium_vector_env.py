@@ -17,6 +17,7 @@ from rlstruct.adapters import GymnasiumVectorEnv
 from rlstruct.envs import GymEnv, GymEnvInf, GymVectorEnv
 from rlstruct.errors import ShapeMismatchError
 from rlstruct.testing import forbid_host_sync
+from rlstruct.vec_env import EnvWrapper
 
 
 class Nested(gymnasium.Env[Any, Any]):
@@ -125,6 +126,24 @@ def test_tensors_stay_on_the_device_and_the_host_never_waits() -> None:
         torch.testing.assert_close(info["final_obs"], reached["frame"], rtol=0, atol=0)
         assert torch.equal(info["_final_obs"], reached["done"])
         assert torch.equal(terminated | truncated, reached["done"])
+
+
+class Clamping(EnvWrapper):
+    """Clamps its action in place."""
+
+    def step(self, action: DictTensor) -> Any:
+        action["action"].clamp_(-1.0, 1.0)
+        return super().step(action)
+
+
+@pytest.mark.parametrize("tensors", [False, True])
+def test_an_environment_that_changes_its_action_leaves_the_callers_alone(tensors: bool) -> None:
+    env = GymnasiumVectorEnv(lambda seed: Clamping(sims.make("Pendulum-v1", 2, seed)), tensors=tensors)
+    env.reset()
+    actions = torch.tensor([[3.0], [-3.0]])
+    env.step(actions if tensors else actions.numpy())
+    assert actions.tolist() == [[3.0], [-3.0]]
+    env.close()
 
 
 def test_reset_with_a_seed_repeats_and_without_one_goes_on() -> None:

@@ -11,7 +11,7 @@ from batcher_fakes import next_batch
 from gymnasium import spaces
 from torch import Tensor
 
-from rlstruct import DictTensor, RL_Agent, VecEnv, resolve_device
+from rlstruct import DictTensor, RL_Agent, VecEnv, replay_agent, resolve_device
 from rlstruct.adapters import TorchVectorEnv
 from rlstruct.batchers import RL_Batcher
 from rlstruct.functional.random import normal
@@ -30,6 +30,22 @@ class Wide(RL_Agent):
     def __call__(self, state: DictTensor, observation: DictTensor, agent_info: DictTensor, history: Any = None) -> Any:
         action = 5.0 * normal(observation["rng"], (2,))
         return DictTensor({"action": action, "copy": action.clone()}), state
+
+
+class Remembering(RL_Agent):
+    """Keeps its action as its state, without a copy, and draws the next one around it."""
+
+    pure = True
+
+    def __init__(self, device: str) -> None:
+        self.device = device
+
+    def initial_state(self, agent_info: DictTensor, B: int) -> DictTensor:
+        return DictTensor({"last": torch.zeros(B, 2, device=self.device)})
+
+    def __call__(self, state: DictTensor, observation: DictTensor, agent_info: DictTensor, history: Any = None) -> Any:
+        action = state["last"] + 5.0 * normal(observation["rng"], (2,))
+        return DictTensor({"action": action}), DictTensor({"last": action})
 
 
 class Clamping(VecEnv):
@@ -133,3 +149,22 @@ def test_so_it_is_in_a_captured_graph(device: str) -> None:
 
 def test_so_it_is_with_a_compiled_agent() -> None:
     collect(3, "cpu", adapted=False, compile_agent=True)
+
+
+HOW = [("steps", "cpu"), ("worker", "cpu"), ("compiled", "cpu"), ("graph", "sim:0")]
+
+
+@pytest.mark.parametrize(("how", "device"), [*HOW, pytest.param("graph", "cuda:0", marks=pytest.mark.gpu)])
+def test_an_agent_that_keeps_its_action_keeps_the_one_that_it_took(how: str, device: str) -> None:
+    device = str(resolve_device(device))
+    settings = {"n_processes": int(how == "worker"), "graph": how == "graph", "compile_agent": how == "compiled"}
+    env_args, agent_args = {"adapted": False, "device": device}, {"device": device}
+    with RL_Batcher(
+        T, Remembering, create_env, env_args=env_args, agent_args=agent_args, seed=0, device=device, **settings
+    ) as batcher:
+        batcher.reset()
+        for _ in range(4):
+            batch = next_batch(batcher)
+            assert bool((batch.trajectories["action/action"].abs() > 1.0).any())
+            replayed = replay_agent(Remembering(device), batch)
+            torch.testing.assert_close(replayed["action"], batch.trajectories["action/action"])

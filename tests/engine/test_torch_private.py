@@ -67,6 +67,7 @@ def test_without_a_name_nothing_is_captured_on_cuda(monkeypatch: pytest.MonkeyPa
         ("compiled", "torch._inductor.graph#user_visible_output_idxs"),
         ("compiled", "torch._inductor.graph#original_output_strides"),
         ("compiled", "torch._inductor.output_code#current_callable"),
+        ("compiled", "torch.utils._config_module#patch"),
         ("compiled", "torch.fx.experimental.proxy_tensor#_allow_non_fake_inputs"),
         ("fused optimiser", "torch.optim.adam#found_inf"),
         ("kernel", "torch.nn.modules.module:_global_forward_hooks"),

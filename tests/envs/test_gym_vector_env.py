@@ -139,6 +139,7 @@ def narrow(vector: str, mode: AutoresetMode, **settings: Any) -> Any:
         ("sync", AutoresetMode.SAME_STEP, {}),
         ("sync", AutoresetMode.NEXT_STEP, {}),
         ("async", AutoresetMode.DISABLED, {}),
+        ("async", AutoresetMode.DISABLED, {"shared_memory": False}),
         ("async", AutoresetMode.NEXT_STEP, {}),
     ],
 )
@@ -152,11 +153,13 @@ def test_each_row_is_reset_once_and_with_its_own_options(vector: str, mode: Auto
     env.close()
 
 
-def test_processes_without_shared_memory_never_see_the_options_of_others() -> None:
-    env = GymVectorEnv(narrow("async", AutoresetMode.DISABLED, shared_memory=False), seed=0)
-    # Its first reset is one of all rows without options: before it, rows that are left out have nothing to show.
-    assert env.reset(LEVELS)[0]["frame"][:, 0].tolist() == [3, 3, 3]
-    assert env.reset(LEVELS)[0]["frame"][:, 0].tolist() == [4, 4, 4]
+@pytest.mark.filterwarnings("ignore:.*ERROR")  # gymnasium's logger warns about what it raises
+@pytest.mark.parametrize("shared_memory", [False, True])
+def test_a_process_that_fails_in_a_reset_with_options_of_its_own_is_named(shared_memory: bool) -> None:
+    env = GymVectorEnv(narrow("async", AutoresetMode.DISABLED, shared_memory=shared_memory), seed=0)
+    with pytest.raises(ValueError, match="level -1, expected 2") as error:
+        env.reset(DictTensor({"level": torch.tensor([1, -1, 1])}))
+    assert error.value.environment_index == 1  # type: ignore[attr-defined]
     env.close()
 
 
