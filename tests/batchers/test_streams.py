@@ -15,6 +15,7 @@ from rlstruct.adapters import TorchVectorEnv
 from rlstruct.agents import ActorCritic, ActorCriticAgent
 from rlstruct.batchers import RL_Batcher
 from rlstruct.engine.streams import stream_on
+from rlstruct.engine.torch_private import TorchDispatchMode
 from rlstruct.sims import CartPole
 from rlstruct.testing import count_host_syncs
 
@@ -106,13 +107,27 @@ def test_a_moved_environment_waits_for_its_actions_only() -> None:
     assert set(seen.keys()) == set(after.keys()) == set(first.keys())
 
 
+class Crossings(TorchDispatchMode):
+    """Counts the copies from the CPU to the GPU."""
+
+    n = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        answer = func(*args, **(kwargs or {}))
+        if func.overloadpacket.__name__ in ("_to_copy", "copy_"):
+            source = args[0] if func.overloadpacket.__name__ == "_to_copy" else args[1]
+            self.n += source.is_cpu and answer.is_cuda
+        return answer
+
+
 def test_weights_from_the_cpu_travel_as_one() -> None:
     weights = {"a": torch.arange(6.0).view(2, 3), "b": torch.ones(5, dtype=torch.float64), "c": torch.zeros(0)}
     weights["d"] = torch.ones(2, device=DEVICE)
     stream = stream_on(torch.device(DEVICE))
-    with count_host_syncs() as found:
+    with count_host_syncs() as found, Crossings() as crossings:
         taken = stream.from_caller(weights)
     assert found.calls == []
+    assert crossings.n == 1
     for key, weight in weights.items():
         assert taken[key].is_cuda
         assert torch.equal(taken[key].cpu(), weight.cpu())

@@ -17,8 +17,9 @@ def keys_for(n: int, device: torch.device | str = "cpu") -> torch.Tensor:
 
 def test_the_density_is_that_of_torchs_own_distribution_and_never_syncs(device: torch.device) -> None:
     mean, log_std = 0.5 * torch.randn(2, 50, 3, dtype=torch.float64)
+    here, spread, key = mean.to(device), log_std.to(device), keys_for(50, device)
     with forbid_host_sync():
-        drawn, found = squashed.sample_with_log_probability(mean.to(device), log_std.to(device), keys_for(50, device))
+        drawn, found = squashed.sample_with_log_probability(here, spread, key)
     oracle = TransformedDistribution(Independent(Normal(mean, log_std.exp()), 1), [TanhTransform()])
     torch.testing.assert_close(found.cpu(), oracle.log_prob(drawn.cpu()), rtol=1e-5, atol=1e-5)
 
