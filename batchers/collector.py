@@ -351,7 +351,7 @@ class Collector:
         first: Answer | None,
         watch: bool,
     ) -> Answer:
-        """Call the agent in step t unless ``first`` is its answer; store the action before the environment sees it."""
+        """Call the agent in step t unless ``first`` is its result; store the action before the environment sees it."""
         seen = buffer.copy_observation(t) if watch else None
         answer = first or self._act(state, buffer.shown[t], self.agent_info, history)
         action, state = answer if t else check_answer(f"{type(self.agent).__name__}.__call__", answer)

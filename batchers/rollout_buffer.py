@@ -228,7 +228,7 @@ def rollout_layout(observation: DictTensor, action: DictTensor, state: DictTenso
 
 
 def empty_rollout(observation: DictTensor) -> Rollout:
-    """Return the memory of zero steps, before the agent's first answer shows what it returns besides the action.
+    """Return the memory of zero steps, before the agent's first call shows what it returns besides the action.
 
     ``observation`` is [B] and includes ``rng``.
     """

@@ -315,7 +315,7 @@ def replayed_observation(steps: TemporalDictTensor) -> TemporalDictTensor:
 
 
 def check_answer(where: str, answer: object) -> tuple[DictTensor, DictTensor]:
-    """Return an agent's answer, or raise TypeError unless it is a pair ``(action, new_state)`` of DictTensors."""
+    """Return an agent's result, or raise TypeError unless it is a pair ``(action, new_state)`` of DictTensors."""
     if isinstance(answer, tuple) and len(answer) == 2:
         action, new_state = answer
         if isinstance(action, DictTensor) and isinstance(new_state, DictTensor):

@@ -98,7 +98,7 @@ def difference(
         other, key = found.get(path), path[-1]
         if other is None or other.shape != value.shape or other.dtype != value.dtype:
             got = "is missing" if other is None else f"is {list(other.shape)} {other.dtype}"
-            return f"{key!r} {got} in the compiled answer, expected {list(value.shape)} {value.dtype}"
+            return f"{key!r} {got} in the compiled result, expected {list(value.shape)} {value.dtype}"
         rows = value.shape[0] if value.dim() else 1
         n_different = int(count_different(value, other, eps))  # sync: once when the code is compiled
         if n_different > allowed(rows, eps):

@@ -19,7 +19,7 @@ _FAILED_PROBES, _FAILED_PROBES_COARSE = 2, 8  # that differ in a row, see `Purit
 _OF_MODULES = ("_parameters", "_buffers", "_modules")
 _DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 RANDOM_IN_TRAINING = (*_DROPOUT, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-"""Modules whose answer, in train mode, depends on a generator or on the rest of the batch."""
+"""Modules whose output, in train mode, depends on a generator or on the rest of the batch."""
 FIX = (
     "`pure = True` promises that what __call__ returns depends on parameters, buffers and arguments only, but this "
     "depends on something else: a global, a Python value that changes, torch's generator. "

@@ -194,7 +194,7 @@ class GymEnv(RowsEnv):
         return f"{self._where}.{method}: environment {j}, a {type(self.envs[j].unwrapped).__name__},"
 
     def _explained(self, error: Exception, j: int, action: Element, answer: Element) -> Exception | None:
-        """Return an error that says what is wrong with an answer or an action; None if both are valid.
+        """Create an error that says what is wrong with a return value or an action; None if both are valid.
 
         This helps because gymnasium's own environments say little more than "invalid".
         """

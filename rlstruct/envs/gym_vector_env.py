@@ -167,7 +167,7 @@ def _check_vector(vec: object) -> None:
     batch_size = getattr(base, "config", {}).get("batch_size") or getattr(base, "batch_size", None) or vec.num_envs
     if batch_size != vec.num_envs:
         raise BadValueError(
-            f"GymVectorEnv: {type(base).__name__} answers {batch_size} of its {vec.num_envs} environments at a time. "
+            f"GymVectorEnv: {type(base).__name__} returns {batch_size} of its {vec.num_envs} environments at a time. "
             f"Make it with batch_size equal to num_envs: here all of them step together."
         )
 

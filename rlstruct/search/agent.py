@@ -150,7 +150,7 @@ class SearchAgent(RL_Agent):
         return self.model
 
     def _search(self, seen: Tensor | Tensors, rng: Tensor, kept: DictTensor) -> tuple[DictTensor, DictTensor]:
-        """Search from frames; return the agent's answer and its new state."""
+        """Search from frames; return the agent's output and its new state."""
         model_key, search_key = random.split(rng, 2).unbind(1)
         explore, after = None, DictTensor()
         if (limit := self.search.config.exploring_moves) is not None:

@@ -40,7 +40,7 @@ _RNG = (
     "and put the model in eval mode; or call check_agent(..., draws_from_rng=False) for an agent that uses torch's "
     "generator."
 )
-_ROWS = "Row b of the answer may depend on row b of the arguments only: look for means over the batch or BatchNorm."
+_ROWS = "Row b of the output may depend on row b of the arguments only: look for means over the batch or BatchNorm."
 _STATE = "Return the keys, dtypes and shapes of initial_state."
 
 
@@ -72,10 +72,10 @@ def check_agent(
     """Let an agent act for a few steps, and check all properties that the contract of `RL_Agent` requires.
 
     The checks: all tensors are on the right device (see `RL_Agent_CheckDevice`); no dropout or batch normalisation is
-    in train mode; the initial state has B rows, and the same columns for every B; answers fit the action space and the
-    initial state; arguments are not written to; equal arguments give equal answers; no row depends on another; a replay
+    in train mode; the initial state has B rows, and the same columns for every B; outputs fit the action space and the
+    initial state; arguments are not written to; equal arguments give equal outputs; no row depends on another; a replay
     reproduces the stored outputs, and `states_at` the states; `update` copies all weights; a pure agent depends on
-    weights and arguments only; every executor gives the agent's answers.
+    weights and arguments only; every executor returns the agent's outputs.
 
     Args:
         agent: the agent to check, on ``device``. Its weights are restored afterwards, if they can be found.
@@ -149,7 +149,7 @@ class _Kit:
 
     @torch.no_grad()
     def check_acting(self) -> None:
-        """Let the agent act, and check each answer on its own."""
+        """Let the agent act, and check each output separately."""
         observation, _ = self.env.reset(None)
         state = self.agent.initial_state(self.agent_info, self.B)
         seeds = torch.arange(self.seed, self.seed + self.B, device=self.env.device)
@@ -245,7 +245,7 @@ class _Kit:
         fix = "Copy the weights, as load_state_dict does: the batcher writes to these tensors again."
         check_same(f"{where}, after its argument changed", self._answer(step), changed, fix)
         self.agent.update({k: v.clone() for k, v in original.items()})
-        fix = "The same weights must give the same answers: update all that the answers depend on."
+        fix = "The same weights must give the same outputs: update everything that they depend on."
         check_same(f"{where}, back to the first weights", self._answer(step), before, fix)
 
     def check_purity(self) -> None:
@@ -282,16 +282,16 @@ class _Kit:
                 try:
                     check_equal(expected, runner(*given), precision.eps(device))
                 except PurityError as error:
-                    fail(where, None, str(error), "the eager agent's answer", "Or set pure = False.")
+                    fail(where, None, str(error), "the eager agent's output", "Or set pure = False.")
                 if runner.why_not and name != "compiled":  # a machine may lack a compiler
-                    fail(where, None, runner.why_not, "the eager agent's answer", "Or set pure = False.")
+                    fail(where, None, runner.why_not, "the eager agent's output", "Or set pure = False.")
                 for parameter in parameters:
                     parameter.mul_(0.9)
             for parameter, value in zip(parameters, before, strict=True):
                 parameter.copy_(value)
 
     def _answer(self, step: _Step) -> DictTensor:
-        """Call the agent with the arguments of a step, and return its whole answer on the CPU."""
+        """Call the agent with the arguments of a step, and return its whole output on the CPU."""
         if not self.draws_from_rng:
             torch.manual_seed(self.seed)
         with torch.no_grad():
@@ -325,7 +325,7 @@ class _Kit:
 
 
 def _joined(action: DictTensor, new_state: DictTensor) -> DictTensor:
-    """Return the whole answer of a call, on the CPU."""
+    """Return the whole output of a call, on the CPU."""
     return (action.prepend_key("action/") + new_state.prepend_key("new_state/")).map(on_cpu)
 
 

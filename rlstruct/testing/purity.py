@@ -1,4 +1,4 @@
-"""Test of an agent's promise to be pure: it names anything else that the agent's answers depend on.
+"""Test of an agent's promise to be pure: it names anything else that the agent's outputs depend on.
 
 Calling the agent twice, or comparing executors with it, cannot find a global or an attribute that the program changes
 later in the run: a captured graph would keep its old value. So each of these values is changed here.
@@ -28,7 +28,7 @@ from rlstruct.testing.conformance import equal_rows, fail, holds
 
 _OF_MODULES = frozenset(vars(nn.Module()))
 _INSTALLED = ("site-packages", "dist-packages")  # folders of installed packages
-_EXPECTED = "an answer that depends on parameters, buffers and arguments only, since the class has pure = True"
+_EXPECTED = "an output that depends on parameters, buffers and arguments only, since the class has pure = True"
 _FIX = "Make it a buffer of a module, pass it in agent_info, or declare it typing.Final if it never changes."
 
 
@@ -42,7 +42,7 @@ def check_modes(name: str, agent: object) -> None:
 
 
 def check_pure(name: str, agent: object, answer: Callable[[], DictTensor]) -> None:
-    """Check that an agent's answer stays the same while each value that it may read is changed, one at a time.
+    """Check that an agent's output stays the same while each value that it may read is changed, one at a time.
 
     Weights and arguments keep their values. Every other number, bool, string, array and tensor is changed and restored:
     in attributes of the agent, of the objects, containers and modules within it, and of their classes; and in globals
@@ -59,7 +59,7 @@ def check_pure(name: str, agent: object, answer: Callable[[], DictTensor]) -> No
             fail(name, None, f"{place.path}, which it changes while it acts", "no change", fix)
     if not _same(answer(), expected):
         fix = "Draw from observation['rng'], and read no clock, file or generator."
-        fail(name, None, "another answer to the same arguments", _EXPECTED, fix)
+        fail(name, None, "another output for the same arguments", _EXPECTED, fix)
     for place, before in places:
         place.put(_other(before))
         try:
@@ -69,7 +69,7 @@ def check_pure(name: str, agent: object, answer: Callable[[], DictTensor]) -> No
         finally:
             place.put(before)
         if not unchanged:
-            fail(name, None, f"an answer that depends on {place.path}", _EXPECTED, _FIX)
+            fail(name, None, f"an output that depends on {place.path}", _EXPECTED, _FIX)
 
 
 def weights_of_modules(agent: object) -> list[Tensor]:

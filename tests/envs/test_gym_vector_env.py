@@ -350,7 +350,7 @@ def test_only_whole_vector_environments_are_taken() -> None:
         GymVectorEnv([Counting()])  # type: ignore[arg-type]
     vec: Any = CountingVector(4, AutoresetMode.NEXT_STEP)
     vec.batch_size = 2
-    with pytest.raises(ValueError, match="answers 2 of its 4 environments at a time"):
+    with pytest.raises(ValueError, match="returns 2 of its 4 environments at a time"):
         GymVectorEnv(vec)
     with pytest.raises(RuntimeError, match=r"Call reset\(\) first"):
         GymVectorEnv(cartpoles(1)).step(act([0]))

@@ -740,7 +740,7 @@ class Twofold(RL_Agent):
 
 def test_given_weights_are_used() -> None:
     check_agent(Twofold(), env_for_agents())
-    with pytest.raises(ConformanceError, match="same weights must give the same answers"):
+    with pytest.raises(ConformanceError, match="same weights must give the same outputs"):
         check_agent(Twofold(), env_for_agents(), weights={"weight": torch.ones(2)})
 
 

@@ -194,7 +194,7 @@ class Drawing(RL_Agent):
 
 
 def test_torchs_generator_is_no_argument() -> None:
-    with pytest.raises(ConformanceError, match="another answer to the same arguments"):
+    with pytest.raises(ConformanceError, match="another output for the same arguments"):
         check(Drawing(), draws_from_rng=False)
     drawing = Drawing()
     drawing.pure = False
