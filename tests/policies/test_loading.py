@@ -221,7 +221,7 @@ def test_files_that_are_no_policies(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"checkpoint.pt is not a checkpoint of a training, or is damaged: "):
         rlstruct.load(tmp_path)
     torch.save(TASKS["actor-critic"].create_model(), file)  # a whole network, of which torch says how to run its code
-    with pytest.raises(ValueError, match=r"or it is damaged: torch cannot read it as plain data\. Pass") as raised:
+    with pytest.raises(ValueError, match=r"or is damaged: torch cannot read it as plain data\. Pass") as raised:
         rlstruct.load(file)
     assert "weights_only" not in str(raised.value)
     assert raised.value.__suppress_context__  # a traceback shows this sentence alone

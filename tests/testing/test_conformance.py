@@ -640,7 +640,7 @@ WRONG_AGENTS: dict[str, tuple[type[RL_Agent], str, str]] = {
         "action/noise",
         "observation['rng']",
     ),
-    "remembers in itself": (KeepsItsCounter, "action/calls", "keep what must last in the state"),
+    "remembers in itself": (KeepsItsCounter, "action/calls", "keep lasting values in the state"),
     "mean over the batch": (with_action(batch_mean), "action/value", "Row b of the answer"),
     "depends on the row's place": (with_action(row_number), "action/row", "Row b of the answer"),
     "replays otherwise": (ReplaysOtherwise, "log_prob", "Replay must act as collection did"),
