@@ -16,7 +16,7 @@ from multiprocessing.process import BaseProcess
 from rlstruct.errors import UsageError
 from rlstruct.sharing.gpu_sharing import inheriting as inheriting  # for learners, too
 
-GUARD = 'Put the code that creates the batcher under `if __name__ == "__main__":`.'
+GUARD = 'Put the code that trains or creates a batcher under `if __name__ == "__main__":`.'
 WORKER_NAME = "rlstruct-worker"
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 """Environment variables of a worker, which computes in one thread."""

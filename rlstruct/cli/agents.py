@@ -17,7 +17,7 @@ from torch import nn
 from rlstruct import agents
 from rlstruct.algos import ALGORITHMS, Algorithm
 from rlstruct.algos.config import TrainingConfig
-from rlstruct.cli.environments import Factory, Task, find, is_image, spaces_of
+from rlstruct.cli.environments import Factory, Task, find, imported, is_image, is_own, spaces_of
 from rlstruct.cli.messages import UserError, nearest
 from rlstruct.rl_agent import RL_Agent
 from rlstruct.search import SearchAgent
@@ -36,10 +36,20 @@ class AgentChoice:
 
 
 def algorithm_of(name: str) -> Algorithm[Any]:
-    """Return the algorithm of this name."""
+    """Return the algorithm of this name; ``module:name`` is imported, and known by that name from then on."""
+    if name not in ALGORITHMS and is_own(name):
+        found = imported(name)
+        if not isinstance(found, Algorithm):
+            raise UserError(f"{name} is a {type(found).__name__}, expected an Algorithm of rlstruct.algos.")
+        ALGORITHMS[name] = found
     if name not in ALGORITHMS:
         raise UserError(f"there is no algorithm {name!r}, only {', '.join(ALGORITHMS)}.{nearest(name, ALGORITHMS)}")
     return ALGORITHMS[name]
+
+
+def named(algorithm: str) -> str:
+    """Return the name of an algorithm as a sentence shows it: A2C, or my_module:train unchanged."""
+    return algorithm if is_own(algorithm) else algorithm.upper()
 
 
 def prepare(algorithm: str, task: Task, auto_reset: bool | None = None) -> tuple[Factory, AgentChoice]:
@@ -116,7 +126,7 @@ def _fitting(algorithm: str, task: Task, observation: spaces.Space[Any], action:
             f"the bundled agents see one frame, and this environment shows a {type(observation).__name__} space. Wrap "
             "it (gymnasium.wrappers.FlattenObservation), or write an agent: tutorials/02_your_own_agent.py"
         )
-    name, family = algorithm.upper(), ALGORITHMS[algorithm].agents
+    name, family = named(algorithm), ALGORITHMS[algorithm].agents
     discrete, image = _n_actions(action), is_image(observation)
     continuous = isinstance(action, spaces.Box) and len(action.shape) == 1
     if discrete is None and not continuous:

@@ -17,6 +17,7 @@ from rlstruct.cli.environments import Task, find, is_image, spaces_of
 from rlstruct.cli.messages import UserError, nearest
 from rlstruct.cli.stored_run import RunSettings
 
+_TUNED_FOR_CARTPOLE = ("reinforce", "a2c", "ppo", "dqn")  # their defaults
 _IMAGES = "Breakout-MinAtar"  # its settings are used for environments with images that have none
 
 
@@ -60,7 +61,7 @@ def settings_for(
         config = replace(config, target_return=None, evaluation_stochastic=type(config).evaluation_stochastic)
         notes = [f"settings: those for {_IMAGES}, which also shows images{others}"]
     else:
-        made_for = "" if algorithm in ("alphazero", "sac") else ", tuned for CartPole-v1"
+        made_for = ", tuned for CartPole-v1" if algorithm in _TUNED_FOR_CARTPOLE else ""
         return None, [f"settings: the defaults{made_for}{others}"]
     config, fitted = _with_fitting_parts(config, given)
     return (Task(env=env, network=network), config), [*notes, *fitted]

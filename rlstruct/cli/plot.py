@@ -11,12 +11,13 @@ from typing import Annotated, Any
 
 import tyro
 
+from rlstruct.algos import ALGORITHMS
 from rlstruct.algos.evaluation import format_return
 from rlstruct.algos.learning_curve import Curve, draw_panels, in_order
 from rlstruct.algos.loggers import flat_settings
 from rlstruct.algos.run_folder import read_lines
 from rlstruct.cli.messages import UserError, nearest, plural, say
-from rlstruct.cli.stored_run import ForeignRun, load_settings
+from rlstruct.cli.stored_run import ForeignRun, load_settings, read_settings
 
 _TIME_BEHIND = re.compile(r"-\d{8}-\d{6}(-\d+)?$")  # end of a folder's name
 
@@ -89,6 +90,9 @@ def _panels(folders: Sequence[Path], metric: str) -> dict[str, dict[str, list[Cu
 def _described(folder: Path) -> tuple[str, str, dict[str, Any], dict[str, Any]]:
     """Return a run's environment, name, and the settings of task and algorithm, without the seed."""
     try:
+        _, known = read_settings(folder)
+        if known["algorithm"] not in ALGORITHMS:  # nothing is imported for a curve
+            return known["task"]["env"], known["algorithm"], known["task"], {**known["config"], "seed": 0}
         run = load_settings(folder)
     except ForeignRun:  # a program of the user's trained there: several runs of one have the same name
         stored = json.loads((folder / "config.json").read_text())

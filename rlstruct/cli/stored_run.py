@@ -16,6 +16,7 @@ from typing import Any
 from torch import nn
 
 from rlstruct import policies
+from rlstruct.algos import ALGORITHMS
 from rlstruct.algos.checkpoint import read_checkpoint
 from rlstruct.algos.config import TrainingConfig
 from rlstruct.cli.agents import AgentChoice, algorithm_of, prepare
@@ -36,7 +37,7 @@ class ForeignRun(UserError):
 class RunSettings:
     """All settings of a training: the content of ``config.json`` in its folder."""
 
-    algorithm: str  # see `rlstruct.algos.ALGORITHMS`
+    algorithm: str  # its name in `rlstruct.algos.ALGORITHMS`, or module:name
     task: Task  # the environment
     agent: str  # description of the chosen agent
     config: TrainingConfig  # the settings of the algorithm
@@ -52,8 +53,8 @@ def versions() -> dict[str, str]:
     return found
 
 
-def load_settings(run: Path) -> RunSettings:
-    """Read the settings in a run folder."""
+def read_settings(run: Path) -> tuple[Path, dict[str, Any]]:
+    """Return the file of a run's settings and its content: names of algorithm and task, and plain values."""
     file = run if run.name == "config.json" else run / "config.json"
     if not file.exists():
         siblings = [str(other.parent) for other in run.parent.glob("*/config.json")]
@@ -68,6 +69,12 @@ def load_settings(run: Path) -> RunSettings:
             f"{run} was not written by rlstruct train: its config.json lacks algorithm, task and config. Name the "
             "function that created its environments: --factory module:create_env."
         )
+    return file, stored
+
+
+def load_settings(run: Path) -> RunSettings:
+    """Read the settings in a run folder, and import the algorithm that they name."""
+    file, stored = read_settings(run)
     algorithm = str(stored["algorithm"])
     return RunSettings(
         algorithm=algorithm,
@@ -114,8 +121,9 @@ def undescribed(run: Path, names: Sequence[str]) -> dict[str, Any]:
     if names:
         return dict(zip(("create_model", "create_agent"), map(imported, names[1:]), strict=False))
     with contextlib.suppress(UserError):  # no run of rlstruct train
-        settings = load_settings(run if run.is_dir() else run.parent)
-        if algorithm_of(settings.algorithm).agents == "search" and is_own(settings.task.env):
+        folder = run if run.is_dir() else run.parent
+        known = ALGORITHMS.get(read_settings(folder)[1]["algorithm"])
+        if known is not None and known.agents == "search" and is_own((settings := load_settings(folder)).task.env):
             game = find(settings.task, auto_reset=True)
             return {"create_agent": partial(SearchAgent, create_simulator=game, discount=-settings.config.discount)}
     return {}

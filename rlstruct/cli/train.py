@@ -18,7 +18,7 @@ from rlstruct.algos.config import TrainingConfig, check_resumed, load_config
 from rlstruct.algos.evaluation import TrainingResult
 from rlstruct.algos.launch import launched_rank, share_gpus
 from rlstruct.algos.run_folder import RunFolder
-from rlstruct.cli.agents import AgentChoice, algorithm_of, prepare, with_stacks
+from rlstruct.cli.agents import AgentChoice, algorithm_of, named, prepare, with_stacks
 from rlstruct.cli.environments import Factory, Task
 from rlstruct.cli.initial_settings import read_initial_options, settings_for
 from rlstruct.cli.messages import UserError, check_device, plural, refused, require, say
@@ -40,6 +40,7 @@ are settings tuned for the environment, they apply unless you pass others, or
 --preset none; --help after ALGORITHM and --env lists them all.
 
 {algorithms}
+  MODULE:NAME an algorithm of yours, from the current folder
 
   rlstruct train a2c --env CartPole-v1
   rlstruct train a2c --env CartPole-v1 --simulator torch \\
@@ -174,22 +175,30 @@ def _train(algorithm: str, options: Training[Any], notes: Sequence[str]) -> None
         _say("this run is complete. To continue it, raise the total number of steps, for example")
         _say(f"  --n-env-steps {2 * saved['env_steps']}. The result:")
     saved = None  # a replay buffer may be large
-    _learn(algorithm, config, choice, factory, folder)
+    _learn(algorithm, config, choice, factory, folder, options.factory)
 
 
-def _learn(algorithm: str, config: TrainingConfig, choice: AgentChoice, factory: Factory, folder: RunFolder) -> None:
+def _learn(
+    algorithm: str,
+    config: TrainingConfig,
+    choice: AgentChoice,
+    factory: Factory,
+    folder: RunFolder,
+    factories: Sequence[str],
+) -> None:
+    """Train, and print the result and the commands that go on from it; ``factories`` are those of ``--factory``."""
     path = shlex.quote(str(folder.path))
+    own = "".join(f" {word}" for word in ("--factory", *factories)) if factories else ""
+    again = f"rlstruct train {algorithm + ' ' if own else ''}--resume {path}{own}"
     try:
         with folder:
             create = choice.create_model, choice.create_agent
             result: TrainingResult = algorithm_of(algorithm)(config, *create, factory, run=folder)
     except KeyboardInterrupt:
-        raise KeyboardInterrupt(
-            f"stopped. To continue: rlstruct train --resume {path} (its curve: rlstruct plot {path})"
-        ) from None
+        raise KeyboardInterrupt(f"stopped. To continue: {again} (its curve: rlstruct plot {path})") from None
     except (LearnerError, WorkerError):
         if (folder.path / "checkpoint.pt").exists():
-            _say(f"to continue from the last checkpoint: rlstruct train --resume {path}")
+            _say(f"to continue from the last checkpoint: {again}")
         raise
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG):
@@ -202,7 +211,7 @@ def _learn(algorithm: str, config: TrainingConfig, choice: AgentChoice, factory:
         _say(f"{when:>15}: {evaluation}")
     threads = plural(result.threads, "thread")
     _say(f"{result.env_steps:,} environment steps in {result.seconds:.1f} s, {threads} of PyTorch")
-    _say(f"next: rlstruct evaluate {path}\n      rlstruct plot {path}")
+    _say(f"next: rlstruct evaluate {path}{own}\n      rlstruct plot {path}")
 
 
 def _begun(settings: RunSettings, output: Output) -> RunFolder:
@@ -251,7 +260,7 @@ def _parse(algorithm: str, words: list[str], default: Training[Any] | None) -> T
         args=words,
         prog=f"rlstruct train {algorithm}",
         # at most 80 characters, because tyro does not wrap it
-        description=f"Train with {algorithm.upper()}; results go into a new folder, see --runs.",
+        description=f"Train with {named(algorithm)}; results go into a new folder, see --runs.",
         config=(tyro.conf.OmitArgPrefixes,),
         **known,
     )

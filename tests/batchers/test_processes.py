@@ -174,7 +174,8 @@ def test_a_missing_main_guard_is_explained_by_a_worker_once(tmp_path: Path) -> N
     code, _, err = Program(tmp_path, "batcher = make()\ncollect(batcher)", guard=False).end()
     assert code == 1
     assert err.count("Traceback") == 1, err
-    assert 'Put the code that creates the batcher under `if __name__ == "__main__":`' in "".join(err.splitlines()[-2:])
+    fix = 'Put the code that trains or creates a batcher under `if __name__ == "__main__":`'
+    assert fix in "".join(err.splitlines()[-2:])
 
 
 def test_a_worker_that_still_imports_the_script_may_be_killed_and_is_not_waited_for(tmp_path: Path) -> None:

@@ -43,11 +43,14 @@ class ToyLearner(A2CLearner):
         return {**terms, "loss": self.config.zeal * terms["loss"]}
 
 
+TOY = Algorithm(ToyLearner, "large steps")
+
+
 @pytest.fixture(autouse=True)
 def _registered(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setitem(ALGORITHMS, "toy", Algorithm(ToyLearner, "large steps"))
+    monkeypatch.setitem(ALGORITHMS, "toy", TOY)
 
 
 def test_it_trains_by_its_name_and_its_run_is_evaluated_repeated_and_resumed(
@@ -57,7 +60,7 @@ def test_it_trains_by_its_name_and_its_run_is_evaluated_repeated_and_resumed(
     (run,) = pathlib.Path("runs").iterdir()
     stored = json.loads((run / "config.json").read_text())
     assert (stored["algorithm"], stored["config"]["zeal"], stored["agent"]) == ("toy", 3.0, "policy, perceptron")
-    assert "settings: the defaults, tuned for CartPole-v1\n" in capsys.readouterr().out  # nothing is tuned for it
+    assert "settings: the defaults\n" in capsys.readouterr().out  # nothing is tuned for it
     assert main(["evaluate", str(run), "--episodes", "2"]) == 0
     assert "toy on CartPole-v1, after 200 environment steps" in capsys.readouterr().out
     assert main(["train", "--resume", str(run), "--n-env-steps", "240", "--no-progress"]) == 0
@@ -65,6 +68,28 @@ def test_it_trains_by_its_name_and_its_run_is_evaluated_repeated_and_resumed(
     assert {json.loads(file.read_text())["config"]["seed"] for file in pathlib.Path("runs").glob("*/config.json")} == {
         0, 1,
     }  # fmt: skip
+
+
+def test_an_algorithm_in_a_module_trains_by_module_and_name(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = f"{__name__}:TOY"
+    monkeypatch.setitem(ALGORITHMS, own, TOY)
+    monkeypatch.delitem(ALGORITHMS, own)  # restored after the test
+    assert main(["train", own, "--env", "CartPole-v1", *SMALL]) == 0
+    assert f"{own} on CartPole-v1: policy, perceptron, learner on cpu\n" in capsys.readouterr().out
+    (run,) = pathlib.Path("runs").iterdir()
+    del ALGORITHMS[own]  # as in the next process
+    assert main(["plot", str(run)]) == 0
+    assert main(["export", str(run)]) == 0
+    assert own not in ALGORITHMS  # neither imports it
+    assert f"{own}: 1 run, ends at" in capsys.readouterr().out
+    assert main(["evaluate", str(run), "--episodes", "2"]) == 0
+    assert f"{own} on CartPole-v1, after 200 environment steps" in capsys.readouterr().out
+    assert main(["train", "--resume", str(run), "--n-env-steps", "240", "--no-progress"]) == 0
+    assert main(["train", f"{__name__}:SMALL", "--env", "CartPole-v1"]) == 2
+    assert main(["train", f"{__name__}:ToyConfig", "--env", "CartPole-v1"]) == 2
+    assert f"{__name__}:ToyConfig is a type, expected an Algorithm of rlstruct.algos." in capsys.readouterr().err
 
 
 def test_its_help_has_its_settings_with_their_ranges(capsys: pytest.CaptureFixture[str]) -> None:

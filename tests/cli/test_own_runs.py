@@ -82,7 +82,9 @@ def test_a_run_of_a_program_is_evaluated_filmed_plotted_and_resumed(program_run:
     assert main(["plot", str(program_run)]) == 0
     words = ["train", "a2c", "--resume", str(program_run), *factory, "--n-env-steps", "400", "--no-progress"]
     assert main(words) == 0
-    assert "400 environment steps" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "400 environment steps" in said
+    assert f"next: rlstruct evaluate {program_run} --factory own_games:create_env\n" in said
     state = torch.load(program_run / "checkpoint.pt", weights_only=True)
     assert state["env_steps"] == 400
 
