@@ -138,7 +138,7 @@ def measure(name: str, run: Run) -> None:
     one = EXPERIMENTS[name]
     print(f"\n## {name}: {one.system}, {one.page}\n", flush=True)
     one.measure(run, one.sizes["quick" if run.quick else run.device.type])
-    own = [row for row in run.rows if row["part"] == name]
+    own = rows_in(run.rows, name)
     if not any("left_out" not in row for row in own):
         return
     print("\n".join(one.table(own)), flush=True)
@@ -150,6 +150,11 @@ def measure(name: str, run: Run) -> None:
         figure.savefig(path, dpi=120)
         pyplot.close(figure)
         print(f"Drawn: {path}")
+
+
+def rows_in(rows: Sequence[_report.Row], name: str) -> list[_report.Row]:
+    """Return the rows of an experiment, but those that say of the whole of it that it was cut or failed."""
+    return [row for row in rows if row["part"] == name and row.keys() != {"part", "left_out"}]
 
 
 def forget_older(run: Run, names: Sequence[str]) -> None:
@@ -170,7 +175,7 @@ def rows_of(name: str, device: str = "cpu") -> tuple[list[_report.Row], str]:
     """Return the newest rows of an experiment, and their commit; none where it has not been measured."""
     for path in sorted(_report.RESULTS.glob(f"experiments-{device}-*.json")):
         found = json.loads(path.read_text())
-        if rows := [row for row in found["rows"] if row["part"] == name]:
+        if rows := rows_in(found["rows"], name):
             return rows, found["machine"]["commit"]
     return [], ""
 

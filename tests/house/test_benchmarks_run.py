@@ -261,6 +261,27 @@ def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> ModuleType:
     return gpu
 
 
+def test_an_experiment_that_was_cut_shows_what_it_has(
+    monkeypatch: pytest.MonkeyPatch, gpu: ModuleType, tmp_path: pathlib.Path
+) -> None:
+    """The last row says of the whole experiment that its time is up."""
+    pytest.importorskip("matplotlib", reason="needs the extra train")
+    import _gpu_run
+    import experiments
+
+    monkeypatch.setattr(experiments, "RESULTS", tmp_path / "results")  # figures of these are part of the pages
+    measured = {path: json.loads(path.read_text())["rows"] for path in (ROOT / "benchmarks" / "results").glob("exp*")}
+    for name, one in experiments.EXPERIMENTS.items():
+        rows = [row for rows in measured.values() for row in rows if row["part"] == name]
+        run = experiments.Run(torch.device("cpu"), quick=True, deadline=0.0, silent=True)
+        run.rows = [*rows, {"part": name, "left_out": _gpu_run.NO_TIME}]
+        run.path = tmp_path / f"{name}.json"
+        shown = dataclasses.replace(one, measure=lambda run, sizes: None)
+        monkeypatch.setitem(experiments.EXPERIMENTS, name, shown)
+        experiments.measure(name, run)
+        assert (tmp_path / f"{name}-{name}.png").exists() == bool(rows), name
+
+
 def test_each_part_of_a_benchmark_has_eight_minutes(
     monkeypatch: pytest.MonkeyPatch, gpu: ModuleType, tmp_path: pathlib.Path
 ) -> None:
