@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import gymnasium
+import numpy as np
 import pytest
 import torch
 from batcher_fakes import next_batch
 from gymnasium import spaces
+from gymnasium.vector import SyncVectorEnv
 from torch import Tensor
 
 from rlstruct import DictTensor, RL_Agent, VecEnv, replay_agent, resolve_device
 from rlstruct.adapters import TorchVectorEnv
 from rlstruct.batchers import RL_Batcher
+from rlstruct.envs import GymEnvInf, GymVectorEnv
 from rlstruct.functional.random import normal
+from rlstruct.sims import TensorEnv
 from rlstruct.vec_env import Observed, StepResult
 
 B, T = 3, 4
@@ -168,3 +173,55 @@ def test_an_agent_that_keeps_its_action_keeps_the_one_that_it_took(how: str, dev
             assert bool((batch.trajectories["action/action"].abs() > 1.0).any())
             replayed = replay_agent(Remembering(device), batch)
             torch.testing.assert_close(replayed["action"], batch.trajectories["action/action"])
+
+
+class Clipping(gymnasium.Env[Any, Any]):
+    """Clips its action in place, with numpy."""
+
+    observation_space, action_space = Clamping.observation_space, BOX
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed)
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        return np.clip(action, -1.0, 1.0, out=action), 0.0, False, False, {}
+
+
+class Unbounded(TensorEnv[DictTensor]):
+    """Shows the sum of its actions, which are not clamped."""
+
+    stochastic = False
+    observation_space, action_space = Clamping.observation_space, spaces.Box(-np.inf, np.inf, (2,), np.float32)
+
+    def initial(self, key: Tensor) -> DictTensor:
+        return DictTensor({"sum": torch.zeros(len(key), 2)})
+
+    def transition(self, state: DictTensor, action: Tensor, key: Tensor) -> Any:
+        moved = state["sum"] + action
+        return DictTensor({"sum": moved}), moved[:, 0], moved[:, 0] < 0
+
+    def observe(self, state: DictTensor) -> Tensor:
+        return state["sum"]
+
+
+KINDS: dict[str, Callable[[], VecEnv]] = {
+    "environments": lambda: GymEnvInf([Clipping() for _ in range(B)], seed=0),
+    "vector environment": lambda: GymVectorEnv(SyncVectorEnv([Clipping] * B), seed=0),
+    "simulator": lambda: Unbounded(B),
+    "episodes of a simulator": lambda: Unbounded(B, auto_reset=False),
+    "tensors": lambda: create_env(adapted=True, device="cpu", seed=0),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_actions_and_observations_share_no_memory(kind: str) -> None:
+    env = KINDS[kind]()
+    env.reset()
+    action = torch.full((B, 2), 3.0)
+    (reached, _), (current, _) = env.step(DictTensor({"action": action}))
+    assert bool((action == 3.0).all())
+    action.fill_(7.0)  # by an agent that writes all its actions to one tensor
+    for observation in (reached, current):
+        assert bool((observation["last_action"] == 3.0).all())
+    env.close()

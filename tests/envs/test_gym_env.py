@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from functools import partial
 from typing import Any
 
@@ -334,6 +335,28 @@ def test_render_asks_every_environment() -> None:
     env = GymEnv([gymnasium.make("FrozenLake-v1", render_mode="ansi") for _ in range(2)], seed=0)
     env.reset()
     assert [text.count("\n") for text in env.render()] == [5, 5]
+    env.close()
+
+
+@pytest.mark.parametrize("make", [GymEnv, GymEnvInf, vector], ids=["GymEnv", "GymEnvInf", "GymVectorEnv"])
+def test_environments_keep_only_the_last_of_the_structures_that_they_write(make: Any) -> None:
+    def n_alive() -> int:
+        gc.collect()
+        return sum(isinstance(one, DictTensor | ObservationBuffer) for one in gc.get_objects())
+
+    env = make([Counting() for _ in range(2)], 0)
+    last = ObservationBuffer.of(env.reset()[0])
+    counts = []
+    for _ in range(3):
+        for _ in range(5):  # in new memory each, as a batcher that passes its batches on
+            out, final = (ObservationBuffer.of(last.observation().clone()) for _ in range(2))
+            env.step_into(ones(2), last, out, final)
+            last = out
+        env.reset()
+        for _ in range(5):
+            env.step(ones(2))
+        counts.append(n_alive())
+    assert counts[1:] == counts[:1] * 2
     env.close()
 
 
