@@ -102,7 +102,7 @@ def test_the_table_says_why_a_slower_row_may_show_a_higher_speed(
         monkeypatch.setattr(command, "tune", lambda *_, answer=answer, **__: answer)
         assert main(["tune", "ppo", "--env", "CartPole-v1"]) == 0
         printed = capsys.readouterr().out
-        assert ("FASTEST won when timed in turns" in printed) == is_said
+        assert ("FASTEST won when timed in alternation" in printed) == is_said
         assert all(len(line) <= 80 for line in printed.splitlines())
 
 
