@@ -53,7 +53,7 @@ def make_perceptron(game: GameKernel, n_actions: int, width: int, n_hidden: int,
     Frame = game.frame
 
     @wp.struct
-    class Policy:
+    class KernelPolicy:
         rng: wp.array2d(dtype=wp.int64)  # keys that the agent draws from.  [K, B]
         weights: wp.array(dtype=Four)
         critic: int  # row at which the critic's weights begin
@@ -66,7 +66,7 @@ def make_perceptron(game: GameKernel, n_actions: int, width: int, n_hidden: int,
     sample = _make_sample(n_actions)
 
     @wp.func
-    def act(policy: Policy, k: int, i: int, frame: Frame) -> wp.int64:
+    def act(policy: KernelPolicy, k: int, i: int, frame: Frame) -> wp.int64:
         logits = evaluate(policy.weights, 0, wp.static(n_actions), frame)
         action, log_probability = sample(logits, wp.uint64(policy.rng[k, i]), policy.stochastic)
         for a in range(wp.static(n_actions)):
@@ -76,7 +76,7 @@ def make_perceptron(game: GameKernel, n_actions: int, width: int, n_hidden: int,
         policy.value[k, i] = value[0]
         return action
 
-    return Policy, act
+    return KernelPolicy, act
 
 
 def _make_evaluate(game: GameKernel, n_actions: int, width: int, n_hidden: int, activate: Any) -> Any:
