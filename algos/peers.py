@@ -44,7 +44,8 @@ class Peers:
         self, rank: int, store: Store, facts: Sequence[Mapping[str, Any]], abort: Callable[[], None] | None = None
     ) -> None:
         self._rank, self._facts = rank, facts
-        self._store = store.clone()  # type: ignore[attr-defined] # a wait in another thread would block a shared one
+        # A wait in another thread blocks a shared store. torch 2.7 cannot clone one.
+        self._store = store.clone() if hasattr(store, "clone") else store
         self._beats: dict[int, tuple[bytes, float]] = {}  # by rank: last heartbeat, and its time
         self.lost: LearnerError | None = None
         self._seen = time.monotonic()

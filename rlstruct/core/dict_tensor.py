@@ -144,7 +144,7 @@ class TemporalDictTensor(NamedTensors):
         self._tensors = as_dict(type(self), tensors)
         validate(type(self), 2, self._tensors)
         if lengths is None:
-            first = next(iter(self._tensors.values()), torch.empty(0, 0, device="cpu"))
+            first = self._first(torch.empty(0, 0, device="cpu"))
             lengths = torch.full(first.shape[:1], first.shape[1], dtype=torch.int64, device=first.device)
         else:
             self._check_lengths(lengths)
@@ -166,11 +166,16 @@ class TemporalDictTensor(NamedTensors):
     def _each(self, fn: Callable[[Tensor], Tensor]) -> Self:
         return type(self).unchecked({key: fn(v) for key, v in self._tensors.items()}, fn(self.lengths))
 
+    def _first(self, default: Tensor) -> Tensor:
+        for tensor in self._tensors.values():  # torch 2.7 cannot compile next(…, default)
+            return tensor
+        return default
+
     def _check_lengths(self, lengths: Tensor) -> None:
         where = f"{type(self).__name__}:"
         if not isinstance(lengths, Tensor):
             raise BadTypeError(f"{where} lengths is a {type(lengths).__name__}, expected a tensor [B] of torch.int64.")
-        first = next(iter(self._tensors.values()), lengths)
+        first = self._first(lengths)
         B = first.shape[0] if first.dim() else 0
         fix = "Give one length for each row, on the device of the tensors."
         expect(where, {"lengths": lengths}, _LENGTHS, device=first.device, rows=B, fix=fix)

@@ -32,12 +32,13 @@ def shared_memory_names() -> set[str]:
 
 
 def worker_processes() -> list[psutil.Process]:
-    """Processes that this one has started, but for those that stay: the workers' server, and multiprocessing's own."""
+    """Processes that this one has started, but for those that stay: the workers' server, Python's and torch's own."""
     stay = ("resource_tracker", "fork_server")
     me = psutil.Process()
     children = [child for child in me.children(recursive=True) if child.status() != psutil.STATUS_ZOMBIE]
-    staying = [child for child in children if child.parent() == me and any(map(" ".join(child.cmdline()).count, stay))]
-    return [child for child in children if child not in staying]
+    words = {child: " ".join(child.cmdline()) for child in children}
+    staying = [child for child in children if child.parent() == me and any(map(words[child].count, stay))]
+    return [child for child in children if child not in staying and "compile_worker" not in words[child]]
 
 
 Step = tuple[tuple[int, int, int], tuple[int, int, int], bool]

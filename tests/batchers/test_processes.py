@@ -229,8 +229,8 @@ def test_everything_may_be_defined_in_the_main_script_and_a_forked_child_harms_n
                 return super().__call__(*arguments)
         namespace = {"Agent": Agent}
         exec("class Notebook(Agent):\\n    pass", namespace)  # as a notebook does it: no source file
-        bound = 2
-        create_agent = lambda: namespace["Notebook"](bound)
+        Notebook, bound = namespace["Notebook"], 2  # the namespace now has Python's builtins, too
+        create_agent = lambda: Notebook(bound)
         with RL_Batcher(2, create_agent, lambda seed: create_slow_env(2, seed, seconds=0.0, auto_reset=True),
                         n_processes=1, seed=0) as batcher:
             batcher.reset()
