@@ -140,13 +140,16 @@ class DistributedLearnerGroup(LearnerGroup):
         This is one all-reduce of one flat buffer, with bit-equal results in all learners.
         """
         numbers = {name: term for name, term in terms.items() if term.dim() == 0}
-        tensors = [*gradient.values(), *numbers.values()]
+        tensors = [x.to_dense() if x.is_sparse else x for x in (*gradient.values(), *numbers.values())]
         flat = torch.cat([*(tensor.reshape(-1) for tensor in tensors), tensors[0].new_ones(1)])
         total = self.all_reduce_sum(flat if weight is None else flat.mul_(weight))
         pieces = torch.split(total[:-1].div_(total[-1]), [tensor.numel() for tensor in tensors])
         found = iter([piece.view_as(like).to(like.dtype) for piece, like in zip(pieces, tensors, strict=True)])
-        gradient = {name: next(found) for name in gradient}
-        return {**terms, **{name: next(found) for name in numbers}}, gradient
+        averaged = {name: next(found) for name in gradient}
+        for name, own in gradient.items():
+            if own.is_sparse:  # a sparse optimiser takes no other
+                averaged[name] = averaged[name].to_sparse(own.sparse_dim())
+        return {**terms, **{name: next(found) for name in numbers}}, averaged
 
     def all_reduce_sum(self, x: Tensor) -> Tensor:
         """Return the sum over all learners, in new memory."""

@@ -196,6 +196,30 @@ def test_a_gradient_that_is_no_number_in_one_learner_stops_all() -> None:
         assert not same(before, everything(create_learner(optim.RMSprop))), name
 
 
+def step_sparsely(group: DistributedLearnerGroup) -> list[Any]:
+    with use_group(group):
+        torch.manual_seed(0)
+        model = Sparse()
+        config = a2c.A2CConfig(max_gradient_norm=None, learning_rate=0.01)
+        learner = Stepping(model, ActorCriticAgent(model, copy_model=False), config)
+        learner.optimizer = optim.SparseAdam([model.embedding.weight])  # type: ignore[assignment]
+        learner.step(lambda policy, value: good(policy, value) * (1.0 + 2.0 * group.rank))
+        gradient = model.embedding.weight.grad
+        assert gradient is not None
+        return [gradient.to_dense(), *everything(learner)]
+
+
+def test_learners_average_sparse_gradients() -> None:
+    first, second = fork_learners(["a", "a"], step_sparsely)
+    assert same(first, second)
+    torch.manual_seed(0)
+    model = Sparse()
+    (good(*model(torch.ones(8, 4))) * 2.0).backward()  # type: ignore[no-untyped-call]
+    assert model.embedding.weight.grad is not None
+    torch.testing.assert_close(first[0], model.embedding.weight.grad.to_dense())
+    assert not torch.equal(first[1], model.embedding.weight)
+
+
 def test_a_checkpoint_of_another_device_keeps_the_optimisers_own_settings() -> None:
     def create(weights: Any) -> optim.Optimizer:
         return optim.RMSprop(weights, capturable=True)
