@@ -97,7 +97,8 @@ def learnt(algorithm: str, _: Rows) -> list[str]:
             continue
         returns = ", ".join(f"{row['seed']}: {row['final_return']:.0f} ({last_five(row):.0f})" for row in rows)
         mean = statistics.fmean(row["final_return"] for row in rows)
-        reached = [row.get("steps_to_target", row.get("steps_to_475")) for row in rows]
+        asked = task.target is not None
+        reached = [row.get("steps_to_target", row.get("steps_to_475")) for row in rows if asked]
         known = sorted(steps for steps in reached if steps is not None)
         words = f"{known[0] / 1000:.0f}k to {known[-1] / 1000:.0f}k" if known else ""
         never = f"{reached.count(None)} never" if None in reached else ""
