@@ -124,6 +124,11 @@ PRESETS: dict[tuple[str, str], Preset] = {
             ("Pong", 1.0, 18.0), ("Breakout", 0.5, None), ("Freeway", 1.0, None), ("MsPacman", 0.02, None),
         )
     },
+    ("reinforce", "Breakout-MinAtar"): Preset(ReinforceConfig(
+        n_env_steps=2_000_000, n_processes=0, n_envs=64, reward_scale=1.0, learning_rate=0.002,
+        entropy_coefficient=0.02, evaluation_interval=100_000, evaluation_timesteps=500, evaluation_stochastic=False,
+        target_return=12.0, evaluation_processes=0,
+    ), {"hidden": (128, 128)}),
     ("ppo", "Breakout-MinAtar"): Preset(PPOConfig(
         n_env_steps=2_000_000, n_envs=128, n_timesteps=32, n_minibatches=8, reward_scale=1.0, value_clip=None,
         evaluation_interval=100_000, evaluation_timesteps=200,

@@ -115,7 +115,8 @@ def test_metrics_are_on_disk_before_the_run_ends(tmp_path: Path) -> None:
         assert [row["train/late"] for row in read(folder)] == ["", "3.0"]
 
 
-def test_the_rate_counts_the_steps_between_two_lines(tmp_path: Path) -> None:
+def test_the_rate_counts_the_steps_between_two_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "ipykernel", raising=False)  # a test of notebooks may have imported it
     with make_folder(tmp_path) as folder:
         now = time.perf_counter()
         folder.log_evaluation(Evaluation(0, 0, (1.0,), (1,), 0.1))
@@ -305,6 +306,7 @@ def test_log_files_get_a_line_every_ten_seconds(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     now = [0.0]
+    monkeypatch.delitem(sys.modules, "ipykernel", raising=False)  # a test of notebooks may have imported it
     monkeypatch.setattr("time.monotonic", lambda: now[0])
     bar = create_bar(40_000, True, 10_000)  # the standard error stream of a test is no terminal
     assert isinstance(bar, LogLines)

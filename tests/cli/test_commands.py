@@ -655,7 +655,7 @@ def test_the_documentation_shows_commands_that_are_understood() -> None:
     for command, *words in commands:
         assert command in COMMANDS
         if command == "train" and not {"--config", "--resume", "--help"} & set(words):
-            assert _read(words)[0] in ALGORITHMS
+            assert ":" in words[0] or _read(words)[0] in ALGORITHMS  # module:function is on the reader's own disk
         elif command == "tune" and ":" not in words[0]:
             assert words[0] in ALGORITHMS
 

@@ -170,13 +170,14 @@ def test_a_run_with_a_network_of_its_own_is_exported_with_factories(capsys: Capt
     assert main(["export", str(run.path), "--factory", "own_games:create_env", "own_games:Policy"]) == 0
 
 
-def test_images_never_get_the_settings_for_cartpole(capsys: Capture) -> None:
-    words = ["--env", "own_games:Camera", *SMALL, "--n-minibatches", "1"]
-    assert main(["train", "ppo", *words]) == 0
+@pytest.mark.parametrize("algorithm", ["reinforce", "a2c", "ppo", "dqn"])
+def test_images_never_get_the_settings_for_cartpole(algorithm: str, capsys: Capture) -> None:
+    words = [algorithm, "--env", "own_games:Camera", *SMALL]
+    assert main(["train", *words, *(["--n-minibatches", "1"] if algorithm == "ppo" else [])]) == 0
     said = capsys.readouterr().out
     assert "settings: those for Breakout-MinAtar, which also shows images" in said
     assert "tuned for CartPole" not in said
     (run,) = pathlib.Path("runs").iterdir()
     record = load_settings(run)
-    assert record.agent == "convolutional policy"
+    assert record.agent.startswith("convolutional network" if algorithm == "dqn" else "convolutional policy")
     assert record.config.target_return is None
