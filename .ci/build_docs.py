@@ -2,7 +2,7 @@
 
 Some pages are in docs/; this script adds the others: benchmarks, the changelog, each tutorial as a page and as a
 notebook, and a reference of all public names. Then Zensical builds what mkdocs.yml describes, with a link to the
-repository if its address is known. At last `llms.txt` and every page as Markdown are written next to the HTML.
+repository if its address is known. Finally, `llms.txt` and every page as Markdown are written next to the HTML.
 """
 
 from __future__ import annotations
@@ -31,29 +31,29 @@ PACKAGES = (  # by importance
     "rlstruct.sims", "rlstruct.functional", "rlstruct.testing", "rlstruct.profiling", "rlstruct.search",
     "rlstruct.sharing", "rlstruct.adapters", "rlstruct.errors",
 )  # fmt: skip
-# Names that most users need, before the others of their page.
+# Names that most users need; they come first on their page.
 FIRST = (
     "RL_Batcher", "EpisodeStatistics", "collect_episodes", "DictTensor", "TemporalDictTensor", "Trajectories",
     "GymEnv", "GymEnvInf", "GymVectorEnv", "run_training", "TrainingConfig", "TrainingResult", "RunFolder", "Callback",
     "ppo", "a2c", "dqn", "reinforce", "alphazero", "ActorCriticAgent", "ActorCritic", "make", "TensorEnv",
 )  # fmt: skip
 HEADING = re.compile(r"# --- (.*?) -+$")
-# The last cell of a notebook whose tutorial draws: its pictures, wherever below the notebook's folder they are.
+# The last cell of a notebook whose tutorial draws pictures. It finds them in all folders below the notebook's own.
 SHOW = """\
 import pathlib
 import time
 from IPython.display import Image, display
 
 for picture in pathlib.Path().rglob("*.png"):
-    if time.time() - picture.stat().st_mtime < 600:  # older ones are not of this notebook
+    if time.time() - picture.stat().st_mtime < 600:  # older ones belong to another run
         display(Image(picture))
 """
-# An example of a docstring: its first line, and what follows until an empty line or the end of the docstring.
+# An example in a docstring: from its first line to an empty line or the end of the docstring.
 EXAMPLE = re.compile(r'^( *)>>> .*(?:\n(?! *$| *""").+)*', re.MULTILINE)
 
 
 def public_names(package: str) -> list[str]:
-    """Return the dotted names that a page of the reference shows."""
+    """Return the dotted names on a page of the reference."""
     module = importlib.import_module(package)
     if package == "rlstruct":
         return [f"rlstruct.{name}" for name in module.__all__]
@@ -63,7 +63,7 @@ def public_names(package: str) -> list[str]:
             f"{package}.{name}"
             for name in (*names, *sorted(set(module.__all__) - set(names), key=module.__all__.index))
         ]
-    if hasattr(module, "__path__"):  # a package that imports nothing: its modules
+    if hasattr(module, "__path__"):  # a package without names of its own: list its modules
         files = sorted(Path(module.__path__[0]).glob("[!_]*.py"))
         return [f"{package}.{file.stem}" for file in files]
     return [f"{package}.{name}" for name in vars(module) if _belongs(module, name)]
@@ -78,14 +78,14 @@ def _belongs(module: object, name: str) -> bool:
 def notebook_cells(script: str) -> Iterator[tuple[str, str]]:
     """Cut a tutorial into cells, ("markdown" or "code", text).
 
-    Its docstring, its headings and the comments between paragraphs become text, and its main block loses the guard: a
-    notebook is never imported by a worker.
+    The docstring, headings and comments between paragraphs become text. The main block loses its guard, because workers
+    never import a notebook.
     """
     tree, lines = ast.parse(script), script.splitlines()
     yield "markdown", _first_cell(ast.get_docstring(tree) or "")
     main = next((node for node in tree.body if isinstance(node, ast.If) and "__main__" in ast.unparse(node.test)), None)
     end = main.lineno - 1 if main else len(lines)
-    while main and lines[end - 1].startswith("#"):  # says why there is a guard
+    while main and lines[end - 1].startswith("#"):  # the comment that explains the guard
         end -= 1
     yield from _paragraphs(lines[tree.body[0].end_lineno or 0 : end])
     if main:
@@ -94,7 +94,7 @@ def notebook_cells(script: str) -> Iterator[tuple[str, str]]:
 
 
 def _paragraphs(lines: list[str]) -> Iterator[tuple[str, str]]:
-    """Cut code at its headings, and at the comments that open a paragraph of it: both become text."""
+    """Cut code at headings and at comments that open a paragraph; both become text."""
     code: list[str] = []
     while lines:
         said = list(itertools.takewhile(lambda line: line.startswith("#"), lines))
@@ -128,11 +128,11 @@ def notebook(script: str) -> dict[str, object]:
 
 
 def stage() -> None:
-    """Put all pages together in build/docs/pages, and the code as it installs in build/docs/code."""
+    """Collect all pages in build/docs/pages, and the code, laid out as installed, in build/docs/code."""
     shutil.rmtree(BUILD, ignore_errors=True)
     shutil.copytree(ROOT / "docs", PAGES)
     for page in PAGES.rglob("*.md"):
-        # Here docs/, benchmarks/ and tutorials/ are neighbours; on the site the last two are below the first.
+        # On the site, benchmarks/ and tutorials/ are inside docs/.
         page.write_text(re.sub(r"\]\(\.\./((?:\.\./)?(?:benchmarks|tutorials)/)", r"](\1", page.read_text()))
     example = re.findall(r"```python\n.*?```\n\n```\n.*?```\n", (ROOT / "README.md").read_text(), re.DOTALL)[0]
     index = PAGES / "index.md"
@@ -153,7 +153,7 @@ def stage() -> None:
 
 
 def fenced(code: str) -> str:
-    """Put the examples of docstrings into fences: three ``>`` are quotations in Markdown."""
+    """Put the examples of docstrings into fences: Markdown takes ``>>>`` for quotations."""
     return EXAMPLE.sub(lambda match: f"{match[1]}```pycon\n{match[0]}\n{match[1]}```", code)
 
 
@@ -182,7 +182,7 @@ def _stage_tutorials() -> None:
 
 
 def recorded(name: str) -> list[str]:
-    """Return what a tutorial printed and drew when it was recorded, as Markdown; [] if it never was."""
+    """Return the recorded output and pictures of a tutorial as Markdown; [] if there are none."""
     place = ROOT / "docs" / "tutorials"
     if not (place / f"{name}.txt").exists():
         return []
@@ -193,7 +193,7 @@ def recorded(name: str) -> list[str]:
 
 
 def repository() -> str:
-    """Return the address of the repository: of a workflow, else of git's remote; "" if neither is known."""
+    """Return the address of the repository from the workflow or from git's remote; "" if neither is known."""
     if name := os.environ.get("GITHUB_REPOSITORY"):
         return f"{os.environ.get('GITHUB_SERVER_URL', 'https://github.com')}/{name}"
     command = ["git", "config", "--get", "remote.origin.url"]
@@ -203,7 +203,7 @@ def repository() -> str:
 
 
 def _stage_reference() -> None:
-    index = ["# Reference", "", "All public names, by the package that they are imported from.", ""]
+    index = ["# Reference", "", "All public names, by the package from which you import them.", ""]
     for package in PACKAGES:
         about = (inspect.getdoc(importlib.import_module(package)) or "").split("\n\n")[0]
         about = " ".join(about.split()).removeprefix("rlstruct: ")
@@ -214,7 +214,7 @@ def _stage_reference() -> None:
 
 
 def described(name: str) -> str:
-    """Return the entry of a public name of the reference as Markdown: signature and docstring."""
+    """Return the signature and docstring of a public name as Markdown."""
     found = _find(name)
     if inspect.ismodule(found):
         return "\n\n".join(described(f"{name}.{entry}") for entry in vars(found) if _belongs(found, entry))
@@ -262,7 +262,7 @@ def main() -> int:
     stage()
     settings = (ROOT / "mkdocs.yml").read_text()
     config = ROOT / "mkdocs.yml"
-    if url := repository():  # its paths are relative to the file, so the copy lies next to it
+    if url := repository():  # paths in it are relative, so the copy lies next to it
         config = ROOT / ".mkdocs-with-repository.yml"
         config.write_text(f"{settings}repo_url: {url}\n")
     command = [sys.executable, "-m", "zensical", "build", "--config-file", str(config), "--clean"]

@@ -1,6 +1,6 @@
 """Draw docs/learning.gif, the picture at the top of the README: one agent at three moments of its training.
 
-python .ci/draw_learning.py        trains PPO on CartPole-v1 three times from one seed, for more and more steps
+python .ci/draw_learning.py        trains PPO on CartPole-v1 three times from one seed, each time for more steps
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rlstruct.cli.stored_run import load_trained
 
 PICTURE = Path(__file__).resolve().parents[1] / "docs" / "learning.gif"
 STEPS = (2_000, 10_000, 40_000)  # of training
-N_SHOWN, EVERY, SECONDS = 300, 3, 0.06  # environment steps to show, steps per frame, and its duration
+N_SHOWN, EVERY, SECONDS = 300, 3, 0.06  # environment steps to show, steps per frame, seconds per frame
 SEED = 5
 
 
@@ -46,7 +46,7 @@ def _line(width: int, text: str) -> film.Picture:
 
 
 def draw() -> None:
-    """Put the stages side by side; one that has ended keeps its last frame."""
+    """Draw the stages next to each other; a stage that has ended keeps its last frame."""
     with tempfile.TemporaryDirectory() as runs:
         stages = [pictures(steps, Path(runs)) for steps in STEPS]
     last = max(map(len, stages)) - 1

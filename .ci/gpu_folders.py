@@ -1,4 +1,4 @@
-"""Folders of `.ci/on_gpu.py`: packages that were carried there are unpacked, results are copied out as they come."""
+"""Folders of `.ci/on_gpu.py`: unpacks archives of packages, and copies results out as they arrive."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 
-LARGEST = 15 << 20  # bytes of a file that is copied: of a longer log its end
-_PERIOD = 2.0  # seconds between looks
+LARGEST = 15 << 20  # bytes; of a longer log, only the end is copied
+_PERIOD = 2.0  # seconds between checks
 
 
 def unpack(archives: Path, site: Path) -> None:
-    """Unpack the archives of `.ci/pack_site.py` that lie in a folder and have not been unpacked yet."""
+    """Unpack the archives of `.ci/pack_site.py` in a folder that have not been unpacked yet."""
 
     def one(archive: Path) -> None:
         done = site / f".{archive.name}"
@@ -31,16 +31,16 @@ def unpack(archives: Path, site: Path) -> None:
 
 
 class Copies:
-    """Copies results to another folder while they are written, so that a killed command loses nothing.
+    """Thread that copies results to another folder while they are written, so that a killed command loses nothing.
 
     Args:
-        source: folder of the results.
-        target: where to; None copies nothing.
-        ending: of the names of the files, without JSON's or the log's own.
+        source: folder with the results.
+        target: folder to copy to; None copies nothing.
+        ending: end of the file names to copy, without .json or .log.
     """
 
     def __init__(self, source: Path, target: Path | None, ending: str) -> None:
-        """Copy nothing yet."""
+        """Create the thread without starting it."""
         self._source, self._ending = source, ending
         self._target = None if target is None or target.resolve() == source.resolve() else target
         self._seen: dict[Path, tuple[int, int]] = {}
@@ -48,12 +48,12 @@ class Copies:
         self._thread = threading.Thread(target=self._look, daemon=True)
 
     def __enter__(self) -> Copies:
-        """Begin."""
+        """Start the thread."""
         self._thread.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        """Copy what is new, and end."""
+        """Copy the last changes, and stop."""
         self._over.set()
         self._thread.join()
 
@@ -63,7 +63,7 @@ class Copies:
         self.copy()
 
     def copy(self) -> None:
-        """Copy what has changed."""
+        """Copy the files that have changed."""
         if self._target is None:
             return
         self._target.mkdir(parents=True, exist_ok=True)
@@ -73,7 +73,7 @@ class Copies:
             state = file.stat()
             now = state.st_mtime_ns, state.st_size
             if self._seen.get(file) != now:
-                part = self._target / f"{file.name}.part"  # whoever reads the folder sees whole files
+                part = self._target / f"{file.name}.part"  # so that readers of the folder see complete files only
                 with file.open("rb") as read, part.open("wb") as write:
                     read.seek(max(0, state.st_size - LARGEST))
                     shutil.copyfileobj(read, write)

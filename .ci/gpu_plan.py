@@ -1,7 +1,7 @@
-"""The plan of `.ci/on_gpu.py`: which test files and benchmarks run in which command, and for how long.
+"""The plan of `.ci/on_gpu.py`: test files and benchmarks, with their commands and minutes.
 
-Most valuable first: whether kernels, simulators, capture and collection are right, then how fast they are, then the
-rest. Needs nothing but Python.
+The most valuable steps come first: correctness of kernels, simulators, capture and collection; then their speed; then
+the rest. Needs only Python.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-LEFT_OUT = {"tests/house/test_benchmarks_run.py"}  # the benchmarks themselves are run
+LEFT_OUT = {"tests/house/test_benchmarks_run.py"}  # the plan runs the benchmarks themselves
 ALONE = ("cuda_streams", "profiling", "sharing")
-"""Words in the paths of test files that time the GPU, or divide it: nothing else may run on it meanwhile."""
-_SELECTS = re.compile(r"mark\.gpu\b|\bdevice: torch\.device\b(?!\()")  # the second: the fixture of tests/conftest.py
+"""Words in the paths of test files that need the GPU to themselves, because they measure time on it or divide it."""
+_SELECTS = re.compile(r"mark\.gpu\b|\bdevice: torch\.device\b(?!\()")  # the second is the fixture of tests/conftest.py
 
 
 @dataclass(frozen=True)
@@ -22,12 +22,12 @@ class Step:
     """A part of the plan: test files, or a benchmark.
 
     Attributes:
-        name: as it is printed and written.
-        command: of those into which the whole is divided; the first four are the most valuable.
-        minutes: it takes at most, if its command has nine.
-        tests: words in the paths of the test files, in the order in which they run; "" takes all that are left.
-        benchmark: name of the script in benchmarks/; with one no tests are run.
-        parts: of the benchmark, where it has parts.
+        name: name in the output and in the results.
+        command: number of the command that runs it; the first four commands are the most valuable.
+        minutes: time limit, if its command has nine minutes.
+        tests: words in the paths of the test files, in the order in which they run; "" stands for all other files.
+        benchmark: name of a script in benchmarks/, which runs instead of tests.
+        parts: parts of the benchmark to run.
     """
 
     name: str
@@ -44,7 +44,7 @@ _FIRST = (
     "cuda_capture",
     "replays",
     "collection",
-    "streams",  # their order is to be seen on a GPU alone, as is what a wrong action does
+    "streams",  # only a GPU shows the order of streams and the effect of a wrong action
     "wrong_actions",
     "stored",
     "random",
@@ -73,7 +73,7 @@ STEPS = (
     Step("sharing", 3, 1.5, benchmark="sharing"),
     Step("unfinished tests", 3, 1.0),
     Step("score in Pong", 4, 9.0, benchmark="experiments", parts=("atari_score",)),
-    # From here on each experiment goes on to full size where the commands above have left it.
+    # These continue the experiments above to full size.
     Step("all of fusion", 5, 3.5, benchmark="experiments", parts=("fusion",)),
     Step("compilers", 5, 5.5, benchmark="experiments", parts=("compilers",)),
     Step("shares, serving", 6, 9.0, benchmark="experiments", parts=("serving",)),
@@ -83,7 +83,7 @@ STEPS = (
     Step("Atari's layout", 9, 6.0, benchmark="experiments", parts=("atari_layout",)),
     Step("all of survey", 10, 5.0, benchmark="experiments", parts=("survey",)),
     Step("tests of adapters", 10, 4.0, tests=("adapters",)),
-    # Two trainings of some four minutes, or one with games on the CPU, which has eight.
+    # Two trainings of about four minutes each, or one with games on the CPU, of eight.
     *(Step(f"scores, part {k}", 9 + k, 9.0, benchmark="experiments", parts=("atari_score",)) for k in (2, 3, 4)),
 )
 MINUTES = 9.0  # of a command
@@ -91,13 +91,13 @@ COMMANDS = tuple(dict.fromkeys(step.command for step in STEPS))
 
 
 def test_files(root: Path) -> dict[str, list[str]]:
-    """Give every test file that has tests for a GPU to the first step that names it, or else to that of all others.
+    """Assign every file with GPU tests to the first step that names it, or else to the step of all other files.
 
     Args:
-        root: of the repository.
+        root: folder of the repository.
 
     Returns:
-        Name of the step to paths from the root, in the order in which they run.
+        Maps the name of a step to its files, relative to ``root``, in the order in which they run.
     """
     files = [file for file in sorted((root / "tests").rglob("test_*.py")) if _SELECTS.search(file.read_text())]
     names = [str(file.relative_to(root)) for file in files]
@@ -112,39 +112,39 @@ def test_files(root: Path) -> dict[str, list[str]]:
 
 
 def _place(words: Sequence[str], name: str) -> int | None:
-    """Return which word names a file first; one that wants the GPU alone goes to a step of such files."""
+    """Return the index of the first word in the path; a file that needs the GPU to itself matches only ``ALONE``."""
     if alone([name]) and words != ALONE:
         return None
     return next((place for place, word in enumerate(words) if word in name), None)
 
 
 def alone(names: Sequence[str]) -> list[str]:
-    """Return the test files during which nothing else may run on the GPU."""
+    """Return the test files that need the GPU to themselves."""
     return [name for name in names if any(word in name for word in ALONE)]
 
 
 def together(names: Sequence[str]) -> list[str]:
-    """Return the others."""
+    """Return the test files that may share the GPU."""
     return [name for name in names if not alone([name])]
 
 
 def steps_of(command: int | None, numbers: Sequence[int]) -> list[Step]:
-    """Return the steps of a command, or those with these numbers, or all if there are none."""
+    """Return the steps of a command, or those with these numbers; all steps if there are no numbers."""
     if command is not None:
         return [step for step in STEPS if step.command == command]
     return [STEPS[number - 1] for number in sorted(numbers)] or list(STEPS)
 
 
 def minutes_of(chosen: Sequence[Step], minutes: float) -> list[float]:
-    """Divide the time of a command among its steps."""
+    """Divide the minutes among the steps, in proportion to their limits."""
     return [minutes * step.minutes / sum(one.minutes for one in chosen) for step in chosen]
 
 
 def describe(root: Path, chosen: Sequence[Step], minutes: float) -> str:
-    """Say what runs, in which order, and for how long at most."""
+    """Return the plan as text, with the minutes of each step."""
     files = test_files(root)
     lines = [
-        f"{minutes:g} minutes at most; --command 1 to {COMMANDS[-1]} divide the whole into {MINUTES:g} minutes each.",
+        f"{minutes:g} minutes at most; --command 1 to {COMMANDS[-1]} run parts of {MINUTES:g} minutes.",
         "number step              minutes  command, minutes in it",
     ]
     for step, its in zip(chosen, minutes_of(chosen, minutes), strict=True):
@@ -153,5 +153,5 @@ def describe(root: Path, chosen: Sequence[Step], minutes: float) -> str:
             lines.append(f"           benchmarks/{step.benchmark}.py {' '.join(step.parts)}".rstrip())
         lines += [f"           {name}{'  (alone)' if alone([name]) else ''}" for name in files[step.name]]
         if not step.benchmark and step != STEPS[0]:
-            lines.append("           and what earlier steps did not finish")
+            lines.append("           and files that earlier steps did not finish")
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""Link the packages that rlstruct needs without extras from this environment into another one: no second download.
+"""Link the packages that rlstruct requires from this environment into another one, to save a second download.
 
 Usage: python link_packages.py SITE_PACKAGES
 """
@@ -13,7 +13,7 @@ from packaging.requirements import Requirement
 
 
 def needed(name: str, found: set[str]) -> None:
-    """Add the requirements of a distribution, theirs too, to ``found``."""
+    """Add the requirements of a distribution to ``found``, recursively."""
     for line in distribution(name).requires or []:
         requirement = Requirement(line)
         if requirement.name not in found and (not requirement.marker or requirement.marker.evaluate({"extra": ""})):

@@ -1,31 +1,31 @@
-"""Two hours on a machine with a GPU, or the best half hour of them; nothing is installed or fetched.
+"""Run the GPU tests and benchmarks: two hours in all, or the most valuable half hour. Installs and fetches nothing.
 
-    make gpu ARGS=--dry-run                    what runs, in which order, with minutes; also without a GPU
-    make gpu                                   two hours, results into build/gpu/
-    python3 .ci/on_gpu.py --quick              whether everything starts, also without a GPU
+    make gpu ARGS=--dry-run                    print the plan with minutes; also without a GPU
+    make gpu                                   run all of it, two hours; results go to build/gpu/
+    python3 .ci/on_gpu.py --quick              check that every step starts; also without a GPU
 
-Where a command may take 10 minutes only, the whole is thirteen commands of 9, each of which goes on with what those
-before it have left in build/gpu (``--commit`` says what git would, where there is no git). In half an hour 1 to 3 have
-what is most valuable, 4 has Atari's time to a score; 5 to 13 take the experiments to their full size, in any order:
+If a command may take 10 minutes at most, run the plan as thirteen commands of 9 minutes. Each continues with the
+results that earlier ones left in build/gpu. ``--commit`` names the code if there is no git. Commands 1 to 3 are the
+most valuable half hour, and 4 measures Atari's time to a score; 5 to 13 bring the experiments to full size, in any
+order:
 
-    python3 .ci/on_gpu.py --command 1 --commit abc1234        and so on with 2 to 13
+    python3 .ci/on_gpu.py --command 1 --commit abc1234        then 2 to 13
 
-`.ci/gpu_plan.py` lists the steps; a step that ends early leaves its time to those that follow. Test files that time the
-GPU have it to themselves. A test file whose time is used up goes on in the next step of tests, also in another command;
-one that was skipped, for want of a package say, is tried again in the next command.
+`.ci/gpu_plan.py` lists the steps. A step that ends early leaves its time to the next ones. Test files that measure
+time on the GPU run alone. A test file that runs out of time continues in the next test step, even in a later command;
+a skipped file (because a package is missing, for example) is tried again in the next command.
 
-torch, numpy, gymnasium, cloudpickle, pytest and hypothesis must be there, or in the folder that ``--site`` names
-(build/packages, into which the archives of `.ci/pack_site.py` in build/site are unpacked); warp-lang and ale-py too, or
-what needs them is left out. On a borrowed machine only paths that git ignores, as all of these, are sure to survive
-between commands. Every test file has its own processes: one that hangs, dies or breaks CUDA loses one test, and the
-rest of its file runs in a new process. The benchmarks likewise go on without what hung or broke CUDA. Every result is
-written as it comes, into files named by device and commit: ``gpu_tests-….json`` (every test with its outcome, seconds
-and what it said), ``gpu-….json``, ``experiments-….json`` and ``sharing-….json`` (what the
-benchmarks found), ``gpu_run-….json`` (what came of each step), and ``gpu_run-….log``. They are copied to ``--copy`` (by
-default the folder named by the environment variable OUT, if it is set) every two seconds, so a command that is killed
-loses nothing.
+torch, numpy, gymnasium, cloudpickle, pytest and hypothesis must be installed, or be in the folder that ``--site``
+names (build/packages, into which the archives of `.ci/pack_site.py` in build/site are unpacked). Without warp-lang
+and ale-py, the tests and benchmarks that need them are skipped. On a borrowed machine only paths that git ignores,
+like these, are sure to survive between commands. Every test file runs in its own process: if a test hangs, dies or
+breaks CUDA, only that test is lost, and the rest of its file runs in a new process. Benchmarks continue in the same
+way. Results are written as they arrive, to files named by device and commit: ``gpu_tests-….json`` (each test with its
+outcome, seconds and output), ``gpu-….json``, ``experiments-….json`` and ``sharing-….json`` (benchmarks),
+``gpu_run-….json`` (the outcome of each step) and ``gpu_run-….log``. Every two seconds they are copied to ``--copy``
+(by default, the folder that the environment variable OUT names, if it is set), so a killed command loses nothing.
 
-Exit code 0: every test passed and the benchmarks ran to their end.
+Exit code 0: all tests passed, and all benchmarks finished.
 """
 
 from __future__ import annotations
@@ -49,25 +49,25 @@ import gpu_plan
 from gpu_plan import STEPS, Step
 
 ROOT = Path(__file__).resolve().parent.parent
-REPORT = "RLSTRUCT_ON_GPU_REPORT"  # names the file that the half of this script inside pytest writes
-BROKEN = 70  # exit code: CUDA answers nothing from here on
-_MOST_STARTS = 6  # of one file
+REPORT = "RLSTRUCT_ON_GPU_REPORT"  # variable that names the file in which the plugin half of this script records
+BROKEN = 70  # exit code: CUDA is unusable from here on
+_MOST_STARTS = 6  # processes per file
 Row = dict[str, Any]
 
 
 def pytest_collection_modifyitems(items: list[Any]) -> None:
-    """Leave out what has ended in an earlier process."""
+    """Deselect the tests that ended in an earlier process."""
     known = {row["test"] for row in _rows(Path(os.environ[REPORT]))}
     items[:] = [item for item in items if item.nodeid not in known]
 
 
 def pytest_runtest_logstart(nodeid: str) -> None:
-    """Write that a test begins; it may never end."""
+    """Record that a test begins; it may never end."""
     _note({"test": nodeid, "outcome": "began", "at": time.time()})
 
 
 def pytest_runtest_logreport(report: Any) -> None:  # noqa: ANN401 - pytest's own type
-    """Write how a test ended; leave the process once CUDA is broken, since everything after it would fail."""
+    """Record the outcome of a test; exit once CUDA is broken, because every later test would fail."""
     said = report.longreprtext if report.failed else str(report.longrepr or "")
     if report.when == "call" or not report.passed:
         outcome = "error" if report.failed and report.when != "call" else report.outcome
@@ -83,24 +83,24 @@ def _note(row: Row) -> None:
 
 def _rows(report: Path) -> list[Row]:
     lines = report.read_text(encoding="utf-8").splitlines(keepends=True)
-    return [json.loads(line) for line in lines if line.endswith("\n")]  # the last one may be cut
+    return [json.loads(line) for line in lines if line.endswith("\n")]  # the last line may be incomplete
 
 
 class Session:
     """One run of this script.
 
     Args:
-        options: from the command line.
-        scratch: a folder for what is needed while it runs.
+        options: options of the command line.
+        scratch: folder for temporary files.
     """
 
     def __init__(self, options: argparse.Namespace, scratch: Path) -> None:
-        """Let the folders of the repository be one package, as an installation would."""
+        """Make one package of the folders of the repository, as an installation does."""
         self.options, self.scratch = options, scratch
         self.started = time.monotonic()
         self.rows: list[Row] = []
         self.steps: list[Row] = []
-        self.unfinished: list[str] = []  # test files that a step has begun, or would have
+        self.unfinished: list[str] = []  # test files that a step has started, or should have
         self._files = gpu_plan.test_files(ROOT)
         self._lock = threading.Lock()
         if options.site:
@@ -119,10 +119,10 @@ class Session:
                 "PYTHONDONTWRITEBYTECODE": "1",
                 "OMP_NUM_THREADS": "1",
                 "CI": "true",
-                "JAX_PLATFORMS": "",  # the GPU, where JAX is installed for it; others need most of its memory
-                "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
+                "JAX_PLATFORMS": "",  # the GPU, if JAX is built for it
+                "XLA_PYTHON_CLIENT_PREALLOCATE": "false",  # other processes need that memory
                 "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # this machine's plugins are not ours
-                "WARP_CACHE_PATH": str(options.cache.resolve() / "warp"),  # compiled once, kept for the next call
+                "WARP_CACHE_PATH": str(options.cache.resolve() / "warp"),  # compiled once and kept for the next command
                 "TORCHINDUCTOR_CACHE_DIR": str(options.cache.resolve() / "inductor"),
             }
             | commit
@@ -133,7 +133,7 @@ class Session:
             self._resume()
 
     def _resume(self) -> None:
-        """Go on where earlier commands have ended; what they skipped may have its packages now."""
+        """Continue where earlier commands ended; skipped files run again, because their packages may be there now."""
         found = [row for row in self._read("gpu_tests")["rows"] if "::" in row["test"] or row["outcome"] == "skipped"]
         self.rows = [row for row in found if row["outcome"] != "skipped"]
         skipped = (row["file"] for row in found if row["outcome"] == "skipped")
@@ -142,28 +142,28 @@ class Session:
         self.steps = [row for row in self._read("gpu_run")["rows"] if row["step"] not in names]
 
     def _read(self, name: str) -> Row:
-        """Return a result file of this device and commit, without rows if there is none."""
+        """Read a result file of this device and commit; a missing file has no rows."""
         path = self.path(name)
         return json.loads(path.read_text()) if path.exists() else {"rows": []}  # type: ignore[no-any-return]
 
     def _write(self, name: str, rows: list[Row], **more: object) -> None:
-        """Write a result file, which is whole at any time."""
+        """Replace a result file atomically."""
         new = self.path(name, "new")
         new.write_text(json.dumps({"benchmark": name, "machine": self.here, **more, "rows": rows}, indent=1) + "\n")
         new.replace(self.path(name))
 
     def left(self, share: float = 1.0) -> float:
-        """Seconds until this share of the time is used up."""
+        """Return the seconds until this share of the time is used up."""
         return self.started + 60 * self.options.minutes * share - time.monotonic()
 
     def path(self, name: str, ending: str = "json") -> Path:
-        """A result file of this device and commit."""
+        """Return the path of a result file of this device and commit."""
         device = str(self.here["device"]).lower().replace(" ", "-")
         path: Path = self.options.out / f"{name}-{device}-{self.here['commit']}.{ending}"
         return path
 
     def _machine(self) -> Row:
-        """Describe the machine as the benchmarks do, and the packages that are missing, in a fresh process."""
+        """Describe the machine as the benchmarks do, and list missing packages, in a fresh process."""
         code = (
             "import json, importlib.util as u, _report\n"
             "names = 'numpy gymnasium cloudpickle pytest pytest_timeout hypothesis warp triton'.split()\n"
@@ -171,12 +171,12 @@ class Session:
         )
         run = subprocess.run([sys.executable, "-c", code], env=self.environment, capture_output=True, text=True)
         if run.returncode:
-            raise SystemExit(f"torch does not start here:\n{run.stderr}")
+            raise SystemExit(f"torch cannot be imported here:\n{run.stderr}")
         found: Row = json.loads(run.stdout.splitlines()[-1])
         return found
 
     def run(self) -> bool:
-        """Take the steps in order, each for its share and what those before it left; returns whether all is well."""
+        """Run the steps in order; each may use the time that earlier ones left. Return True if all passed."""
         if not self.options.resume:
             self.path("gpu_run", "log").write_text("")
         share, good = 0.0, True
@@ -186,7 +186,7 @@ class Session:
             print(f"== {step.name}, {max(0.0, self.left(share)):.0f} s", flush=True)
             try:
                 came = self.benchmark(step, share) if step.benchmark else self.tests(step, share)
-            except Exception as error:  # whatever it is, the other steps have their time
+            except Exception as error:  # an error in one step must not stop the others
                 came = {"exit_code": -1, "error": f"{type(error).__name__}: {error}"}
                 print(traceback.format_exc(), flush=True)
             self.steps.append({"step": step.name, "seconds": round(time.monotonic() - start, 1)} | came)
@@ -195,9 +195,9 @@ class Session:
         return good and not self.unfinished and {row["outcome"] for row in self.rows} <= {"passed", "skipped"}
 
     def tests(self, step: Step, share: float) -> Row:
-        """Run test files, several at a time, until this share of the time; returns how many tests had which outcome.
+        """Run test files, several at a time, until this share of the time; return the number of tests per outcome.
 
-        Those that earlier steps did not finish come after those of this step.
+        Files that earlier steps did not finish come last.
         """
         own = self._files[step.name]
         names = [*own, *(name for name in self.unfinished if name not in own)]
@@ -217,8 +217,8 @@ class Session:
         return {"tests": counts}
 
     def _finish(self, name: str, share: float) -> None:
-        """Run one file, and remember whether it is finished."""
-        with self._lock:  # what was said of the file as a whole does not hold any more
+        """Run one file, and remember it if it did not finish."""
+        with self._lock:  # drop earlier rows about the file as a whole
             self.rows = [row for row in self.rows if row["file"] != name or "::" in row["test"]]
         ended = self._file(ROOT / name, share)
         with self._lock:
@@ -227,10 +227,10 @@ class Session:
             self._write("gpu_tests", self.rows, unfinished=self.unfinished)
 
     def _file(self, file: Path, share: float) -> bool:
-        """Run one file, again and again until every test has begun and ended, or has shown that it does not end.
+        """Run one file in one process after another until each of its tests has ended or been lost.
 
         Returns:
-            Whether that is so; else the time was used up before.
+            True if that is so, False if the time was used up first.
         """
         name = str(file.relative_to(ROOT))
         report = self.scratch / f"{name.replace('/', '-')}.jsonl"
@@ -243,24 +243,27 @@ class Session:
             code, log = self._pytest(file, report, seconds)
             new = self._outcomes(report, len(known), code, log)
             began = bool(new)
-            if not began and code is None:  # while it was imported
+            if not began and code is None:  # cut off while it was imported
                 break
             if not began and code != 0 and not (code == 5 and known):
-                outcome = "skipped" if code == 5 else "error"  # 5: all is skipped, or nothing is selected
+                outcome = "skipped" if code == 5 else "error"  # 5: everything is skipped or deselected
                 new[name] = {"test": name, "outcome": outcome, "said": log[-3000:]}
             known |= new
             self._keep(name, list(new.values()), f"\n== {name}, start {start + 1}, exit code {code}\n{log}")
             ended = all(row["outcome"] != "lost" for row in new.values())
-            if not began or (ended and code in (0, 1, 5)):  # a file that fails before its first test fails again
+            if not began or (ended and code in (0, 1, 5)):  # a file that fails before its first test would fail again
                 return True
-        self._keep(name, [{"test": name, "outcome": "not run", "said": "the time is used up"}])
+        self._keep(name, [{"test": name, "outcome": "not run", "said": "no time left"}])
         return False
 
     def _outcomes(self, report: Path, n_known: int, code: int | None, log: str) -> dict[str, Row]:
-        """Read what a process says of its tests; one in which the time was used up has no outcome yet."""
+        """Read the tests that a process recorded; a test that ran out of the step's time has no outcome yet."""
         new: dict[str, Row] = {}
         for row in _rows(report)[n_known:]:
-            if new.get(row["test"], row)["outcome"] not in ("failed", "error"):  # a failure outlives its teardown
+            if new.get(row["test"], row)["outcome"] not in (
+                "failed",
+                "error",
+            ):  # a failure stands, whatever its teardown reports
                 new[row["test"]] = row
         for test, row in list(new.items()):
             if row["outcome"] != "began":
@@ -276,20 +279,18 @@ class Session:
         command += ["-c", str(ROOT / "pyproject.toml"), "--rootdir", str(ROOT)]
         command += ["-p", "no:cacheprovider", "-p", "on_gpu", "-v", "--tb=short", "--no-header"]
         for kind in ("DeprecationWarning", "PendingDeprecationWarning", "FutureWarning"):
-            command += ["-W", f"default::{kind}"]  # the packages of this machine may be newer than those we pin
-        if (
-            "pytest_timeout" not in self.here["missing"]
-        ):  # the thread ends a process whose main thread waits in C code for the GPU
+            command += ["-W", f"default::{kind}"]  # packages here may be newer than the pinned ones
+        if "pytest_timeout" not in self.here["missing"]:  # its thread ends a process that waits in C code for the GPU
             command += ["-p", "pytest_timeout", "--timeout-method=thread", f"--timeout={self.options.test_seconds}"]
         else:
             command += ["-o", "addopts=", "-W", "ignore::pytest.PytestConfigWarning"]
         return self._call(command, {REPORT: str(report)}, seconds)
 
     def _call(self, command: list[str], environment: dict[str, str], seconds: float) -> tuple[int | None, str]:
-        """Run a program; returns its exit code, None if its time was up, and what it said."""
+        """Run a program; return its exit code (None if it ran out of time) and its output."""
         folder = self.scratch / "cwd"
         folder.mkdir(exist_ok=True)
-        with tempfile.TemporaryFile(dir=self.scratch) as said:  # a pipe would wait for all that the program has started
+        with tempfile.TemporaryFile(dir=self.scratch) as said:  # a pipe would wait for the program's children
             try:
                 code: int | None = subprocess.run(
                     command,
@@ -319,7 +320,7 @@ class Session:
             file.write(text)
 
     def benchmark(self, step: Step, share: float) -> Row:
-        """Run a benchmark, again where it hung or CUDA broke; returns the exit code, and ratios with targets."""
+        """Run a benchmark, again if CUDA broke; return its exit code and the ratios that have targets."""
         code: int | None = None
         for _ in range(_MOST_STARTS):
             seconds = self.left(share)
@@ -351,24 +352,38 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     build = ROOT / "build"
-    parser.add_argument("--out", type=Path, default=build / "gpu", help="folder of all results")
-    parser.add_argument("--copy", type=Path, default=os.environ.get("OUT"), help="folder to which they are copied")
-    parser.add_argument("--minutes", type=float, help="for everything; 9 for each command by default")
-    parser.add_argument("--tests", nargs="+", default=[], help="only test files whose path has one of these words")
+    parser.add_argument("--out", type=Path, default=build / "gpu", help="folder for all results")
+    parser.add_argument("--copy", type=Path, default=os.environ.get("OUT"), help="folder to which results are copied")
+    parser.add_argument("--minutes", type=float, help="minutes for everything; 9 per command by default")
+    parser.add_argument(
+        "--tests", nargs="+", default=[], help="run only test files whose path contains one of these words"
+    )
     numbers = range(1, len(STEPS) + 1)
-    parser.add_argument("--steps", nargs="+", type=int, choices=numbers, default=[], help="only these, by number")
-    parser.add_argument("--command", type=int, choices=gpu_plan.COMMANDS, help="only its steps, and --resume")
-    parser.add_argument("--resume", action="store_true", help="keep what is in the folder, and do not repeat its tests")
-    parser.add_argument("--test-seconds", type=int, default=120, help="longest time of one test")
-    parser.add_argument("--file-seconds", type=int, default=240, help="longest time of one process of tests")
+    parser.add_argument(
+        "--steps", nargs="+", type=int, choices=numbers, metavar="N", default=[], help="run only these steps"
+    )
+    parser.add_argument(
+        "--command",
+        type=int,
+        choices=gpu_plan.COMMANDS,
+        metavar="N",
+        help="run only the steps of this command, and --resume",
+    )
+    parser.add_argument(
+        "--resume", action="store_true", help="keep the results in the folder, and do not repeat its tests"
+    )
+    parser.add_argument("--test-seconds", type=int, default=120, help="time limit of one test")
+    parser.add_argument("--file-seconds", type=int, default=240, help="time limit of one process that runs tests")
     jobs = max(1, min(6, (os.cpu_count() or 1) // 2))
-    parser.add_argument("--jobs", type=int, default=jobs, help="test files at a time")
-    parser.add_argument("--site", type=Path, default=build / "packages", help="folder of further packages")
-    parser.add_argument("--archives", type=Path, default=build / "site", help="folder of what is unpacked into --site")
-    parser.add_argument("--cache", type=Path, default=build / "gpu-cache", help="folder of compiled code")
-    parser.add_argument("--commit", default="", help="what to call the code, where there is no git")
-    parser.add_argument("--quick", action="store_true", help="only look whether everything starts")
-    parser.add_argument("--dry-run", action="store_true", help="only say what would run, and for how long")
+    parser.add_argument("--jobs", type=int, default=jobs, help="number of test files at a time")
+    parser.add_argument("--site", type=Path, default=build / "packages", help="folder with further packages")
+    parser.add_argument(
+        "--archives", type=Path, default=build / "site", help="folder with the archives that are unpacked into --site"
+    )
+    parser.add_argument("--cache", type=Path, default=build / "gpu-cache", help="folder for compiled code")
+    parser.add_argument("--commit", default="", help="name of the code if there is no git")
+    parser.add_argument("--quick", action="store_true", help="only check that every step starts")
+    parser.add_argument("--dry-run", action="store_true", help="only print the plan with minutes")
     options = parser.parse_args(words)
     options.out, options.resume = options.out.resolve(), options.resume or options.command is not None
     commands = {step.command for step in gpu_plan.steps_of(options.command, options.steps)}
@@ -377,7 +392,7 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
 
 
 def main() -> int:
-    """Take the steps, and say what came of them."""
+    """Run the steps and print a summary."""
     options = parse()
     if options.dry_run:
         chosen = gpu_plan.steps_of(options.command, options.steps)

@@ -1,16 +1,16 @@
-"""Packages for a machine with a GPU but no network, where only small files can be carried: four archives.
+"""Pack the packages that a GPU machine without a network needs into four small archives.
 
-    python3 .ci/pack_site.py build/site        here, with a network; some 6 minutes of a core
+    python3 .ci/pack_site.py build/site        on a machine with a network; about 6 minutes on one core
 
-`.ci/on_gpu.py` unpacks what lies in build/site there into build/packages. git ignores both, so they survive between
-commands on a borrowed machine. Where 64 MiB travel at a time, the first two go with the first command and the others
-with the second, which tests and times Atari.
+On the GPU machine, `.ci/on_gpu.py` unpacks build/site into build/packages. git ignores both, so they survive between
+commands on a borrowed machine. If only 64 MiB can be copied at a time, send the first two archives with the first
+command and the others with the second, which tests and times Atari.
 
-``1-packages.tar.xz`` and ``2-warp.tar.xz``, some 55 MB together, are what collecting and learning need on a GPU:
-gymnasium, and Warp with the machine code of one architecture only. ``3-cpu.tar.xz``, some 20 MB, has Warp's compiler
-for the CPU and ale-py with its ROMs, for the tests that compare a GPU with the CPU. ``4-mujoco.tar.xz``, 7 MB, has
-MuJoCo and MuJoCo Warp, for the tests of `MujocoWarpEnv`; JAX for CUDA is too large. torch, pytest and hypothesis are
-not packed: they must be there. Versions are those of constraints.txt.
+``1-packages.tar.xz`` and ``2-warp.tar.xz``, about 55 MB together, hold what collection and learning need on a GPU:
+gymnasium, and Warp with machine code for one architecture only. ``3-cpu.tar.xz``, about 20 MB, holds Warp's CPU
+compiler and ale-py with its ROMs, for tests that compare a GPU with the CPU. ``4-mujoco.tar.xz``, 7 MB, holds MuJoCo
+and MuJoCo Warp, for the tests of `MujocoWarpEnv`; JAX for CUDA is too large. torch, pytest and hypothesis are not
+packed: they must be installed. Versions are those of constraints.txt.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("gymnasium", "farama-notifications", "warp-lang", "ale-py")
 PACKAGES += ("mujoco-warp", "mujoco", "mujoco-core", "absl-py", "etils")
 UNUSED = re.compile(r"warp/(tests|examples)/|\.pyi$")
-ARCHIVES = {  # the first pattern that fits a file decides
+ARCHIVES = {  # the first pattern that matches a file decides
     "4-mujoco": r"^(mujoco|absl|etils)",
     "3-cpu": r"warp/bin/warp-clang|ale_py",
     "2-warp": r"warp/bin/warp\.so",
     "1-packages": r"",
 }
 _PLATFORMS = ("manylinux_2_34_x86_64", "manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
-_CONTAINER, _CUBIN = 0xBA55ED50, 2  # the magic number of fatbins; the kind of a part that is machine code
+_CONTAINER, _CUBIN = 0xBA55ED50, 2  # magic number of fatbins; kind of a part with machine code
 
 
 def download(folder: Path, python: str) -> None:
-    """Fetch the wheels and unpack them, without what is never imported there."""
+    """Download the wheels and unpack them."""
     pins = dict(re.findall(r"^([\w-]+)==(\S+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
     pins["mujoco-core"] = pins["mujoco"]
     names = [f"{name}=={pins[name]}" if name in pins else name for name in PACKAGES]
@@ -52,7 +52,7 @@ def download(folder: Path, python: str) -> None:
 
 
 def trim(data: bytearray, architecture: int) -> int:
-    """Zero in place all device code of a library but the machine code of one architecture; returns how many bytes."""
+    """Zero all device code except one architecture's machine code, in place; return the number of zeroed bytes."""
     begin, size = _section(data, b".nv_fatbin")
     zeroed, at = 0, begin
     while at < begin + size:
@@ -72,7 +72,7 @@ def trim(data: bytearray, architecture: int) -> int:
 
 
 def _section(data: bytearray, wanted: bytes) -> tuple[int, int]:
-    """Say where a section of a 64-bit ELF file begins and how long it is."""
+    """Return the offset and size of a section of a 64-bit ELF file."""
     (headers,) = struct.unpack_from("<Q", data, 0x28)
     n, names = struct.unpack_from("<HH", data, 0x3C)
     read = [struct.unpack_from("<IIQQQQIIQQ", data, headers + 64 * i) for i in range(n)]
@@ -84,7 +84,7 @@ def _section(data: bytearray, wanted: bytes) -> tuple[int, int]:
 
 
 def pack(site: Path, archive: Path, files: list[Path]) -> None:
-    """Write files into an archive; calls and jumps of x86 code repeat more often once their targets are absolute."""
+    """Compress files into an archive. The x86 filter makes targets of jumps absolute, so that they repeat."""
     size = max(1 << 20, min(384 << 20, sum(file.stat().st_size for file in files)))
     lzma2 = {"id": lzma.FILTER_LZMA2, "preset": 9, "dict_size": size, "lc": 4, "lp": 0, "pb": 0}
     filters = [{"id": lzma.FILTER_X86}, lzma2]
@@ -95,11 +95,13 @@ def pack(site: Path, archive: Path, files: list[Path]) -> None:
 
 
 def main() -> None:
-    """Fetch, trim and pack."""
+    """Download, trim and pack."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("out", type=Path, help="folder of the archives")
-    parser.add_argument("--architecture", type=int, default=90, help="of the GPU: 90 is that of H100 and H200")
-    parser.add_argument("--python", default="3.12", help="version of Python there")
+    parser.add_argument("out", type=Path, help="folder for the archives")
+    parser.add_argument(
+        "--architecture", type=int, default=90, help="compute capability of the GPU: 90 for H100 and H200"
+    )
+    parser.add_argument("--python", default="3.12", help="version of Python on the GPU machine")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch:

@@ -1,6 +1,7 @@
-"""Record what the tutorials print and draw, for their pages: `python .ci/record_tutorials.py [NAME ...]`.
+"""Record the output and pictures of tutorials for the site: `python .ci/record_tutorials.py [NAME ...]`.
 
-Text goes to docs/tutorials/NAME.txt, with the commit in its first line, pictures next to it. `make docs` shows both.
+Output goes to docs/tutorials/NAME.txt, with the commit in its first line; pictures go next to it. `make docs` shows
+both.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ ROOT = Path(__file__).resolve().parents[1]
 PLACE = ROOT / "docs" / "tutorials"
 # Lines about the machine, not the tutorial: Warp's versions, devices and modules, and the log of Ray's daemon.
 OF_MACHINE = re.compile(r"^(Warp \S+ initialized:\n(   .*\n)*|Module rlstruct\..*\n|\S*\(raylet\).*\n)", re.MULTILINE)
-WIDTH, COLOURS = 1100, 128  # pixels and colours of a picture, at most
+WIDTH, COLOURS = 1100, 128  # largest width in pixels, and number of colours, of a picture
 
 
 def record(script: Path) -> None:
-    """Run one tutorial in an empty folder, and keep its standard output and its pictures."""
+    """Run one tutorial in an empty folder, and store its output and its pictures."""
     with tempfile.TemporaryDirectory() as folder:
         environment = {**os.environ, "MPLBACKEND": "Agg", "OMP_NUM_THREADS": "1"}
         run = subprocess.run(

@@ -1,6 +1,6 @@
-"""Use an installed rlstruct from outside the repository: import every module, collect with an agent of one's own.
+"""Use an installed rlstruct from outside the repository: import every module, and collect with an agent written here.
 
-Usage: python smoke.py REPOSITORY, where nothing may be imported from.
+Usage: python smoke.py REPOSITORY. Nothing may be imported from REPOSITORY.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ EXPECTED = {"rlstruct.core", "rlstruct.functional", "rlstruct.agents", "rlstruct
 
 
 def import_everything() -> list[pathlib.Path]:
-    """Import every module of the package; return the files of those that need no extra which is missing here."""
+    """Import every module of the package; return the files of those whose extras are installed."""
     names = [module.name for module in pkgutil.walk_packages(rlstruct.__path__, "rlstruct.")]
     files = []
     for name in names:
@@ -33,7 +33,7 @@ def import_everything() -> list[pathlib.Path]:
         except ImportError as error:
             if "Install the extra" not in str(error) and not name.startswith("rlstruct.cli."):
                 raise SystemExit(f"{name}, without its extra, says: {error}") from error
-            # else it says which extra it needs; for commands `main` says so
+            # Otherwise the error names the missing extra; for commands, `main` does.
     if missing := EXPECTED - set(names):
         raise SystemExit(f"the package lacks {sorted(missing)}")
     return files
@@ -60,20 +60,22 @@ def collect(n_processes: int) -> torch.Tensor:
         batcher.execute()
         trajectories, n_still_running = batcher.get()
     if trajectories is None or n_still_running:
-        raise SystemExit(f"expected two whole episodes, {n_still_running} go on")
+        raise SystemExit(f"expected two whole episodes; {n_still_running} still run")
     steps = trajectories.trajectories
     return steps["_observation/reward"] * steps.mask()
 
 
 def check_commands() -> None:
-    """Without the extra a command names it, in one line, and errors are explained."""
+    """Check that a command names its missing extra in one line, and that `rlstruct explain` works."""
     for command in ("train", "evaluate", "plot", "play"):
         run = subprocess.run([sys.executable, "-m", "rlstruct", command], capture_output=True, text=True)
         if run.returncode != 2 or "pip install 'tyro" not in run.stderr or run.stderr.count("\n") != 1:
-            raise SystemExit(f"rlstruct {command} without its extra: exit code {run.returncode}, said {run.stderr!r}")
+            raise SystemExit(
+                f"rlstruct {command} without its extra: exit code {run.returncode}, printed {run.stderr!r}"
+            )
     page = subprocess.run([sys.executable, "-m", "rlstruct", "explain", "WorkerError"], capture_output=True, text=True)
     if page.returncode != 0 or not page.stdout.startswith("WorkerError\n"):
-        raise SystemExit(f"rlstruct explain WorkerError: exit code {page.returncode}, said {page.stderr!r}")
+        raise SystemExit(f"rlstruct explain WorkerError: exit code {page.returncode}, printed {page.stderr!r}")
 
 
 def main() -> None:
@@ -85,7 +87,7 @@ def main() -> None:
     check_commands()
     here, spawned = collect(0), collect(1)
     if not torch.equal(here, spawned):
-        raise SystemExit("the same seed gave other episodes in a worker process")
+        raise SystemExit("the same seed gave different episodes in a worker process")
     print(f"two episodes of CartPole-v1, here and in a worker: returns {spawned.sum(1).tolist()}")
 
 
