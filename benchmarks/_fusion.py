@@ -62,8 +62,8 @@ def jax_rung(name: str, n_envs: int, n_steps: int) -> Rung:
         rates = jnp.stack([x_dot, x_acc, theta_dot, theta_acc])
         moved = carry[0] + game.STEP * rates
         ended = (abs(moved[0]) > game.MAX_X) | (abs(moved[2]) > game.MAX_THETA) | (elapsed == 499)
-        key, new_slots = jax.random.split(key)
-        return (jnp.where(ended, initial(new_slots), moved), key, jnp.where(ended, 0, elapsed + 1)), (moved, ended)
+        key, fresh = jax.random.split(key)
+        return (jnp.where(ended, initial(fresh), moved), key, jnp.where(ended, 0, elapsed + 1)), (moved, ended)
 
     advance = jax.jit(jax.vmap(lambda carry: jax.lax.scan(step, carry, None, n_steps)))
     keys = jax.random.split(jax.random.PRNGKey(0), n_envs)

@@ -101,9 +101,9 @@ class PlainSearchAgent(RL_Agent):
             while True:
                 column = self._best(node)
                 path.append((node, column))
-                new_slots = node.children[column] is None
+                fresh = node.children[column] is None
                 node = node.child(column)
-                if new_slots or node.over or len(path) == self._max_depth:
+                if fresh or node.over or len(path) == self._max_depth:
                     break
             value = self._judge(node)
             value = 0.0 if node.over else value

@@ -164,7 +164,7 @@ if __name__ == "__main__":
 
 
 def startup(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Time a new_slots interpreter to its first batch, and a second batcher's; and weigh a worker's own memory."""
+    """Time a fresh interpreter to its first batch, and a second batcher's; and weigh a worker's own memory."""
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder) / "startup.py"

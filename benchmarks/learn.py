@@ -3,7 +3,7 @@
 Run: ``python benchmarks/learn.py`` lists the tasks; ``python benchmarks/learn.py dqn_cartpole`` trains one;
 ``--seeds 0 1`` for some seeds, ``--jobs 2`` for two at a time (their seconds are then those of a busy machine),
 ``--set n_env_steps=10000`` for other settings. Nothing is selected: the final return is that of the network after the
-last step, on 100 new_slots episodes. A task whose settings have a ``target_return`` stops at the first evaluation that
+last step, on 100 fresh episodes. A task whose settings have a ``target_return`` stops at the first evaluation that
 reaches it; the final return then comes from 100 episodes that were not looked at before.
 
 ``--peers .venv-peers/bin/python --cleanrl CHECKOUT`` also trains stable-baselines3 and CleanRL on one of SAC's tasks of

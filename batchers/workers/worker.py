@@ -117,7 +117,7 @@ class Worker:
         return exact, self._collector.seed
 
     def _allocate(self, layout: Layout) -> dict[str, Tensor]:
-        """Allocate a buffer: in the transport's memory or, on another device, besides it; then batches are copied."""
+        """Allocate a buffer: in the transport's memory or else on its own device; then batches are copied."""
         self._new_layout = layout
         self.buffers[self._buffer] = shared = self._memories[self._buffer](layout)
         return shared if self._factory.device.type == "cpu" else layout.allocate(self._factory.device)

@@ -77,7 +77,7 @@ class SearchConfig(Options):
         super().__post_init__()
         fits = self.method != "gumbel" or not self.reuse_tree
         self.require(
-            "reuse_tree", fits, "False with Gumbel, whose sequential halving plans the visits of new_slots roots"
+            "reuse_tree", fits, "False with Gumbel, whose sequential halving plans the visits of fresh roots"
         )
 
 

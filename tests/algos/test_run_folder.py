@@ -98,7 +98,7 @@ def test_a_run_leaves_its_five_files(tmp_path: Path) -> None:
 def test_settings_are_replaced_where_they_are(tmp_path: Path) -> None:
     with make_folder(tmp_path) as folder:
         file = folder.path / "config.json"
-        node = file.stat().st_ino  # the lock_file is held on it
+        node = file.stat().st_ino  # the lock is held on it
         for rate in (0.123456789, 2.0):
             folder.save_config(Config(rate))
             assert json.loads(file.read_text()) == {"rate": rate, "device": "cpu"}

@@ -372,7 +372,7 @@ class MovedInfoAgent(HostInfoAgent):
 
 
 class HostNumberAgent(HostInfoAgent):
-    """Waits for nothing, and yet every replay would copy what the host held while capture."""
+    """Waits for nothing, and yet every replay would copy what the host held during capture."""
 
     pure = True
 

@@ -145,7 +145,7 @@ def test_memory_is_used_again_after_a_capture_that_failed(name: str) -> None:
         again()
     torch.cuda.synchronize()
     assert y.tolist() == [2.0] * 4
-    for _ in range(64):  # were the allocator still capture, each of these would be another 64 MiB
+    for _ in range(64):  # if the allocator were still capturing, each of these would be another 64 MiB
         block = torch.empty(1 << 26, dtype=torch.uint8, device="cuda:0")
         block.record_stream(stream)
         del block
