@@ -76,9 +76,7 @@ class SearchConfig(Options):
         """Check the settings."""
         super().__post_init__()
         fits = self.method != "gumbel" or not self.reuse_tree
-        self.require(
-            "reuse_tree", fits, "False with Gumbel, whose sequential halving plans the visits of fresh roots"
-        )
+        self.require("reuse_tree", fits, "False with Gumbel, whose sequential halving plans the visits of fresh roots")
 
 
 @dataclass(frozen=True)
