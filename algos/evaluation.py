@@ -100,19 +100,22 @@ class TrainingResult:
     stopped: str | None = None
 
     def __repr__(self) -> str:
-        """Summarise the training in five lines."""
+        """Summarise the training in five lines of at most 80 columns."""
         n_parameters = sum(parameter.numel() for parameter in self.model.parameters())
         device = next((parameter.device for parameter in self.model.parameters()), "cpu")
         threads = "1 thread" if self.threads == 1 else f"{self.threads} threads"
         rate = self.env_steps / max(self.seconds, 1e-9)
-        ends = {name: values[-1] for name, values in self.losses.items() if values and "loss" in name}
+        losses = {
+            name.removesuffix("_loss"): values[-1] for name, values in self.losses.items() if values and "loss" in name
+        }
+        total, *terms = [f"{name} {value:.3g}" for name, value in losses.items()] or ["loss: none"]
         lines = [
             f"TrainingResult: {type(self.model).__name__} with {n_parameters:,} parameters on {device}, {threads}",
             f"before: {self.before}",
             f"after: {self.after}",
-            f"learning: {self.env_steps:,} environment steps in {self.seconds:.1f} s ({rate:,.0f} per second), "
+            f"learning: {self.env_steps:,} steps in {self.seconds:.1f} s ({rate:,.0f} per second), "
             f"{len(self.evaluations)} evaluations" + ("" if self.stopped is None else f"; stopped: {self.stopped}"),
-            "ends with " + (", ".join(f"{name} {value:.3g}" for name, value in ends.items()) or "no loss"),
+            f"final {total}" + (f" ({', '.join(terms)})" if terms else ""),
         ]
         return "\n  ".join(lines)
 

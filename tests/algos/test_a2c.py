@@ -523,10 +523,18 @@ def test_a_result_is_summarised_in_five_lines() -> None:
     assert re.fullmatch(r"TrainingResult: ActorCritic with [\d,]+ parameters on cpu, 1 thread", what)
     assert before == f"  before: {result.before}"
     assert after == f"  after: {result.after}"
-    assert f"{result.env_steps:,} environment steps" in learning
-    assert losses.startswith(f"  ends with loss {result.losses['loss'][-1]:.3g}, ")
+    assert f"{result.env_steps:,} steps" in learning
+    number = r"-?[\d.e-]+"
+    assert re.fullmatch(rf"  final loss {number} \(policy {number}, value {number}, entropy {number}\)", losses)
+    assert losses.startswith(f"  final loss {result.losses['loss'][-1]:.3g} ")
     stopped = dataclasses.replace(result, losses={}, stopped="enough")
-    assert repr(stopped).splitlines()[3:] == [f"{learning}; stopped: enough", "  ends with no loss"]
+    assert repr(stopped).splitlines()[3:] == [f"{learning}; stopped: enough", "  final loss: none"]
+
+
+def test_the_summary_of_a_long_training_fits_80_columns() -> None:
+    losses = {name: [-5.4321e-05] for name in ("loss", "policy_loss", "value_loss", "entropy_loss")}
+    long = dataclasses.replace(train_small(n_env_steps=200), env_steps=50_000_000, seconds=3600.0, losses=losses)
+    assert max(map(len, repr(long).splitlines())) <= 80
 
 
 def test_a_training_chooses_its_threads_reports_them_and_leaves_those_of_the_process(
