@@ -83,7 +83,11 @@ class GpuAllReduce:
         return True
 
     def all_reduce_sum(self, x: Tensor) -> Tensor:
-        """Return the sum over all learners, in new memory; the host waits for the device."""
+        """Return the sum over all learners, in new memory; the host waits for the device.
+
+        Raises:
+            LearnerError: if another learner is lost, or the GPU has no memory for the rows.
+        """
         if x.nbytes > self._rows.shape[1]:
             self._meet(x)  # no learner reads the old rows any more
             if not self.open(x.nbytes, x.device):
@@ -98,7 +102,11 @@ class GpuAllReduce:
         if self._row == 0:
             total = rows[:-1].sum(0, dtype=x.dtype)
             if self._far is not None:
-                self._wait(dist.all_reduce(total, group=self._far, async_op=True))
+                try:
+                    self._wait(dist.all_reduce(total, group=self._far, async_op=True))
+                except LearnerError:
+                    self._far.abort()  # NCCL's kernel would wait on the GPU for the lost learner
+                    raise
             rows[-1] = total
         self._meet(x)
         return rows[-1].clone().view_as(x)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from typing import Any
 
 import pytest
@@ -88,6 +90,26 @@ def test_sums_within_gpus_and_then_across_are_the_flat_sums() -> None:
     for rank, one in enumerate(learners):
         meeting = (near[rank % 2], 1)
         assert one["calls"] == [meeting, *([far] if rank < 2 else []), meeting]
+
+
+def lose_the_other_gpu(group: DistributedLearnerGroup) -> tuple[str, int]:
+    """Return the error of a sum whose other GPU loses its learner, and how often the sum across GPUs was aborted."""
+    sums = GpuAllReduce(group.rank, by_gpu(group._facts), group._store, group._poll, across="gloo")
+    sums.all_reduce_sum(torch.ones(1))
+    if group.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    aborted: list[object] = []
+    type(sums._far).abort = lambda self: aborted.append(self)  # type: ignore[method-assign, union-attr, assignment]
+    with pytest.raises(LearnerError) as error:
+        sums.all_reduce_sum(torch.ones(1))
+    return str(error.value), len([group for group in aborted if group is sums._far])
+
+
+def test_a_sum_across_gpus_is_aborted_when_a_learner_is_lost() -> None:
+    ((text, n_aborted),) = fork_learners(["a", "a"], lose_the_other_gpu, gpus=["u1", "u2"], dying=[1])
+    assert "learner 1 (pid " in text
+    assert text.endswith(" on a) has died.")
+    assert n_aborted == 1
 
 
 def sum_on_a_gpu(group: DistributedLearnerGroup) -> tuple[bool, list[tuple[torch.Tensor, torch.Tensor]]]:
