@@ -39,7 +39,6 @@ class Entry:
     arguments: tuple[str, ...] = ()  # further words of its command line
     python: str = sys.executable  # interpreter
     variables: dict[str, str] = field(default_factory=dict)  # of its environment
-    requires: str = ""  # a module that the interpreter must find, or it is not installed
 
 
 @dataclass
@@ -57,11 +56,6 @@ class Result:
     def rate(self) -> float | None:
         """The median of the rates; None if it did not run."""
         return statistics.median(self.rates) if self.rates and not self.why else None
-
-    @property
-    def cpu(self) -> float | None:
-        """The median of the CPU seconds; None if it did not run."""
-        return statistics.median(self.cpus) if self.cpus and not self.why else None
 
 
 class Failure(Exception):
@@ -195,10 +189,6 @@ def missing(entry: Entry) -> str:
         return "not installed (make peers)"
     if "RLSTRUCTURES" in entry.variables and not Path(entry.variables["RLSTRUCTURES"], "rlstructures").is_dir():
         return "not installed (--rlstructures PATH)"
-    if entry.requires:
-        check = f"import importlib.util as u, sys; sys.exit(u.find_spec({entry.requires!r}) is None)"
-        if subprocess.run([entry.python, "-c", check], check=False).returncode:
-            return "not installed (make peers)"
     return ""
 
 

@@ -6,7 +6,6 @@ facebookresearch/rlstructures at v0.2. ``--part`` takes some of the parts:
 * ``throughput``: CartPole-v1, a 4-64-64-2 policy that draws its actions, T = 128, at 64 and at 8 environments; ours
   four times: the agent eager and compiled, each batch ordered when the previous one has been returned, and (queued)
   while the previous one is collected;
-* ``scaling``: one process and two, each with 32 environments, ours and the bare loop;
 * ``slow``: environments of 1 ms per step, one step in ten 10 ms, 8 workers; a plain ``get()``, and one with the next
   batch queued; turns of 4 seconds at least;
 * ``startup``: 2 and 16 workers to the first batch.
@@ -46,18 +45,17 @@ def entries(n_envs: int, n_processes: int, peers: str, rlstructures: str) -> lis
     """Return everybody who takes part, with as many environments in as many processes."""
     task = {"n_envs": n_envs, "n_processes": n_processes, "n_timesteps": T}
     half = {**task, "n_envs": n_envs // n_processes, "n_processes": 1}
-    theirs = [
-        ("TorchRL MultiSyncCollector", "torchrl", "torchrl"),
-        ("SB3 collect_rollouts, SubprocVecEnv", "sb3_subproc", "stable_baselines3"),
-        ("SB3 collect_rollouts, DummyVecEnv", "sb3_dummy", "stable_baselines3"),
-        ("gymnasium SyncVectorEnv", "sync", "gymnasium"), ("EnvPool (C++ environments)", "envpool", "envpool"),
-    ]  # fmt: skip
+    theirs = {
+        "TorchRL MultiSyncCollector": "torchrl", "SB3 collect_rollouts, SubprocVecEnv": "sb3_subproc",
+        "SB3 collect_rollouts, DummyVecEnv": "sb3_dummy", "gymnasium SyncVectorEnv": "sync",
+        "EnvPool (C++ environments)": "envpool",
+    }  # fmt: skip
     return [
         *(Entry(name, "rlstruct_batcher.py", task, words) for name, words in OURS.items()),
         Entry("bare loop, 1 process, half of them", "collectors.py", half, ("bare",)),
         Entry(f"bare loop, {n_processes} processes", "collectors.py", task, ("bare",)),
         Entry("rlstructures v0.2", "rlstructures_v02.py", task, (), peers, {"RLSTRUCTURES": rlstructures}),
-        *(Entry(name, "collectors.py", task, (word,), peers, {}, requires) for name, word, requires in theirs),
+        *(Entry(name, "collectors.py", task, (word,), peers) for name, word in theirs.items()),
     ]
 
 
@@ -76,26 +74,9 @@ def row(result: Result, rates: dict[str, float | None], n_envs: int) -> dict[str
     ours = {key: None if result.name in OURS else rates[name] for key, name in RATIOS.items()}
     return {
         "name": result.name, "n_envs": n_envs, "rate": result.rate, "rates": result.rates,
-        "cpu_us": None if result.cpu is None else result.cpu * 1e6,
         **{key: _report.ratio(rate, result.rate) for key, rate in ours.items()},
         "why": result.why, "versions": result.versions, "reports": result.reports,
     }  # fmt: skip
-
-
-def scaling(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Compare one process with two; the bare loop shows what the machine gives at best."""
-    entries = []
-    for name, *script in (("rlstruct", "rlstruct_batcher.py", ()), ("bare loop", "collectors.py", ("bare",))):
-        for n in (1, 2):
-            task = {"n_envs": 32 * n, "n_processes": n, "n_timesteps": T}
-            entries.append(Entry(f"{name}, {n} x 32", script[0], task, script[1]))
-    rates = {result.name: result.rate for result in compete(entries, options.rounds, options.seconds)}
-    rows = []
-    for name in ("rlstruct", "bare loop"):
-        one, two = rates[f"{name}, 1 x 32"], rates[f"{name}, 2 x 32"]
-        if one and two:
-            rows.append({"name": name, "one": one, "two": two, "factor": two / one})
-    return rows
 
 
 def slow(options: argparse.Namespace) -> list[dict[str, Any]]:
@@ -121,7 +102,7 @@ def slow(options: argparse.Namespace) -> list[dict[str, Any]]:
         ]
         if each == 1:
             vector = "gymnasium AsyncVectorEnv, 8 environments"
-            eager.append(Entry(vector, "collectors.py", task, ("async",), options.peers, requires="gymnasium"))
+            eager.append(Entry(vector, "collectors.py", task, ("async",), options.peers))
         # One group after the other: 60 processes at once are too many for 16 GB.
         seconds = max(options.seconds, SLOW_SECONDS)
         for result in [result for group in (eager, compiled) for result in compete(group, options.rounds, seconds)]:
@@ -138,7 +119,6 @@ def slow_share(reports: list[dict[str, Any]]) -> float:
 
 STARTUP = """
 import json, multiprocessing, sys, time
-begin = time.perf_counter()
 sys.path.insert(0, sys.argv[1])
 import psutil
 from rlstruct_batcher import Ours
@@ -152,12 +132,11 @@ def first_batch(n_processes):
     return ours, time.perf_counter() - start
 
 if __name__ == "__main__":
-    imported = time.perf_counter() - begin
     ours, first = first_batch(int(sys.argv[2]))
     pids = [process.pid for process in multiprocessing.active_children()]
     private = max(psutil.Process(pid).memory_full_info().uss for pid in pids)
     second, again = first_batch(4)
-    print(json.dumps({"imports": imported, "first": first, "second": again, "private": private}))
+    print(json.dumps({"first": first, "second": again, "private": private}))
     second.batcher.close()
     ours.batcher.close()
 """
@@ -179,7 +158,7 @@ def startup(options: argparse.Namespace) -> list[dict[str, Any]]:
     return rows
 
 
-PARTS = {"throughput": throughput, "scaling": scaling, "slow": slow, "startup": startup}
+PARTS = {"throughput": throughput, "slow": slow, "startup": startup}
 
 
 def main() -> None:

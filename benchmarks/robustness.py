@@ -27,7 +27,6 @@ from _contenders import PEERS, PEERS_PYTHON, Lines
 SHARED = Path("/dev/shm")
 PATIENCE = 30.0
 START_SECONDS = 300.0
-LIMIT = 10.0  # as faulty.py sets it
 FAULTS = {
     "kill": "SIGKILL to one worker", "exception": "`ValueError` in one environment's `step`",
     "stop": "SIGSTOP to one worker (a simulator that hangs)", "interrupt": "Ctrl-C (SIGINT to the whole process group)",
@@ -41,8 +40,7 @@ COLUMNS = {
     "rlstruct": "rlstruct RL_Batcher",
 }  # fmt: skip
 RAISING = ("kill", "exception", "stop")
-# How the program ends by itself: its exit code, and the tracebacks that its user reads.
-ENDING = {"interrupt": (-signal.SIGINT, 1), "exit": (7, 0), "error": (1, 1), "forget": (0, 0)}
+ENDING = {"interrupt": -signal.SIGINT, "exit": 7, "error": 1, "forget": 0}  # the exit codes that are expected
 
 
 @dataclass
@@ -51,7 +49,6 @@ class Outcome:
 
     cell: str  # as the table says it
     short: str  # the same in two or three words
-    facts: dict[str, Any] = field(default_factory=dict)  # the same as numbers and strings, for the JSON file
     versions: dict[str, str] = field(default_factory=dict)  # of its packages
 
 
@@ -131,8 +128,7 @@ def break_one(python: str, library: str, fault: str) -> Outcome:
             outcome = leave(program, fault, workers)
         else:
             outcome = abandon(program, fault == "group", workers)
-        outcome.facts["shared"] = left = unlinked(shared)
-        if left:
+        if left := unlinked(shared):
             outcome.cell += f"; **{spell(len(left), 'name')} left in /dev/shm**"
             outcome.short += f", {spell(len(left), 'name')} left"
         outcome.versions = ready["versions"]
@@ -152,27 +148,25 @@ def watch(program: Program, fault: str, workers: list[psutil.Process], family: l
     if raised is None:
         died = program.process.poll()
         words = f"silent for {PATIENCE:.0f} s" if died is None else f"main process died with code {died}"
-        return Outcome(f"**{words}**", f"**{words}**", {"raised": None})
+        return Outcome(f"**{words}**", f"**{words}**")
     seconds = raised["at"] - start
     heard = f"`{raised['type']}` after {seconds:.2f} s: {quoted(raised['text'])}"
     if raised["cause"]:
         heard += f"; it came from {quoted(raised['cause'])}"
-    facts = {"raised": raised, "seconds": seconds, "closed": program.event("closed", PATIENCE)}
     short = f"reported in {seconds:.1f} s"
-    if (closed := facts["closed"]) is None:
-        return Outcome(f"{heard}; **close() hangs, over {PATIENCE:.0f} s**", f"{short}, **close() hangs**", facts)
+    if (closed := program.event("closed", PATIENCE)) is None:
+        return Outcome(f"{heard}; **close() hangs, over {PATIENCE:.0f} s**", f"{short}, **close() hangs**")
     after = f"close() {closed['at'] - raised['at']:.2f} s"
     if closed["error"]:
         after, short = f"{after}, raises {quoted(closed['error'])}", f"{short}, **close() raises**"
     left = [child for child in family[1:] if child.is_running() and not _is_helper(child, workers)]
-    alive_still = [child for child in left if alive(child)]
-    facts["left"] = len(left)
-    if alive_still:
-        after += f", **{spell(len(alive_still), 'process', 'processes')} left**"
-        short += f", **{spell(len(alive_still), 'process', 'processes')} left**"
-    if zombies := len(left) - len(alive_still):
+    n_alive = sum(alive(child) for child in left)
+    if n_alive:
+        words = f", **{spell(n_alive, 'process', 'processes')} left**"
+        after, short = after + words, short + words
+    if zombies := len(left) - n_alive:
         after += f", {spell(zombies, 'zombie')}"
-    return Outcome(f"{heard}; {after}", short, facts)
+    return Outcome(f"{heard}; {after}", short)
 
 
 def leave(program: Program, fault: str, workers: list[psutil.Process]) -> Outcome:
@@ -185,21 +179,19 @@ def leave(program: Program, fault: str, workers: list[psutil.Process]) -> Outcom
     try:
         code = program.process.wait(PATIENCE)
     except subprocess.TimeoutExpired:
-        return Outcome(f"**does not end within {PATIENCE:.0f} s**", "**never ends**", {"code": None})
+        return Outcome(f"**does not end within {PATIENCE:.0f} s**", "**never ends**")
     seconds = time.monotonic() - start
     said = program.said()
-    n = said.count("Traceback (most recent call last)")
-    facts = {"seconds": seconds, "code": code, "tracebacks": n, "leaked": "leaked" in said}
-    facts["alive"] = sum(alive(worker) for worker in workers)
-    words = f"ended after {seconds:.2f} s with exit code {code} and {spell(n, 'traceback')}"
-    words += ", says that something leaked" if facts["leaked"] else ""
-    short = f"{seconds:.1f} s, {spell(n, 'traceback')}"
-    if code != ENDING[fault][0]:
-        words, short = f"{words}, **expected exit code {ENDING[fault][0]}**", f"{short}, **exit code {code}**"
-    if facts["alive"]:
-        words += f"; **{facts['alive']} of {len(workers)} workers alive**"
-        short += f", **{spell(facts['alive'], 'worker')} left**"
-    return Outcome(words, short, facts)
+    tracebacks = spell(said.count("Traceback (most recent call last)"), "traceback")
+    words = f"ended after {seconds:.2f} s with exit code {code} and {tracebacks}"
+    words += ", says that something leaked" if "leaked" in said else ""
+    short = f"{seconds:.1f} s, {tracebacks}"
+    if code != ENDING[fault]:
+        words, short = f"{words}, **expected exit code {ENDING[fault]}**", f"{short}, **exit code {code}**"
+    if n_alive := sum(alive(worker) for worker in workers):
+        words += f"; **{n_alive} of {len(workers)} workers alive**"
+        short += f", **{spell(n_alive, 'worker')} left**"
+    return Outcome(words, short)
 
 
 def abandon(program: Program, group: bool, workers: list[psutil.Process]) -> Outcome:
@@ -217,7 +209,7 @@ def abandon(program: Program, group: bool, workers: list[psutil.Process]) -> Out
     times = [f"{count} after {at} s" for count, at in zip(counts, (1, 5), strict=False)]
     words = f"of {len(workers)} workers alive: {', '.join(times)}"
     short = f"**{spell(counts[0], 'worker')} alive after 1 s**" if counts[0] else "none alive after 1 s"
-    return Outcome(f"**{words}**" if counts[0] else words, short, {"alive": counts})
+    return Outcome(f"**{words}**" if counts[0] else words, short)
 
 
 def mapped(family: list[psutil.Process]) -> set[str]:

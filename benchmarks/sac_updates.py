@@ -20,7 +20,7 @@ if __name__ == "__main__":
     entries = [
         Entry("ours", "rlstruct_loops.py", TASK, ("sac",)),
         Entry("compiled", "rlstruct_loops.py", TASK, ("sac_compiled",)),
-        Entry("sb3", "collectors.py", TASK, ("sb3_sac",), options.peers, requires="stable_baselines3"),
+        Entry("sb3", "collectors.py", TASK, ("sb3_sac",), options.peers),
         Entry("products", "rlstruct_loops.py", TASK, ("sac_products",)),
     ]
     ours, *others = compete(entries, options.rounds, options.seconds)

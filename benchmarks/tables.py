@@ -282,7 +282,6 @@ def experiment(name: str, _: Rows) -> list[str]:
 TABLES: dict[str, tuple[str, Table]] = {
     "throughput": ("cpu_collect_throughput", throughput),
     "slow": ("cpu_collect_slow", columns("| share of the ideal", "{name} | {share:.0%}")),
-    "scaling": ("cpu_collect_scaling", columns("| two processes over one", "{name} | {factor:.2f}")),
     "startup": ("cpu_collect_startup", columns(
         "workers | first batch, s | first of a second batcher with 4 workers, s | private memory of a worker, MiB",
         lambda row: "{workers} | {first:.2f} | {second:.2f} | {mib:.0f}".format(**row, mib=row["private"] / 2**20), 0,

@@ -46,7 +46,7 @@ def test_the_tables_of_the_page_are_what_the_results_say(monkeypatch: pytest.Mon
     pages = {page: page.read_text() for page in tables.PAGES}
     assert {page: tables.rendered(text) for page, text in pages.items()} == pages, "run python benchmarks/tables.py"
     assert sum(text.count("<!-- end -->") for text in pages.values()) == len(tables.TABLES)
-    assert tables.rendered("<!-- scaling -->\nold\n<!-- end -->") != "<!-- scaling -->\nold\n<!-- end -->"
+    assert tables.rendered("<!-- slow -->\nold\n<!-- end -->") != "<!-- slow -->\nold\n<!-- end -->"
 
 
 def test_the_pages_of_the_algorithms_say_what_every_setting_does(monkeypatch: pytest.MonkeyPatch) -> None:
