@@ -58,7 +58,13 @@ class ConvolutionalTrunk(KeepsArguments, nn.Module):
         self.frame_shape = tuple(frame_shape)
         self.channels_last = channels_last
         self.n_features = n_features
-        channels, height, width = _channels_first(self.frame_shape, channels_last)
+        if len(self.frame_shape) not in (2, 3):
+            raise BadValueError(
+                f"ConvolutionalTrunk: frame_shape is {list(frame_shape)}, expected [C, H, W], [H, W, C] or [H, W], "
+                "without the batch. Merge a stack of frames into its channels first."
+            )
+        shape = self.frame_shape
+        channels, height, width = (1, *shape) if len(shape) == 2 else (shape[2], *shape[:2]) if channels_last else shape
         if layers is None:
             layers = MNIH_2015 if min(height, width) >= _SMALLEST_MNIH_FRAME else MINATAR
         modules: list[nn.Module] = []
@@ -133,14 +139,3 @@ class ConvolutionalActorCritic(KeepsArguments, nn.Module):
         """
         features = self.trunk(frame)
         return self.policy(self.actor(features)), self.critic(features).squeeze(-1)
-
-
-def _channels_first(shape: tuple[int, ...], channels_last: bool) -> tuple[int, int, int]:
-    if len(shape) == 2:
-        return 1, shape[0], shape[1]
-    if len(shape) != 3:
-        raise BadValueError(
-            f"ConvolutionalTrunk: frame_shape is {list(shape)}, expected [C, H, W], [H, W, C] or [H, W], without the "
-            "batch. Merge a stack of frames into its channels first."
-        )
-    return (shape[2], shape[0], shape[1]) if channels_last else (shape[0], shape[1], shape[2])

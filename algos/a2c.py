@@ -81,7 +81,6 @@ class A2CConfig(TrainingConfig):
     c_clip: float = option(1.0, at_least=0)
 
     def __post_init__(self) -> None:
-        """Check the settings."""
         super().__post_init__()
         for name in ("n_updates", "n_minibatches"):
             fits = getattr(self, name) == 1 or self.vtrace

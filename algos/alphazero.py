@@ -84,7 +84,6 @@ class AlphaZeroConfig(ReplayConfig):
     opponent_simulations: int = option(50, at_least=1)
 
     def __post_init__(self) -> None:
-        """Check the settings."""
         super().__post_init__()
         fits = self.evaluation_episodes % 2 == 0
         self.require("evaluation_episodes", fits, "an even number: each side starts half of them")

@@ -101,7 +101,6 @@ class TrainingConfig(Options):
     seed: int = option(0, at_least=0)
 
     def __post_init__(self) -> None:
-        """Check the settings."""
         super().__post_init__()
         fits = self.cluster is None or self.n_processes > 0
         self.require("cluster", fits, "None, or n_processes of 1 or more, which the cluster starts")

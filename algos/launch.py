@@ -153,9 +153,8 @@ def share_gpus(config: TrainingConfig) -> GpuSharing | None:
 def _store(rendezvous: Rendezvous) -> Store:
     """Open the store or connect to it, with new keys for each training of this process."""
     limit = timedelta(seconds=JOIN_SECONDS)
-    opens = (
-        rendezvous.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-    )  # torchrun may have opened it
+    # torchrun may have opened it.
+    opens = rendezvous.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     try:
         return TCPStore(rendezvous.host, rendezvous.port, is_master=opens, wait_for_workers=False, timeout=limit)
     except dist.DistError as error:

@@ -6,7 +6,6 @@ proximal policy optimization" (ICLR blog track, 2022), which docs/algorithms/ppo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -79,7 +78,6 @@ class PPOConfig(TrainingConfig):
     target_kl: float | None = option(None, above=0)
 
     def __post_init__(self) -> None:
-        """Check the settings."""
         super().__post_init__()
         n_steps = self.n_timesteps * self.n_envs * max(1, self.n_processes)
         self.require("n_minibatches", self.n_minibatches <= n_steps, f"at most one for each of {n_steps} steps")
@@ -158,7 +156,10 @@ class PPOLearner(GradientLearner):
 
     def _minibatches(self, prepared: Trajectories, epoch: int) -> list[Trajectories]:
         """Split the prepared batch, and whiten each minibatch's advantages with a single all-reduce for all of them."""
-        minibatches = _split(prepared, self.shuffled(prepared.n_elems(), epoch))
+        rows, structure = self.shuffled(prepared.n_elems(), epoch), Structure(prepared)
+        order, sizes = torch.cat(rows), [len(one) for one in rows]
+        parts = [tensor.index_select(0, order).split_with_sizes(sizes) for tensor in structure.flatten(prepared)]
+        minibatches = [structure.unflatten(minibatch) for minibatch in zip(*parts, strict=True)]
         if self.config.whiten_advantages:
             advantages = [minibatch.trajectories[_ADVANTAGE] for minibatch in minibatches]  # copies
             whitened = whiten_each(advantages, [minibatch.mask() for minibatch in minibatches])
@@ -242,13 +243,6 @@ class PPOLearner(GradientLearner):
 
 
 Learner = PPOLearner  # its old name
-
-
-def _split(prepared: Trajectories, rows: Sequence[Tensor]) -> list[Trajectories]:
-    """Gather the minibatches of an epoch, all in one operation for each tensor."""
-    order, sizes, structure = torch.cat(list(rows)), [len(one) for one in rows], Structure(prepared)
-    parts = [tensor.index_select(0, order).split_with_sizes(sizes) for tensor in structure.flatten(prepared)]
-    return [structure.unflatten(minibatch) for minibatch in zip(*parts, strict=True)]
 
 
 def _variance(values: Tensor, mask: Tensor) -> Tensor:

@@ -42,7 +42,6 @@ class ReplayConfig(TrainingConfig):
     overlap: bool = False
 
     def __post_init__(self) -> None:
-        """Check the settings."""
         super().__post_init__()
         n_envs = self.n_envs * max(1, self.n_processes)
         least = least_capacity(n_envs, self.n_timesteps, getattr(self, "n_stack", 1))

@@ -298,7 +298,9 @@ def read_lines(path: Path, n: int | None = None) -> list[dict[str, float]]:
     try:
         with path.open(newline="") as file:
             cells = list(itertools.islice(csv.DictReader(file), n))
-        lines = [{name: _number(cell) for name, cell in row.items() if cell} for row in cells]
+        lines = [
+            {name: int(cell) if cell.isdigit() else float(cell) for name, cell in row.items() if cell} for row in cells
+        ]
     except (OSError, TypeError, ValueError) as error:
         raise BadValueError(f"{path} is damaged: {error}. Restore a copy, or train again.") from error
     if n is not None and len(lines) < n:
@@ -307,10 +309,6 @@ def read_lines(path: Path, n: int | None = None) -> list[dict[str, float]]:
             "copy, or train again."
         )
     return lines
-
-
-def _number(cell: str) -> float:
-    return int(cell) if cell.isdigit() else float(cell)
 
 
 def _new_folder(root: Path, name: str) -> Path:

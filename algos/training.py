@@ -276,7 +276,16 @@ class TrainingLoop:
         if self.learner.whole_episodes:
             n_steps = sum_over_learners(steps.lengths.sum())
             self.env_steps += int(n_steps)  # sync: once per batch of whole episodes
-            self._warn_of_cuts(trajectories, n_running)
+            if not self._warned and n_running == trajectories.n_elems():
+                ended = steps["_observation/done"] & steps.mask()
+                self._warned = not bool(ended.any())  # sync: while all environments go on
+                if self._warned:
+                    warn_user(
+                        f"run_training: none of {n_running} episodes ended within n_timesteps = "
+                        f"{self.config.n_timesteps} steps. They are cut there and count as truncated. Raise "
+                        "n_timesteps, or set a time limit if episodes may never end, for example "
+                        "gymnasium.make(..., max_episode_steps=...)."
+                    )
         else:
             # computed from shapes, which does not wait for the device
             self.env_steps += steps.n_elems() * steps.n_steps() * self._group.size
@@ -305,21 +314,6 @@ class TrainingLoop:
         if first or self.learner.whole_episodes:
             self.batcher.reset(agent_info)
         self.batcher.execute(agent_info)
-
-    def _warn_of_cuts(self, trajectories: Trajectories, n_running: int) -> None:
-        """Warn once if no episode of a batch ended."""
-        if self._warned or n_running < trajectories.n_elems():
-            return
-        steps = trajectories.trajectories
-        if bool((steps["_observation/done"] & steps.mask()).any()):  # sync: while all environments go on
-            return
-        self._warned = True
-        warn_user(
-            f"run_training: none of {trajectories.n_elems()} episodes ended within n_timesteps = "
-            f"{self.config.n_timesteps} steps. They are cut there and count as truncated. Raise n_timesteps, "
-            "or set a time limit if episodes may never end, for example "
-            "gymnasium.make(..., max_episode_steps=...)."
-        )
 
     def _continues(self) -> bool:
         """Start an evaluation if one is due, even in a resumed training; return False at the end of the training."""

@@ -15,13 +15,7 @@ from torch import nn
 from rlstruct.batchers.collector_factory import CollectorFactory, expect_type
 from rlstruct.core import DictTensor
 from rlstruct.device import DeviceLike, resolve_device
-from rlstruct.errors import (
-    BadTypeError,
-    BadValueError,
-    BatcherStateError,
-    ShapeMismatchError,
-    warn_user,
-)
+from rlstruct.errors import BadTypeError, BadValueError, BatcherStateError, ShapeMismatchError, warn_user
 from rlstruct.options import Range
 from rlstruct.rl_agent import RL_Agent
 from rlstruct.vec_env import VecEnv, expect_on_cpu

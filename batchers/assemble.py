@@ -62,9 +62,7 @@ def assemble(
         n_steps, running = part.collected.n_steps, part.steps.running
         filled.append((part.steps, n_steps))
         T, n_envs = max(T, n_steps), n_envs + running.shape[1]
-        full = (
-            full and auto_reset and (not restarts_take_steps or bool(running[:n_steps].all()))
-        )  # sync: once per batch
+        full = full and auto_reset and (not restarts_take_steps or bool(running[:n_steps].all()))  # sync: per batch
     makes_copy = not (len(parts) == 1 and parts[0].owned)
     if auto_reset:
         steps = join_rollouts(filled, T, copy=makes_copy)

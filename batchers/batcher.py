@@ -373,11 +373,9 @@ class RL_Batcher:  # noqa: N801 - the name in rlstructures
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Close the batcher."""
         self.close()
 
     def __del__(self) -> None:
-        """Close the batcher if it was not closed."""
         self.close()
 
     def _moved(self, infos: DictTensor) -> DictTensor:

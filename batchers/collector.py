@@ -352,7 +352,7 @@ class Collector:
         watch: bool,
     ) -> Answer:
         """Call the agent in step t unless ``first`` is its result; store the action before the environment sees it."""
-        seen = buffer.copy_observation(t) if watch else None
+        seen = {key: value[t].clone() for key, value in buffer.stream.items()} if watch else None
         answer = first or self._act(state, buffer.shown[t], self.agent_info, history)
         action, state = answer if t else check_answer(f"{type(self.agent).__name__}.__call__", answer)
         if seen is not None:

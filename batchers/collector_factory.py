@@ -39,13 +39,7 @@ class CollectorFactory:
     compile_agent: bool
 
     def create(
-        self,
-        seed: int,
-        agent_seed: int,
-        progress: Progress,
-        allocate: Allocate | None = None,
-        *,
-        whole: bool = False,
+        self, seed: int, agent_seed: int, progress: Progress, allocate: Allocate | None = None, *, whole: bool = False
     ) -> Collector:
         """Call both factories, seed the agent and create a collector. If that fails, close what has been created.
 

@@ -108,12 +108,7 @@ class LostEpisodes:
 
 
 def report_memory(
-    layouts: Sequence[Layout],
-    infos: DictTensor,
-    auto_reset: bool,
-    weights: int,
-    n_buffers: int,
-    pids: Sequence[int],
+    layouts: Sequence[Layout], infos: DictTensor, auto_reset: bool, weights: int, n_buffers: int, pids: Sequence[int]
 ) -> MemoryReport:
     """Compute the report from the layout of one buffer per worker, and from ``infos``: agent_info and env_info, [B].
 

@@ -187,12 +187,8 @@ class RolloutBuffer(Rollout):
             lambda tensor: tensor.clone() if tensor.untyped_storage().data_ptr() in self._places else tensor
         )
 
-    def copy_observation(self, t: int) -> dict[str, Tensor]:
-        """Copy the observation of step t, for `refuse_changes`."""
-        return {key: value[t].clone() for key, value in self.stream.items()}
-
     def refuse_changes(self, t: int, before: Mapping[str, Tensor]) -> None:
-        """Raise RuntimeError if the agent modified its observation since `seen` copied it to ``before``."""
+        """Raise RuntimeError if the agent modified the observation of step t, of which ``before`` is a copy."""
         for key, was in before.items():
             now = self.stream[key][t]
             if not bool(((now == was) | (now != now)).all()):  # sync: in the first batch only
@@ -272,9 +268,8 @@ def join_rollouts(
         groups.append(("reached", own.reached, 0))
     for group, planes, extra in groups:
         for key, plane in planes.items():
-            joined = (
-                join_tensor(parts, f"{group}/{key}", T, extra) if copy else plane[: T + extra]
-            )  # [T + extra, B, ...]
+            # [T + extra, B, ...]
+            joined = join_tensor(parts, f"{group}/{key}", T, extra) if copy else plane[: T + extra]
             if lengths is not None:
                 joined = joined if rows is None else joined.index_select(1, rows)
                 zero_after(joined.transpose(0, 1), lengths + extra)

@@ -145,7 +145,6 @@ class Options:
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
-        """Check every field."""
         kind: type = type(self)
         for name, accepted in _ranges(kind).items():
             accepted.check(kind.__name__, name, getattr(self, name))

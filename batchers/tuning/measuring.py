@@ -92,7 +92,6 @@ class Prober:
     _rates: dict[Candidate, float] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
-        """Start the clock, and measure the bytes in use before the first probe."""
         self._deadline = time.perf_counter() + self.seconds
         self.start = memory_in_use(self.device)
 

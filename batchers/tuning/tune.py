@@ -51,15 +51,12 @@ class Tuning(Mapping[str, Any]):
     learns: bool
 
     def __getitem__(self, name: str) -> Any:  # noqa: ANN401 - an argument of RL_Batcher
-        """Return an argument of the fastest batcher."""
         return self.arguments[name]
 
     def __iter__(self) -> Iterator[str]:
-        """Iterate over the names of the arguments."""
         return iter(self.arguments)
 
     def __len__(self) -> int:
-        """Count the arguments."""
         return len(self.arguments)
 
     @property

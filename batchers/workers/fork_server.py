@@ -81,10 +81,6 @@ class _Server:
             self.process = subprocess.Popen(_command(code), env=environment, pass_fds=[theirs.fileno()])
         self._close = util.Finalize(self, _end, args=(self.control, self.process), exitpriority=50)  # after pools
 
-    def serves_us(self) -> bool:
-        """Return True if the server runs and belongs to this process, not to one that this was forked from."""
-        return self.owner == os.getpid() and self.process.poll() is None
-
     def fork(self, descriptors: list[int]) -> None:
         """Ask for a worker with these descriptors. This hardly ever waits."""
         while True:
@@ -104,7 +100,9 @@ _inherited: list[int] = []  # in a worker: descriptors from its parent
 def _running_server() -> _Server:
     """Return this process's server, or a new one if none fits. Workers keep a reference to their own."""
     global _server
-    if _server is None or not _server.serves_us() or _server.environment != _read_once():
+    # It may belong to the process that this one was forked from.
+    runs = _server is not None and _server.owner == os.getpid() and _server.process.poll() is None
+    if _server is None or not runs or _server.environment != _read_once():
         _server = _Server()
     return _server
 

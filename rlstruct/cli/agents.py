@@ -90,8 +90,10 @@ def choose(
         if name not in known:
             raise UserError(f"--network {name}: there are only {', '.join(known)}.{nearest(name, known)}")
     normalise = settings.pop("normalise", False)
-    if body == "convolutional":
-        settings = {**_of_images(shape), **settings}
+    if body == "convolutional":  # the shorter axis holds the channels
+        n_features = _ATARI_FEATURES if sorted(shape)[-2] >= _ATARI_PIXELS else _SMALL_FEATURES
+        channels_last = len(shape) == 3 and shape[2] <= shape[0]
+        settings = {"n_features": n_features, "channels_last": channels_last, **settings}
     create_model = partial(network, inputs, *outputs, **settings)
     _try(create_model, task)
     if normalise:
@@ -210,12 +212,6 @@ def _convolutional_values(
     return nn.Sequential(trunk, agents.DuellingHead(n_features, n_actions))
 
 
-def _of_images(shape: tuple[int, ...]) -> dict[str, Any]:
-    """Return the arguments of a convolutional network: more features for large images, the shorter axis as channels."""
-    n_features = _ATARI_FEATURES if sorted(shape)[-2] >= _ATARI_PIXELS else _SMALL_FEATURES
-    return {"n_features": n_features, "channels_last": len(shape) == 3 and shape[2] <= shape[0]}
-
-
 # By family and body: network, agent, and a description of both.
 _BUNDLED: dict[str, dict[str, tuple[Callable[..., nn.Module], Callable[..., RL_Agent], str]]] = {
     "values": {
@@ -227,7 +223,7 @@ _BUNDLED: dict[str, dict[str, tuple[Callable[..., nn.Module], Callable[..., RL_A
         "recurrent": (agents.RecurrentGaussianActorCritic, agents.RecurrentGaussianAgent, "recurrent Gaussian policy"),
     },
     "soft": {
-        "perceptron": (agents.SoftActorCritic, agents.SquashedGaussianAgent, "squashed Gaussian policy, perceptron"),
+        "perceptron": (agents.SoftActorCritic, agents.SquashedGaussianAgent, "squashed Gaussian policy, perceptron")
     },
     "policy": {
         "perceptron": (agents.ActorCritic, agents.ActorCriticAgent, "policy, perceptron"),

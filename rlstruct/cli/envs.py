@@ -49,7 +49,4 @@ def names() -> dict[str, list[str]]:
         if is_installed(name) and spec.version == find_highest_version(spec.namespace, spec.name)
     }
     bundled = sims.names()
-    return {
-        "bundled simulators (--simulator torch)": sorted(bundled),
-        "gymnasium": sorted(latest - set(bundled)),
-    }
+    return {"bundled simulators (--simulator torch)": sorted(bundled), "gymnasium": sorted(latest - set(bundled))}

@@ -102,7 +102,9 @@ def _pictures(
     def picture(observation: DictTensor, step: int) -> Picture:
         whole = _grid([paint(env, observation, row) for row in range(B)], columns, _GAP)
         worth = " ".join(f"{value:.1f}".removesuffix(".0") for value in returns.tolist())  # sync: once per frame
-        return _captioned(whole, f"step {step}   return {worth}")
+        caption = Image.new("RGB", (whole.width, 20), "white")
+        ImageDraw.Draw(caption).text((5, 3), f"step {step}   return {worth}", "#333333", ImageFont.load_default(12))
+        return _grid([whole, caption], 1, 0)
 
     observation, _ = env.reset()
     state, info = agent.initial_state(DictTensor(), B), DictTensor()
@@ -121,13 +123,6 @@ def _pictures(
                 return
             returns = torch.where(done, 0.0, returns)
             yield picture(observation, step + 1)
-
-
-def _captioned(picture: Picture, text: str) -> Picture:
-    """Put a line of text below a picture."""
-    line = Image.new("RGB", (picture.width, 20), "white")
-    ImageDraw.Draw(line).text((5, 3), text, "#333333", ImageFont.load_default(12))
-    return _grid([picture, line], 1, 0)
 
 
 def _grid(pictures: Sequence[Picture], columns: int, gap: int = _GAP) -> Picture:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -61,7 +62,10 @@ def run(arguments: Sequence[str]) -> None:
         variable = settings(folder, window=float(options.get("window", "1")))
     except (ValueError, FileExistsError) as error:
         raise UserError(str(error).removeprefix("profile: ")) from None
-    status = _wait_for(program, {**os.environ, VARIABLE: variable})
+    process, status = subprocess.Popen(program, env={**os.environ, VARIABLE: variable}), None
+    while status is None:
+        with contextlib.suppress(KeyboardInterrupt):  # the command receives Ctrl-C, too, and writes its recording
+            status = process.wait()
     try:
         report = read(folder)
     except FileNotFoundError as error:
@@ -105,13 +109,3 @@ def _program(words: list[str]) -> list[str]:
     if shutil.which(words[0]) is None:
         raise UserError(f"{words[0]!r} is neither a command of rlstruct, nor a script, nor a program.")
     return words
-
-
-def _wait_for(program: list[str], environment: dict[str, str]) -> int:
-    """Run a program to its end. It also receives Ctrl-C, and gets time to write its recording."""
-    process = subprocess.Popen(program, env=environment)
-    while True:
-        try:
-            return process.wait()
-        except KeyboardInterrupt:
-            continue

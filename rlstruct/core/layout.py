@@ -31,7 +31,6 @@ class TensorSpec(NamedTuple):
     dtype: torch.dtype
 
     def __str__(self) -> str:
-        """Format shape and dtype for error messages."""
         return f"{list(self.shape)} {self.dtype}"
 
 
@@ -79,15 +78,12 @@ class Layout(Mapping[str, TensorSpec]):
         return self._specs.items()
 
     def __getitem__(self, key: str) -> TensorSpec:
-        """Return shape and dtype of one key."""
         return self._specs[key]
 
     def __iter__(self) -> Iterator[str]:
-        """Iterate over the keys."""
         return iter(self._specs)
 
     def __len__(self) -> int:
-        """Return the number of keys."""
         return len(self._specs)
 
     def __eq__(self, other: object) -> bool:
@@ -97,11 +93,9 @@ class Layout(Mapping[str, TensorSpec]):
         return self._specs == other
 
     def __hash__(self) -> int:
-        """Return a hash that is the same for equal layouts."""
         return hash(tuple(self._specs.items()))
 
     def __repr__(self) -> str:
-        """Show the shape and dtype of every key."""
         return f"Layout({{{', '.join(f'{key!r}: {spec}' for key, spec in self._specs.items())}}})"
 
 

@@ -111,7 +111,6 @@ class Structure:
         return isinstance(other, Structure) and self._form == other._form
 
     def __hash__(self) -> int:
-        """Return the hash of class and keys."""
         return hash((self._kind, self._keys))
 
 

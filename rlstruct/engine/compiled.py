@@ -105,7 +105,10 @@ class Compiled:
             place = {identity: i for i, identity in enumerate(outputs)}
             self._outputs = [place[id(value)] for value in found]
             self._masks = [i for i, v in enumerate(outputs.values()) if on_cpu and v.dtype is torch.bool]
-            return [as_bytes(v) if i in self._masks else v for i, v in enumerate(outputs.values())]
+            # With AVX2, Inductor stores bools ten times slower than floats, 12 us for 1,024.
+            return [
+                v.to(torch.float32).to(torch.uint8) if i in self._masks else v for i, v in enumerate(outputs.values())
+            ]
 
         # Cloned, because a tensor that occurs twice, such as two zeros of a first state, would be traced as one input.
         inputs = [tensor.clone() for tensor in given]
@@ -128,10 +131,7 @@ class Compiled:
             graph.recompile()
             run = compile_fx_inner(graph, [*(inputs[i] for i in used), *held])
         self._inputs = [(i, inputs[i].stride()) for i in used]
-        self.held, self._run = (
-            held,
-            getattr(run, "current_callable", run),
-        )  # without Inductor's wrapper
+        self.held, self._run = held, getattr(run, "current_callable", run)  # without Inductor's wrapper
 
 
 def warn_uncompiled(what: str, why: str, switch: str) -> None:
@@ -202,8 +202,3 @@ def _few_rows(bias: Tensor, x: Tensor, weight: Tensor, *, beta: float = 1, alpha
     ):
         return NotImplemented
     return (x.unsqueeze(1) * weight.t()).sum(-1) + bias
-
-
-def as_bytes(mask: Tensor) -> Tensor:
-    """Convert a mask to bytes: with AVX2, Inductor stores bools ten times slower than floats, 12 us for 1,024."""
-    return mask.to(torch.float32).to(torch.uint8)

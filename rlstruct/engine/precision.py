@@ -32,7 +32,6 @@ class Precision(torch_private.Watching):  # type: ignore[no-untyped-call]  # tor
         self._convolves = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Record the precision of an operator's results."""
         name = func.overloadpacket.__name__
         self._convolves |= "conv" in name or "rnn" in name
         answer = func(*args, **(kwargs or {}))

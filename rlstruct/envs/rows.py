@@ -137,13 +137,8 @@ class RowsEnv(VecEnv):
         arrays: dict[str, Array] = dict(zip(self._frames.keys, self._frames.empty(n), strict=True))
         arrays["reward"] = np.empty(n, np.float32)
         arrays |= {flag: np.zeros(n, np.bool_) for flag in FLAGS}
-        arrays |= zip(last_action_keys(self._actions), self._actions.empty(n), strict=True)
+        arrays |= zip((f"last_{key}" for key in self._actions.keys), self._actions.empty(n), strict=True)
         return ObservationBuffer(arrays)
-
-
-def last_action_keys(actions: SpaceCodec) -> tuple[str, ...]:
-    """Return the observation's names of the last action: ``last_action``, or ``last_action/<key>`` when nested."""
-    return tuple(f"last_{key}" for key in actions.keys)
 
 
 def options_of(env_info: DictTensor | None, n: int, where: str) -> Options | None:

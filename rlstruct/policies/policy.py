@@ -68,7 +68,6 @@ class Policy:
         self.reset()
 
     def __repr__(self) -> str:
-        """Name the agent, its network and device, and show what it acts on."""
         agent = f"{type(self.agent(self.stochastic)).__name__} with {type(self.model).__name__} on {self.device}"
         frames = ", ".join(f"{key} {spec}" for key, spec in self.specs.items())
         return f"<Policy: {agent}, {'samples actions' if self.stochastic else 'takes the best action'} for {frames}>"

@@ -50,7 +50,6 @@ class GpuUse:
     operations: dict[str, float] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        """Show the three shares, the idle time and the operations."""
         idle = ", ".join(f"{name} {seconds:.3f} s" for name, seconds in self.idle.items())
         most = sorted(self.operations.items(), key=lambda pair: -pair[1])
         return "\n".join(
@@ -76,7 +75,6 @@ class SharedUse:
     nvml_unknown: str
 
     def __str__(self) -> str:
-        """Show the shares side by side."""
         return (
             f"{self.processes} processes on {self.gpu}, recorded at once for {self.seconds:.2f} s: NVML's utilisation "
             f"{_percent(self)}, busy {100 * self.busy:.1f} % (at least one of them), the busiest of them "

@@ -67,7 +67,6 @@ class operation:  # noqa: N801 - used as a function
         return inside
 
     def __enter__(self) -> operation:
-        """Begin."""
         if _recorder is not None and not torch.compiler.is_compiling():
             self._recorder = _recorder
             self._depth = _recorder.push(self.name, _now())
@@ -103,14 +102,10 @@ class Clock:
         now = _now()
         self._nanoseconds[self._current] += now - self._since
         self._since, self._current = now, index
-        if _recorder is not None or self._noted is not None:
-            self._note(now)
-
-    def _note(self, now: int) -> None:
         if self._noted is not None:
             self._noted.pop(self._depth, now, strict=False)
-        self._noted, name = None, self._names[self._current]
-        if _recorder is not None and name is not None:
+            self._noted = None
+        if _recorder is not None and (name := self._names[index]) is not None:
             self._noted, self._depth = _recorder, _recorder.push(name, now)
 
     def seconds(self) -> dict[str, float]:

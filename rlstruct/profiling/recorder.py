@@ -227,9 +227,8 @@ class Recorder:
         found = {
             "process": "main" if process == "MainProcess" else process,
             "pid": os.getpid(),
-            "parent": os.getppid()
-            if parent is None
-            else parent.pid,  # a worker is forked by a server, not by its parent
+            # a worker is forked by a server, not by its parent
+            "parent": os.getppid() if parent is None else parent.pid,
             "window": number,
             "begun": self._begun,
             "ended": ended,

@@ -41,7 +41,6 @@ class Report:
         return sentence_of(self.processes, self.gpus)
 
     def __str__(self) -> str:
-        """Show the sentence, a table for each process, the recorded time and the uncertainties."""
         gpus = map(str, (*self.gpus, *self.shared))
         texts = [self.sentence, *(_table(process) for process in self.processes), *gpus, "\n".join(self.notes())]
         return "\n\n".join("\n".join(_lines(text)) for text in texts)

@@ -73,7 +73,6 @@ class SearchConfig(Options):
     reuse_tree: bool = False
 
     def __post_init__(self) -> None:
-        """Check the settings."""
         super().__post_init__()
         fits = self.method != "gumbel" or not self.reuse_tree
         self.require("reuse_tree", fits, "False with Gumbel, whose sequential halving plans the visits of fresh roots")
@@ -125,11 +124,7 @@ class TreeSearch:
         self._n_bytes = 0  # size of the largest trees known to fit
 
     def __call__(
-        self,
-        state: Mapping[str, Tensor],
-        key: Tensor,
-        explore: Tensor | None = None,
-        earlier: DictTensor | None = None,
+        self, state: Mapping[str, Tensor], key: Tensor, explore: Tensor | None = None, earlier: DictTensor | None = None
     ) -> SearchResult:
         """Search from B states.
 

@@ -116,9 +116,8 @@ class Daemon:
         if os.getpid() != self._pid or self._supervisor.stdin is None or self._supervisor.stdin.closed:
             return ""
         try:
-            output, _ = self._supervisor.communicate(
-                "end\n", timeout=_END_SECONDS
-            )  # a forked child may hold the pipe open
+            # A forked child may hold the pipe open.
+            output, _ = self._supervisor.communicate("end\n", timeout=_END_SECONDS)
         except subprocess.TimeoutExpired:
             self._supervisor.kill()
             output, _ = self._supervisor.communicate()

@@ -193,7 +193,7 @@ class GpuSharing:
             warn_user(
                 f"{where}: {n_processes} processes on {device} open {n_processes} CUDA contexts, 300 to 700 MB of "
                 "GPU memory each, and take turns on the GPU. One process with more environments is usually faster; "
-                "sharing='auto' lets processes use the GPU at the same time where that is possible.",
+                "sharing='auto' lets processes use the GPU at the same time where that is possible."
             )
 
     @contextlib.contextmanager

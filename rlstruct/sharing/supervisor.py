@@ -39,27 +39,20 @@ def supervise(program: str, folder: Path, parent: int) -> int:
                 break
         by_itself = daemon.poll() is not None
         if not by_itself:
-            _quit(program, daemon, output.fileno())
+            order = f"quit -t {QUIT_SECONDS:.0f}\n".encode()
+            with contextlib.suppress(subprocess.TimeoutExpired):  # then it is killed
+                subprocess.run(
+                    [program], input=order, stdout=output, stderr=output, timeout=QUIT_SECONDS + 1, check=False
+                )
+                daemon.wait(QUIT_SECONDS + 1)
     _kill_children()
+    logs = [folder / "log" / name for name in ("output", "control.log", "server.log")]
+    tails = [log.read_text(errors="replace")[-_TAIL:].strip() for log in logs if log.is_file()]
     with contextlib.suppress(BrokenPipeError):  # the parent is gone
-        sys.stdout.write(last_lines(folder))
+        sys.stdout.write("\n".join(tails).strip())
         sys.stdout.flush()
     shutil.rmtree(folder, ignore_errors=True)
     return int(by_itself)
-
-
-def last_lines(folder: Path) -> str:
-    """Return the last lines of the logs of daemon and server."""
-    logs = [folder / "log" / name for name in ("output", "control.log", "server.log")]
-    return "\n".join(log.read_text(errors="replace")[-_TAIL:].strip() for log in logs if log.is_file()).strip()
-
-
-def _quit(program: str, daemon: "subprocess.Popen[bytes]", output: int) -> None:
-    """Ask the daemon to end, and wait a few seconds."""
-    order = f"quit -t {QUIT_SECONDS:.0f}\n".encode()
-    with contextlib.suppress(subprocess.TimeoutExpired):  # then it is killed
-        subprocess.run([program], input=order, stdout=output, stderr=output, timeout=QUIT_SECONDS + 1, check=False)
-        daemon.wait(QUIT_SECONDS + 1)
 
 
 def _kill_children() -> None:

@@ -16,7 +16,6 @@ PI, TURN = math.pi, 2 * math.pi
 
 @wp.func
 def initial(key: wp.uint64) -> State:
-    """See `Acrobot.initial`."""
     s = State()
     for f in range(4):
         s[f] = (uniform(key, wp.uint64(f + 1)) - 0.5) * 0.2
@@ -52,7 +51,6 @@ def wrap(angle: wp.float32) -> wp.float32:
 
 @wp.func
 def transition(y: State, action: wp.int64, key: wp.uint64):
-    """See `Acrobot.transition`."""
     torque = wp.float32(action - wp.int64(1))
     k1 = derivative(y, torque)
     k2 = derivative(y + k1 * (0.5 * STEP), torque)
@@ -70,7 +68,6 @@ def transition(y: State, action: wp.int64, key: wp.uint64):
 
 @wp.func
 def observe(s: State) -> Frame:
-    """See `Acrobot.observe`."""
     return Frame(wp.cos(s[0]), wp.sin(s[0]), wp.cos(s[1]), wp.sin(s[1]), s[2], s[3])
 
 

@@ -11,7 +11,6 @@ State = wp.types.vector(length=4, dtype=wp.float32)  # x, x_dot, theta, theta_do
 
 @wp.func
 def initial(key: wp.uint64) -> State:
-    """See `CartPole.initial`."""
     s = State()
     for f in range(4):
         s[f] = (uniform(key, wp.uint64(f + 1)) - 0.5) * 0.1
@@ -20,7 +19,6 @@ def initial(key: wp.uint64) -> State:
 
 @wp.func
 def transition(s: State, action: wp.int64, key: wp.uint64):
-    """See `CartPole.transition`."""
     x, x_dot, theta, theta_dot = s[0], s[1], s[2], s[3]
     force = FORCE
     if action == wp.int64(0):
@@ -37,7 +35,6 @@ def transition(s: State, action: wp.int64, key: wp.uint64):
 
 @wp.func
 def observe(s: State) -> State:
-    """See `CartPole.observe`."""
     return s
 
 

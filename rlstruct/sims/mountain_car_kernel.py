@@ -11,13 +11,11 @@ State = wp.types.vector(length=2, dtype=wp.float32)  # x, x_dot
 
 @wp.func
 def initial(key: wp.uint64) -> State:
-    """See `MountainCar.initial`."""
     return State(uniform(key, wp.uint64(0)) * 0.2 - 0.6, wp.float32(0.0))
 
 
 @wp.func
 def transition(s: State, action: wp.int64, key: wp.uint64):
-    """See `MountainCar.transition`."""
     push = wp.float32(action - wp.int64(1)) * FORCE
     speed = wp.clamp(s[1] + push - GRAVITY * wp.cos(3.0 * s[0]), -MAX_SPEED, MAX_SPEED)
     x = wp.clamp(s[0] + speed, MIN_X, MAX_X)
@@ -28,7 +26,6 @@ def transition(s: State, action: wp.int64, key: wp.uint64):
 
 @wp.func
 def observe(s: State) -> State:
-    """See `MountainCar.observe`."""
     return s
 
 

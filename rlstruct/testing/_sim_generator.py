@@ -50,7 +50,6 @@ class SimGenerator(Generator):
         return rebuild_generator(str(self._device), self.get_state())
 
     def __reduce__(self) -> Any:
-        """Pickle and copy as device and state."""
         return rebuild_generator, (str(self._device), self.get_state())
 
 

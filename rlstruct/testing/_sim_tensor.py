@@ -101,7 +101,6 @@ class SimTensor(torch.Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        """Check the devices, run the operation on the CPU tensors inside, and wrap the results."""
         kwargs = kwargs or {}
         if is_composite(func):  # in inference mode nothing has decomposed it yet
             return func.decompose(*args, **kwargs)
@@ -113,14 +112,17 @@ class SimTensor(torch.Tensor):
         met: list[Tensor] = []
         inner_args = unwrap(args, met)
         inner_kwargs = {key: unwrap(value, met) for key, value in kwargs.items()}
-        device = _result_device(func, name, met, args, kwargs)
+        device = next(tensor.device for tensor in met if isinstance(tensor, SimTensor))
+        if name not in _CROSSING and any(tensor.device != device for tensor in met):
+            _check_arguments(func, name, device, args, kwargs)
+        check_generator(name, kwargs.get("generator"), device)
         if name in _PRODUCTS and not (met[0].is_floating_point() or met[0].is_complex()):
             raise NotImplementedError(
                 f"{calling_line()}: torch.{name}: unlike the CPU, CUDA cannot multiply matrices of {met[0].dtype}. Use "
                 "floating-point numbers, or (a.unsqueeze(-1) * b).sum(-2)."
             )
-        if inner_kwargs.get("device") is not None:
-            inner_kwargs["device"] = "cpu"
+        if (wanted := kwargs.get("device")) is not None:
+            device, inner_kwargs["device"] = indexed(torch.device(wanted)), "cpu"
         result = func(*inner_args, **inner_kwargs)
         if schema_of(func).is_mutable:
             _follow_shape(met)
@@ -136,7 +138,6 @@ class SimTensor(torch.Tensor):
         return text + (", requires_grad=True)" if self.requires_grad else ")")
 
     def __format__(self, spec: str) -> str:
-        """Format one number as a number."""
         return format(self._inner, spec) if self.dim() == 0 else object.__format__(self, spec)
 
     def tolist(self) -> Any:
@@ -191,12 +192,10 @@ class SimTensor(torch.Tensor):
     # Being flattenable makes Module.to swap a parameter's contents, so that optimisers and tied weights keep it.
 
     def __tensor_flatten__(self) -> tuple[list[str], torch.device]:
-        """Name the tensor inside."""
         return ["_inner"], self.device
 
     @staticmethod
     def __tensor_unflatten__(inner: dict[str, Tensor], device: torch.device, size: Any, stride: Any) -> SimTensor:
-        """Wrap the tensor inside again."""
         return SimTensor(inner["_inner"], device)
 
 
@@ -213,16 +212,6 @@ def unwrap(value: Any, met: list[Tensor]) -> Any:
     if isinstance(value, (list, tuple)):
         return type(value)([unwrap(item, met) for item in value])
     return value
-
-
-def _result_device(func: Any, name: str, met: list[Tensor], args: Any, kwargs: Any) -> torch.device:
-    """Return the device of the results; raise if the arguments are on devices that must not meet."""
-    device = next(tensor.device for tensor in met if isinstance(tensor, SimTensor))
-    if name not in _CROSSING and any(tensor.device != device for tensor in met):
-        _check_arguments(func, name, device, args, kwargs)
-    check_generator(name, kwargs.get("generator"), device)
-    wanted = kwargs.get("device")
-    return device if wanted is None else indexed(torch.device(wanted))
 
 
 def _check_arguments(func: Any, name: str, device: torch.device, args: Any, kwargs: Any) -> None:

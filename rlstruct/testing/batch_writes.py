@@ -77,18 +77,14 @@ class _WriteGuard(Watching):  # type: ignore[no-untyped-call]  # torch gives its
             with self:
                 return func.decompose(*args, **kwargs)
         for tensor in written_tensors(func, args, kwargs):
-            if keys := self._keys_at(tensor):
+            first, last = _bytes_of(tensor)
+            device = tensor.device
+            if keys := [name for name, at, low, high in self._ranges if at == device and first < high and low < last]:
                 raise BatchWriteError(
                     f"{calling_line()}: {func.overloadpacket.__name__} writes to {_listed(keys)} of the batch, which "
                     f"is read-only. {_FIX}"
                 )
         return func(*args, **kwargs)
-
-    def _keys_at(self, tensor: Tensor) -> list[str]:
-        first, last = _bytes_of(tensor)
-        return [
-            name for name, device, low, high in self._ranges if device == tensor.device and first < high and low < last
-        ]
 
 
 def tensor_arguments(func: Any, args: Any, kwargs: Any) -> Iterator[tuple[str, str, Tensor, bool]]:

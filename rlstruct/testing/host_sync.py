@@ -32,23 +32,14 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from traceback import walk_stack, walk_tb
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from rlstruct.engine.host_syncs import (
-    CROSS,
-    NUMBER,
-    SHAPE,
-    describe_wait,
-    guards,
-    intended,
-    is_accelerator,
-    set_guards,
-)
+from rlstruct.engine.host_syncs import CROSS, NUMBER, SHAPE, describe_wait, guards, intended, is_accelerator, set_guards
 from rlstruct.engine.torch_private import Watching, is_composite
 from rlstruct.errors import Explained
 
@@ -218,11 +209,7 @@ def calling_line(trace: TracebackType | None = None) -> str:
     """Return file and line of the innermost frame outside of torch and these tools."""
     stack = walk_stack(sys._getframe()) if trace is None else reversed(list(walk_tb(trace)))
     for frame, line in stack:
-        if not _is_ours(frame):
-            return f"{frame.f_code.co_filename}:{line}"
+        name = frame.f_code.co_filename
+        if name not in (__file__, contextlib.__file__) and not name.startswith((_TORCH_FOLDER, *_TOOLS)):
+            return f"{name}:{line}"
     return "in autograd's thread"
-
-
-def _is_ours(frame: FrameType) -> bool:
-    name = frame.f_code.co_filename
-    return name in (__file__, contextlib.__file__) or name.startswith((_TORCH_FOLDER, *_TOOLS))

@@ -128,9 +128,8 @@ class Board:
     opcodes: wp.array(dtype=int)  # [256]
     outer: wp.array(dtype=Periphery)  # [B]
     ram: wp.array2d(dtype=wp.uint8)  # [B, 256]: 128 of the RIOT, 128 of the cartridge
-    screen: wp.array(
-        dtype=wp.uint32
-    )  # two pictures for each console, which frames draw in turn, four pixels in a number
+    # Two pictures for each console, which frames draw in turn, four pixels in a number.
+    screen: wp.array(dtype=wp.uint32)
     picture: int  # numbers in a picture: lines * 40
     mapper: int  # see `cartridge`
     draw: int  # 0: only find collisions

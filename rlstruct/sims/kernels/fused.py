@@ -185,9 +185,8 @@ def _pack(layers: Layers) -> Tensor:
     packed, width = [], layers[0][0].shape[0]
     for number, (weight, bias) in enumerate(layers):
         rows = torch.cat([bias.unsqueeze(1), weight], dim=1)  # [outputs, 1 + inputs]
-        missing_inputs = (
-            -width % 4 if number else 0
-        )  # a hidden layer is padded to a multiple of 4, and so are the next one's inputs
+        # A hidden layer is padded to a multiple of 4, and so are the next one's inputs.
+        missing_inputs = -width % 4 if number else 0
         rows = nn.functional.pad(rows, (0, missing_inputs, 0, -rows.shape[0] % 4))
         packed.append(rows.view(-1, 4, rows.shape[1]).transpose(1, 2).reshape(-1, 4))
     return torch.cat(packed)
