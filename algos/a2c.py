@@ -182,11 +182,7 @@ class A2CLearner(GradientLearner):
     def gradient_steps(self, batch: Trajectories) -> dict[str, Tensor]:
         """Take ``n_updates * n_minibatches`` gradient steps, or ``n_updates`` on a window's minibatch.
 
-        Args:
-            batch: the next steps of every environment, on the learner's device.  [B, T]
-
-        Returns:
-            Detached means over these steps: the terms of `losses`, and the ``gradient_norm``.  [] each
+        Returns the means over these steps of the terms of `losses` and of ``gradient_norm``.  [] each
         """
         n_minibatches = self.config.n_minibatches if self.config.window is None else 1
         minibatches = _minibatches(batch, n_minibatches)

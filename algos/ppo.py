@@ -134,9 +134,6 @@ class PPOLearner(GradientLearner):
     def gradient_steps(self, batch: Trajectories) -> dict[str, Tensor]:
         """Take ``n_epochs * n_minibatches`` gradient steps; skipped ones count in ``policy_version``, too.
 
-        Args:
-            batch: the next steps of every environment, on the learner's device.  [B, T]
-
         Returns:
             Detached numbers: the means of the terms of `losses` and of ``gradient_norm`` over these steps, and the
             numbers of `prepare`; with a target_kl also ``skipped``, the share of steps that were not taken.  [] each

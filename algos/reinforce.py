@@ -92,15 +92,9 @@ class ReinforceLearner(GradientLearner):
     config: ReinforceConfig
 
     def update(self, trajectories: Trajectories, fraction_done: float) -> dict[str, Tensor]:
-        """Take one gradient step.
+        """Take one gradient step; see `GradientLearner.update`.
 
-        Args:
-            trajectories: collected with the current weights, on any device.  [B, T]
-            fraction_done: see `GradientLearner.update`.
-
-        Returns:
-            Detached numbers on the learner's device: the terms of `losses`, the mean ``return`` and ``length`` of the
-            rows.  [] each
+        Returns the terms of `losses`, and the mean ``return`` and ``length`` of the rows.  [] each
         """
         terms = super().update(trajectories, fraction_done)
         steps = trajectories.to(self.device).trajectories

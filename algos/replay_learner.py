@@ -117,15 +117,9 @@ class ReplayLearner(GradientLearner):
         self._networks = dict(networks or {})
 
     def update(self, trajectories: Trajectories, fraction_done: float) -> dict[str, Tensor]:
-        """Add a batch to the replay buffer, and take ``n_updates`` gradient steps.
+        """Add a batch to the replay buffer, and take ``n_updates`` gradient steps; see `GradientLearner.update`.
 
-        Args:
-            trajectories: the next steps of every environment, on any device.  [B, T]
-            fraction_done: see `GradientLearner.update`.
-
-        Returns:
-            Means of the results of `learn` over the gradient steps, detached, on the learner's device; empty while the
-            buffer fills.  [] each
+        Returns the means of the results of `learn` over these steps; empty while the buffer fills.  [] each
         """
         self.buffer.extend(trajectories.to(self.buffer.device))
         if self.fills(fraction_done):

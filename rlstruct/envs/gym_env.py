@@ -75,9 +75,6 @@ class GymEnv(RowsEnv):
             env_info: passed to environment j as ``reset(options={key: value of row j})``, now and whenever it resets
                 itself: Python numbers for 0-dimensional rows, numpy arrays otherwise. Empty or None for no options.
 
-        Returns:
-            ``(observation, running)``, [B] each.
-
         Raises:
             TypeError: an environment uses the old gym API.
             ShapeMismatchError: ``env_info`` does not have B rows, or a frame does not fit its space.
@@ -95,13 +92,11 @@ class GymEnv(RowsEnv):
     def step_into(
         self, action: DictTensor, before: ObservationBuffer, out: ObservationBuffer, final: ObservationBuffer | None
     ) -> Ended | None:
-        """Take one step in every environment that runs; see `VecEnv.step`.
+        """Take one step in every environment that runs; see `VecEnv.step` and `rlstruct.in_place.StepsInto`.
 
         Raises:
-            ShapeMismatchError: the action lacks a key or has another shape or dtype than the action space, or an
-                environment returned an invalid reward, end or frame.
-            TypeError: the action is not a DictTensor, or an environment uses the old gym API.
-            RuntimeError: called before `reset`, or for 1,000 steps after every episode has ended.
+            ShapeMismatchError: as in `RowsEnv.step_into`, or an environment returned an invalid reward, end or frame.
+            TypeError: as there, or an environment uses the old gym API.
         """
         ended = self._step_envs(self._actions.elements(self._columns(action, out)), out)
         if self.auto_reset:

@@ -88,9 +88,6 @@ class GymVectorEnv(RowsEnv):
                 AsyncVectorEnv, row j gets ``{key: value of row j}``, as in `GymEnv`. Other vector environments get one
                 dict for all rows: a value that is equal in all rows once, differing values as an array of B rows.
 
-        Returns:
-            ``(observation, running)``, [B] each.
-
         Raises:
             ShapeMismatchError: ``env_info`` does not have B rows, or ``vec`` does not return what its space declares.
             DeviceMismatchError: ``env_info`` is not on the CPU.
@@ -111,13 +108,7 @@ class GymVectorEnv(RowsEnv):
     def step_into(
         self, action: DictTensor, before: ObservationBuffer, out: ObservationBuffer, final: ObservationBuffer | None
     ) -> Ended | None:
-        """Take one step in every environment that runs; see `VecEnv.step`.
-
-        Raises:
-            TypeError: the action is no DictTensor.
-            ShapeMismatchError: the action lacks a key or has another shape or dtype than the action space.
-            RuntimeError: called before `reset`, or for 1,000 steps after every episode has ended.
-        """
+        """Take one step in every environment that runs; see `RowsEnv.step_into`."""
         columns = self._columns(action, out)
         try:
             with operation("simulator"):

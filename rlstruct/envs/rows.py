@@ -110,7 +110,13 @@ class RowsEnv(VecEnv):
     def step_into(
         self, action: DictTensor, before: ObservationBuffer, out: ObservationBuffer, final: ObservationBuffer | None
     ) -> Ended | None:
-        """Take one step and write the observations into buffers; see `rlstruct.in_place.StepsInto`."""
+        """Take one step and write the observations into buffers; see `rlstruct.in_place.StepsInto`.
+
+        Raises:
+            TypeError: the action is not a DictTensor.
+            ShapeMismatchError: the action lacks a key or has another shape or dtype than the action space.
+            RuntimeError: called before `reset`, or for 1,000 steps after every episode has ended.
+        """
 
     def _begin(self) -> ObservationBuffer:
         """Return a buffer for the first observation; the caller writes the frames."""
