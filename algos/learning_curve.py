@@ -41,40 +41,49 @@ def in_order(rows: Iterable[Line]) -> list[Line]:
     return sorted(rows, key=itemgetter("env_steps"))
 
 
-def draw_panels(panels: Mapping[str, Mapping[str, Sequence[Curve]]], path: Path, *, metric: str) -> None:
-    """Draw one panel below the other, each with its own axes.
+def draw_panels(
+    panels: Mapping[str, Mapping[str, Sequence[Curve]]], path: Path, *, metric: str, columns: int = 1
+) -> None:
+    """Draw one panel below the other, or a grid of small ones, each with its own axes.
 
     Args:
         panels: by title, such as the environment: the curves of each setting's trainings, by label. Each curve is a
             thin line, with the mean over the steps that all of them cover, and a band from the lowest to the highest.
-            The legend is inside a single panel with few labels, and otherwise next to the panels.
+            The legend is inside a single panel with few labels, or a small one, and otherwise next to the panels.
         path: file of the picture; its suffix selects the format.
         metric: name of the values.
+        columns: number of columns; more than one makes the panels small.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # imported here: it takes half a second
     from matplotlib.figure import Figure
     from matplotlib.ticker import EngFormatter
 
-    outside = len(panels) > 1 or any(len(groups) > _INSIDE for groups in panels.values())
+    columns, small = min(columns, len(panels)), columns > 1
+    outside = not small and (len(panels) > 1 or any(len(groups) > _INSIDE for groups in panels.values()))
     lines = [sum(2 + len(label) // _LETTERS for label in groups) for groups in panels.values()]
     heights = [max(4.5 if len(panels) == 1 else 3.2, 0.16 * n) for n in lines]
-    figure = Figure(figsize=(10.5 if outside else 7.5, sum(heights)), dpi=150, layout="constrained")
+    if small:
+        heights = [2.7] * -(-len(panels) // columns)
+    width = 4.0 * columns if small else 10.5 if outside else 7.5
+    figure = Figure(figsize=(width, sum(heights)), dpi=110 if small else 150, layout="constrained")
     FigureCanvasAgg(figure)  # no pyplot: no global state, no display
-    everything = figure.subplots(len(panels), 1, squeeze=False, height_ratios=heights)[:, 0]
-    for axes, (title, groups) in zip(everything, panels.items(), strict=True):
+    everything = figure.subplots(len(heights), columns, squeeze=False, height_ratios=heights).flatten()
+    for axes in everything[len(panels) :]:
+        axes.remove()
+    for axes, (title, groups) in zip(everything, panels.items(), strict=False):
         for i, (label, curves) in enumerate(groups.items()):
             line = _LINES[i // len(_COLOURS) % len(_LINES)]
             _draw(axes, textwrap.fill(label, _LETTERS), curves, _COLOURS[i % len(_COLOURS)], line)
         if groups:
             where: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1.01, 1.0)} if outside else {"loc": "best"}
-            axes.legend(frameon=False, fontsize=8 if outside else 9, borderaxespad=0.5, **where)
-        axes.set_title(title, loc="left", fontsize=11)
+            axes.legend(frameon=False, fontsize=7 if small else 8 if outside else 9, borderaxespad=0.5, **where)
+        axes.set_title(textwrap.fill(title, _LETTERS) if small else title, loc="left", fontsize=9 if small else 11)
         axes.set_ylabel(metric)
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
         axes.margins(x=0.01)
         axes.grid(alpha=0.25, linewidth=0.6)
         axes.spines[["top", "right"]].set_visible(False)
-    everything[-1].set_xlabel("environment steps")
+    figure.supxlabel("environment steps", fontsize=10)
     figure.savefig(path)
 
 

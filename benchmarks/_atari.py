@@ -243,17 +243,6 @@ def starts_table(rows: Sequence[Row]) -> list[str]:
     return table(head + "94 frames of a beginning, over a step with a restart", body, 0)
 
 
-def draw_starts(rows: Sequence[Row], figure: Any) -> None:  # noqa: ANN401
-    """Draw the three ratios over the number of games."""
-    found = list(zip(*_starts(rows), strict=True))
-    axes = figure.subplots()
-    labels = ("speed later / in lockstep", "time with restarts / without", "beginning played / step with restart")
-    for values, label in zip(found[1:], labels, strict=True):
-        axes.loglog(found[0], values, marker="o", label=label)
-    axes.set_xlabel("games")
-    axes.legend(fontsize=8)
-
-
 def layout_rung(name: str, n: int, device: torch.device, threads: int, apart: int, interleaved: bool) -> Rung:
     """Return frames with some threads in a block, a console on every so many of them, and its memory in one piece."""
     from rlstruct.sims.atari import machine, open_ale, open_consoles
@@ -289,14 +278,3 @@ def measure_layout(run: Ladder, sizes: Sizes) -> None:
             for threads, apart, mixed in shapes
         ]  # fmt: skip
         run.rate("atari_layout", rungs, **where)
-
-
-def draw_layout(rows: Sequence[Row], figure: Any) -> None:  # noqa: ANN401
-    """Draw the speed of each layout as a bar."""
-    measured = [row for row in rows if "steps_per_second" in row]
-    figure.set_size_inches(7, 1 + 0.2 * len(measured))
-    axes = figure.subplots()
-    axes.barh([f"{row['N']:,}: {row['rung']}" for row in measured],
-              [SKIP * row["steps_per_second"] for row in measured])  # fmt: skip
-    axes.tick_params(labelsize=7)
-    axes.set_xlabel("frames per second")

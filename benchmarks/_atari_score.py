@@ -106,20 +106,3 @@ def score_table(rows: Sequence[Row]) -> list[str]:
                      f"{first:.1f} to {last:.1f}", f"{target:g}: {when}"])  # fmt: skip
     head = "game | A2C with | games | frames | seconds of learning | frames/s | updates/s | return | target reached"
     return table(head, body, 2)
-
-
-def draw_score(rows: Sequence[Row], figure: Any) -> None:  # noqa: ANN401 - of matplotlib
-    """Draw returns over frames above, over seconds below, a column for each game."""
-    games = list(dict.fromkeys(row["game"] for row in rows))
-    figure.set_size_inches(4.5 * len(games), 6)
-    grid = figure.subplots(2, len(games), squeeze=False)
-    for row in (row for row in rows if "curve" in row):
-        frames, seconds, returns = zip(*row["curve"], strict=True)
-        for axes, at, unit in zip(
-            grid[:, games.index(row["game"])], (frames, seconds), ("frames", "seconds of learning"), strict=True
-        ):
-            axes.plot(at, returns, marker="o", markersize=3, label=row["way"])
-            axes.set_title(row["game"], fontsize=9)
-            axes.set_xlabel(unit)
-            axes.set_ylabel("return")
-    grid[0][0].legend(fontsize=8)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import _gpu_rungs
 import torch
 from _gpu_rungs import MakeRung, Rung, synchronize
-from _report import Row, ratio, table
+from _report import Row, table
 
 from rlstruct.sims import cart_pole as game
 
@@ -176,23 +176,6 @@ def compilers_table(rows: Sequence[Row]) -> list[str]:
     left_out = list(dict.fromkeys(f"{row['rung']}: {row['left_out']}." for row in why))
     head = "million steps per second | " + " | ".join(f"{n:,} environments" for n in sizes)
     return [*table(head, lines), "", *left_out]
-
-
-def summarise(run: Ladder) -> None:
-    """Add the ratios that the paper names."""
-    measured = {row["part"] for row in run.rows if "steps_per_second" in row}
-    ratios: list[tuple[str, float | None, float | None]] = []
-    for one in gains(run.rows) if "fusion" in measured else ():
-        ratios.append((f"fusion at {one['N']} environments, {one['W']} extra floats", one["fused"], None))
-        ratios.append((f"both over the product, {one['W']} extra floats", one["both"] / one["product"], 0.5))
-    if "compilers" in measured:
-        for n in sorted({row["N"] for row in run.rows if row["part"] == "compilers" and "N" in row}):
-            eager, compiled, numpy = (
-                run.best("compilers", rung=name, N=n) for name in ("torch eager", "torch.compile", "numpy-vectorised")
-            )
-            ratios.append((f"compiled over eager, {n}", ratio(compiled, eager), None))
-            ratios.append((f"eager over numpy, {n}", ratio(eager, numpy), None))
-    run.summarise(ratios)
 
 
 def draw_fusion(rows: Sequence[Row], figure: Any) -> None:  # noqa: ANN401 - of matplotlib, here and below

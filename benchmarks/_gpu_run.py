@@ -250,7 +250,7 @@ def begin(kind: type[R], options: argparse.Namespace) -> R:
     return run
 
 
-def measure(run: R, parts: Mapping[str, Callable[[R], None]], summary: Callable[[R], None]) -> None:
+def measure(run: R, parts: Mapping[str, Callable[[R], None]], summary: Callable[[R], None] = lambda run: None) -> None:
     """Take parts in order; the run may be cut, so the file has a summary after each of them."""
     for number, (name, part) in enumerate(parts.items(), 1):
         with run.caught(part=name):

@@ -6,14 +6,12 @@ import json
 import statistics
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import get_context
 from operator import itemgetter
-from pathlib import Path
-from textwrap import fill
 from typing import Any
 
 import _report
@@ -21,7 +19,7 @@ import torch
 from _report import Row
 
 from rlstruct.algos.evaluation import TrainingResult
-from rlstruct.algos.learning_curve import Curve, together
+from rlstruct.algos.learning_curve import Curve
 
 
 @dataclass(frozen=True)
@@ -45,10 +43,10 @@ class Task:
 
 
 def run_task(name: str, task: Task, seeds: Sequence[int], settings: dict[str, Any], jobs: int = 1) -> None:
-    """Train with each seed, print a table of all, and write it as JSON and as a picture, anew after every seed.
+    """Train with each seed, print a table of all, and write it as JSON, anew after every seed.
 
-    Seeds that were run before with the same commit stay in the file and in the picture. ``settings`` replace those of
-    the task; ``jobs`` seeds are trained side by side, each in a process of one thread.
+    Seeds that were run before with the same commit stay in the file. ``settings`` replace those of the task; ``jobs``
+    seeds are trained side by side, each in a process of one thread.
     """
     print(f"{name}: {task.about}; settings chosen with seeds {', '.join(map(str, task.tuned_on)) or 'none'}.\n")
     print(f"| seed | environment steps to {task.asked()} | final return | last five | environment steps | seconds |")
@@ -67,8 +65,7 @@ def run_task(name: str, task: Task, seeds: Sequence[int], settings: dict[str, An
                 )
             rows = sorted({one["seed"]: one for one in (*_report.written(name), row)}.values(), key=itemgetter("seed"))
             path = _report.write(name, rows)
-            draw({task.about: ({"": rows}, task.target)}, path.with_suffix(".png"))
-    print(f"\nMachine: {_report.machine()}\nWritten: {path} and a picture of the same name.")
+    print(f"\nMachine: {_report.machine()}\nWritten: {path}")
 
 
 def run_peer(name: str, task: Task, seeds: Sequence[int], command: Sequence[object], words: Sequence[object]) -> None:
@@ -85,44 +82,9 @@ def run_peer(name: str, task: Task, seeds: Sequence[int], command: Sequence[obje
     _report.write(f"{name}_{command[-1]}", rows)
 
 
-def draw(panels: Mapping[str, tuple[Mapping[str, Sequence[Row]], float | None]], path: Path) -> None:
-    """Draw the evaluations of all seeds into a PNG file: thin lines, their mean, and a band from lowest to highest.
-
-    A panel has a title, rows as `run_task` writes them for each label, and a line at a return.
-    """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import EngFormatter
-
-    columns = min(len(panels), 3)
-    lines = -(-len(panels) // columns)
-    size = (6.0, 3.6) if columns == 1 else (4.0 * columns, 2.7 * lines)
-    figure = Figure(figsize=size, dpi=110, layout="constrained")
-    FigureCanvasAgg(figure)
-    grid = figure.subplots(lines, columns, squeeze=False).flatten()
-    for axes in grid[len(panels) :]:
-        axes.remove()
-    for axes, (title, (groups, target)) in zip(grid, panels.items(), strict=False):
-        for (label, rows), colour in zip(groups.items(), ("#1f5fa8", "#d9722e", "#2f9e62", "#a23b72"), strict=False):
-            curves = [Curve(*zip(*evaluations_of(row), strict=True)) for row in rows]
-            for curve in curves:
-                axes.plot(curve.steps, curve.values, color=colour, linewidth=0.6, alpha=0.5)
-            steps, values = together(curves)
-            axes.fill_between(steps, values.min(axis=0), values.max(axis=0), color=colour, alpha=0.15, linewidth=0)
-            axes.plot(steps, values.mean(axis=0), color=colour, linewidth=2, label=label)
-        if target is not None:
-            axes.axhline(target, color="#9aa5b1", linestyle="--", linewidth=1)
-        if len(groups) > 1:
-            axes.legend(frameon=False, fontsize=8)
-        n_seeds = f"{len(rows)} seed{'s' * (len(rows) > 1)}"
-        axes.set_title(fill(f"{title}, {n_seeds}", 50), loc="left", fontsize=9)
-        axes.set_ylabel("return", fontsize=8)
-        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-        axes.tick_params(labelsize=8)
-        axes.grid(alpha=0.25, linewidth=0.6)
-        axes.spines[["top", "right"]].set_visible(False)
-    figure.supxlabel("environment steps", fontsize=9)
-    figure.savefig(path)
+def curves_of(rows: Sequence[Row]) -> list[Curve]:
+    """Return the evaluations of each training."""
+    return [Curve(*zip(*evaluations_of(row), strict=True)) for row in rows]
 
 
 def last_five(row: Row) -> float:

@@ -5,7 +5,6 @@ Run a benchmark as ``python benchmarks/<name>.py``: then Python finds this modul
 
 from __future__ import annotations
 
-import importlib
 import json
 import math
 import os
@@ -119,17 +118,6 @@ def _git(*arguments: str) -> str:
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return ""
-
-
-def pyplot() -> Any:  # noqa: ANN401 - a module without types
-    """Return what draws into files; None, and a line about it, where matplotlib is missing."""
-    try:
-        import matplotlib as mpl
-    except ImportError:
-        print("no picture: matplotlib is not installed (extra train)")
-        return None
-    mpl.use("Agg")
-    return importlib.import_module("matplotlib.pyplot")
 
 
 def ratio(a: float | None, b: float | None) -> float | None:

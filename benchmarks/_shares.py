@@ -42,7 +42,6 @@ HIDDEN = (256, 128, 64)  # of most tasks of the paper
 T = 32
 N_WARM = 2  # batches before the clock starts: graphs are recorded in them
 ROUNDS = 5
-PAPER = {"serving": {"Isaac Gym's serving": 2.08}, "training": {"NCCL": 1.69, "Horovod": 1.72}}
 Rate = Callable[[float], float]  # collects or trains for so many seconds, and returns steps per second
 
 
@@ -209,27 +208,6 @@ def tabulate(kind: str, rows: Sequence[Row]) -> list[str]:
     head = "processes | sharing | environments of each | steps per second | times one at its best | NVML | GPU busy"
     why = {(row["sharing"], row["left_out"]): None for row in own if "left_out" in row and "sharing" in row}
     return [*table(head, lines, 2), "", *(f"{sharing}: {said}." for sharing, said in why)]
-
-
-def draw(kind: str, rows: Sequence[Row], figure: Any) -> None:  # noqa: ANN401 - of matplotlib
-    """Draw the best of each number of processes over one process at its best, a line for each way to share."""
-    axes = figure.subplots()
-    measured = [row for row in rows if row["part"] == kind and row.get("ratio")]
-    for sharing, label in zip(MODES, ("in turns", "MPS", "MIG"), strict=True):
-        best: dict[int, float] = {1: 1.0}
-        for row in measured:
-            if row["sharing"] == sharing:
-                best[row["m"]] = max(row["ratio"], best.get(row["m"], 0.0))
-        if len(best) > 1:
-            axes.plot(*zip(*sorted(best.items()), strict=True), marker="o", label=label)
-    for (name, ratio), side in zip(PAPER[kind].items(), ("top", "bottom"), strict=False):
-        axes.axhline(ratio, linestyle=":", color="grey")
-        axes.annotate(f"GMI-DRL over {name}, 8 A100", (1, ratio), va=side, fontsize=8)
-    axes.set_xticks(sorted({1, *(row["m"] for row in measured)}))
-    axes.set_ylim(0, 1.1 * axes.get_ylim()[1])
-    axes.set_xlabel("processes")
-    axes.set_ylabel("steps per second, over one process at its best")
-    axes.legend()
 
 
 if __name__ == "__main__":

@@ -4,13 +4,15 @@
     python benchmarks/experiments.py --parts fusion --resume   some; goes on where a run with the same commit was cut
     python benchmarks/experiments.py --quick --out DIR         a look whether they run
 
-Each prints its table, draws one figure, and writes rows into ``results/experiments-DEVICE-COMMIT.json`` as they come.
-A complete run replaces older results of the same experiment; ``python benchmarks/tables.py`` then writes it into its
-page, which shows the figure. Timings are medians of interleaved repeats after a warm-up, compilation left out.
+Each prints its table, draws the figure of its page, if it has one, and writes rows as they come into
+``results/experiments-DEVICE-COMMIT.json``. A complete run replaces older results of the same experiment; ``python
+benchmarks/tables.py`` then writes it into its page. Timings are medians of interleaved repeats after a warm-up,
+compilation left out.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -39,7 +41,7 @@ class Experiment:
     sizes: Mapping[str, Sizes]  # for ``cpu``, ``cuda`` and ``quick``, by the name of what is varied
     measure: Callable[[_gpu_run.Ladder, Sizes], None]  # adds rows whose part is the experiment's name
     table: Callable[[Sequence[_report.Row]], list[str]]  # of its rows, as lines of markdown
-    draw: Callable[[Sequence[_report.Row], Any], None]  # its rows into a figure of matplotlib
+    draw: Callable[[Sequence[_report.Row], Any], None] | None = None  # its rows into a figure of matplotlib
 
 
 _STEPS = (1, 4, 16, 64, 256)
@@ -88,14 +90,14 @@ EXPERIMENTS = {
                 "Pong", steps=480, n_envs=20, on_cpu=2, limit=8, evaluations=1, episodes=2, seconds=60
             ),
         },
-        _atari_score.measure_score, _atari_score.score_table, _atari_score.draw_score,
+        _atari_score.measure_score, _atari_score.score_table,
     ),
     "atari_starts": _CULE(
         {
             "cpu": {"N": (64,), "later": (100,)}, "cuda": {"N": (512, 4096, 32768), "later": (250,)},
             "quick": {"N": (2,), "later": (2,)},
         },
-        _atari.measure_starts, _atari.starts_table, _atari.draw_starts,
+        _atari.measure_starts, _atari.starts_table,
     ),
     "atari_layout": Experiment(
         "Atari consoles of ours: the numbers in rlstruct/sims/atari/machine.py", "docs/coming_from_cule.md",
@@ -104,7 +106,7 @@ EXPERIMENTS = {
             "cuda": {"N": (32768, 4096), "threads": (32, 64, 128, 256), "apart": (1, 2, 4, 8, 32)},
             "quick": {"N": (2,), "threads": (32,), "apart": (1,)},
         },
-        _atari.measure_layout, _atari.atari_table, _atari.draw_layout,
+        _atari.measure_layout, _atari.atari_table,
     ),
     "survey": Experiment(
         "RL-Scope (Gleeson et al., MLSys 2021)", "docs/profiling.md",
@@ -120,7 +122,7 @@ EXPERIMENTS = {
                 "cpu": {"m": (2,), "N": few}, "cuda": {"m": (4, 10, 2, 7), "N": (1 << 14, 1 << 16, 4096)},
                 "quick": {"m": (2,), "N": (8,)},
             },
-            *(partial(take, kind) for take in (_shares.measure, _shares.tabulate, _shares.draw)),
+            partial(_shares.measure, kind), partial(_shares.tabulate, kind),
         )
         for kind, few in (("serving", (64, 512, 4096)), ("training", (16, 64)))  # an update takes longer than a batch
     },
@@ -134,7 +136,7 @@ class Run(_gpu_run.Ladder):
 
 
 def measure(name: str, run: Run) -> None:
-    """Take one experiment: rows, table and figure."""
+    """Take one experiment: rows, table, and figure if its page has one."""
     one = EXPERIMENTS[name]
     print(f"\n## {name}: {one.system}, {one.page}\n", flush=True)
     one.measure(run, one.sizes["quick" if run.quick else run.device.type])
@@ -142,13 +144,14 @@ def measure(name: str, run: Run) -> None:
     if not any("left_out" not in row for row in own):
         return
     print("\n".join(one.table(own)), flush=True)
-    if (pyplot := _report.pyplot()) is not None:
-        figure = pyplot.figure(layout="constrained")
+    if one.draw is not None and importlib.util.find_spec("matplotlib") is not None:
+        from matplotlib.figure import Figure
+
+        figure = Figure(layout="constrained")
         one.draw(own, figure)
         shown = run.device.type == "cpu" and run.path.parent == RESULTS
         path = DOCS / f"{name}.png" if shown else run.path.with_name(f"{run.path.stem}-{name}.png")
         figure.savefig(path, dpi=120)
-        pyplot.close(figure)
         print(f"Drawn: {path}")
 
 
@@ -161,11 +164,10 @@ def forget_older(run: Run, names: Sequence[str]) -> None:
     """Remove older results of experiments that this run has completed on the same device."""
     cut = {row["part"] for row in run.rows if row.get("left_out") == _gpu_run.NO_TIME}
     ending = run.path.stem.rpartition("-")[2]
-    summary = {row["part"] for row in run.rows} & {"summary"}  # of some experiments
     for name, path in product(set(names) - cut, run.path.parent.glob(run.path.name.replace(ending, "*"))):
         if path != run.path:
             found = json.loads(path.read_text())
-            found["rows"] = [row for row in found["rows"] if row["part"] not in {name} | summary]
+            found["rows"] = [row for row in found["rows"] if row["part"] != name]
             path.write_text(json.dumps(found, indent=1) + "\n")
             if not found["rows"]:
                 path.unlink()
@@ -184,7 +186,7 @@ def main() -> None:
     parts = {name: partial(measure, name) for name in EXPERIMENTS}
     options = _gpu_run.parser(__doc__, parts).parse_args()
     run = _gpu_run.begin(Run, options)
-    _gpu_run.measure(run, {name: parts[name] for name in options.parts}, _fusion.summarise)
+    _gpu_run.measure(run, {name: parts[name] for name in options.parts})
     if not options.quick:
         forget_older(run, options.parts)
 

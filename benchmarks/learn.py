@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -34,28 +35,22 @@ def setting(words: str) -> tuple[str, Any]:
 
 def draw_pages() -> None:
     """Draw the pictures of README.md and docs/algorithms/, every seed of each training, from the stored results."""
-    from tables import CONFIGS, GAME, load
+    from tables import GAME, load
 
-    rows = load("reinforce_cartpole")[0]
-    curves = [Curve(*zip(*_learning.evaluations_of(row), strict=True)) for row in rows]
-    draw_panels({"REINFORCE on CartPole-v1": {"REINFORCE": curves}}, DOCS / "learning_curve.png", metric="return")
+    curves = {"REINFORCE": _learning.curves_of(load("reinforce_cartpole")[0])}
+    draw_panels({"REINFORCE on CartPole-v1": curves}, DOCS / "learning_curve.png", metric="return")
     if found := load("connect_four_strength")[0]:
         whole = Curve(*zip(*found[0]["returns"], strict=True))
         picture = DOCS / "algorithms" / "alphazero.png"
         draw_panels({"AlphaZero on Connect Four": {"AlphaZero": [whole]}}, picture, metric="return against UCT-50")
-    plain = {name: task for name, task in TASKS.items() if GAME not in name and load(name)[0]}
-    pages = {
-        kind: {task.about: ({"": load(name)[0]}, task.target) for name, task in plain.items() if name.startswith(kind)}
-        for kind in CONFIGS
-    }
-    games = dict.fromkeys(name.partition(GAME)[2] for name in TASKS if GAME in name)
-    pages["minatar"] = {
-        game: ({kind.upper(): found for kind in CONFIGS if (found := load(f"{kind}{GAME}{game}")[0])}, None)
-        for game in games
-    }
+    pages: dict[str, dict[str, dict[str, Any]]] = defaultdict(lambda: defaultdict(dict))
+    for name, task in TASKS.items():
+        if rows := load(name)[0]:
+            kind, _, game = name.partition(GAME)
+            page, title = ("minatar", game) if game else (kind.partition("_")[0], task.about)
+            pages[page][title][kind.partition("_")[0].upper()] = _learning.curves_of(rows)
     for name, panels in pages.items():
-        if drawn := {title: panel for title, panel in panels.items() if panel[0]}:
-            _learning.draw(drawn, DOCS / "algorithms" / f"{name}.png")
+        draw_panels(panels, DOCS / "algorithms" / f"{name}.png", metric="return", columns=3)
 
 
 if __name__ == "__main__":

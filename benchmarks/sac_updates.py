@@ -1,7 +1,7 @@
 """Gradient steps of SAC in a second of CPU time: ours, eager and compiled, and stable-baselines3's, in turn.
 
 Run: ``make peers``, then ``python benchmarks/sac_updates.py``. All have one thread, and learn Pendulum-v1 with networks
-of 256-256 units from batches of 256 random steps; ``products`` are the matrix products of ours alone.
+of 256-256 units from batches of 256 random steps.
 """
 
 import argparse
@@ -21,7 +21,6 @@ if __name__ == "__main__":
         Entry("ours", "rlstruct_loops.py", TASK, ("sac",)),
         Entry("compiled", "rlstruct_loops.py", TASK, ("sac_compiled",)),
         Entry("sb3", "collectors.py", TASK, ("sb3_sac",), options.peers),
-        Entry("products", "rlstruct_loops.py", TASK, ("sac_products",)),
     ]
     ours, *others = compete(entries, options.rounds, options.seconds)
     for result in (ours, *others):

@@ -31,7 +31,6 @@ from rlstruct.batchers import RL_Batcher
 from rlstruct.errors import SharingError
 from rlstruct.profiling import profile
 from rlstruct.search import SearchAgent, SearchConfig
-from rlstruct.sharing import no_green_contexts
 from rlstruct.sims import ConnectFour
 
 N_INFERENCES = 500  # for a sample
@@ -171,8 +170,6 @@ def table(run: Run) -> None:
             row = {"part": "table", "processes": 1, "sharing": f"batched{', CUDA graph' * graph}", "games": n_games}
             makers.append((row | {"against": n}, partial(one_process, run, n_games, n_simulations, graph)))
         run.rate(makers)
-    row = {"part": "table", "processes": 1, "sharing": "green contexts"}
-    run.add(**row, left_out=no_green_contexts() or "not used by this benchmark: one process needs no partition")
 
 
 def simulations(run: Run) -> None:

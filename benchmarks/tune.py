@@ -139,15 +139,12 @@ def row(name: str) -> dict[str, Any]:
     best = max(found, key=lambda candidate: statistics.median(found[candidate]))
     rates = found if best == answer.best else side_by_side(task, [answer.best, best], ROUNDS[1])
     print(f"the grid took {time.perf_counter() - start:.0f} s", flush=True)
-    measured = [(probe.projected, probe.measured.memory, probe) for probe in answer.probes if probe.measured]
-    projected, memory, worst = max(measured, key=lambda one: abs(one[0] / one[1] - 1.0))
+    errors = [abs(one.projected / one.measured.memory - 1.0) for one in answer.probes if one.measured]
     ratios = [ours / theirs for ours, theirs in zip(rates[answer.best], rates[best], strict=True)]
     return {
         **{"name": name, "answer": str(answer.best), "best": str(best), "share": statistics.median(ratios)},
-        **{"probes": len(measured), "grid": len(scores), "seconds": answer.seconds, "ratios": ratios},
-        **{"projection": abs(projected / memory - 1.0), "worst_projection": f"{worst.candidate}"},
-        **{"projected_bytes": projected, "measured_bytes": memory},
-        "rates": {str(candidate): statistics.median(values) for candidate, values in rates.items()},
+        **{"probes": len(errors), "grid": len(scores), "seconds": answer.seconds, "ratios": ratios},
+        "projection": max(errors),
     }
 
 

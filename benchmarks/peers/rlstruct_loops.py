@@ -11,7 +11,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from functools import partial
-from itertools import pairwise
 
 import torch
 from _serve import Batches, Task, serve
@@ -85,20 +84,6 @@ def sac(task: Task, **settings: bool) -> Work:
     return learner.learn
 
 
-def sac_products(task: Task) -> Work:
-    """The matrix products of a gradient step of SAC alone."""
-    calls: list[tuple[torch.Tensor, torch.Tensor]] = []
-    # The policy runs twice and learns once; both critics and their targets run three times, learn once, and once pass
-    # the gradient on to the policy's actions.
-    for sizes, n, forward, learnt, passed in (((3, 256, 256, 2), 1, 2, 1, 0), ((4, 256, 256, 1), 2, 3, 1, 1)):
-        for layer, (wide_in, wide_out) in enumerate(pairwise(sizes)):
-            shapes = (256, wide_in), (wide_in, wide_out), (256, wide_out)
-            x, weight, gradient = (torch.randn(n, *shape) for shape in shapes)
-            calls += [(x, weight)] * forward + [(x.mT, gradient)] * learnt
-            calls += [(gradient, weight.mT)] * (passed + learnt * (layer > 0))
-    return lambda: [torch.bmm(*call) for call in calls]
-
-
 def replay(task: Task) -> Work:
     """A replay with gradients."""
     batch, agent = batch_of(task), actor_critic()
@@ -143,7 +128,7 @@ def imports(task: Task) -> Work:
     return lambda: subprocess.run([sys.executable, "-c", code], check=True)
 
 
-PLAIN = simulator, steps, sac, sac_products, replay, dict_tensors, trajectories, imports
+PLAIN = simulator, steps, sac, replay, dict_tensors, trajectories, imports
 LOOPS: dict[str, Callable[[Task], Work]] = {
     **{loop.__name__: loop for loop in PLAIN},
     "sac_compiled": partial(sac, compile_update=True),

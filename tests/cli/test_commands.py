@@ -32,7 +32,7 @@ from gymnasium import spaces
 from rlstruct.algos import ALGORITHMS
 from rlstruct.algos.a2c import A2CConfig
 from rlstruct.algos.evaluation import Evaluation
-from rlstruct.algos.learning_curve import Curve, together
+from rlstruct.algos.learning_curve import Curve, draw_panels, together
 from rlstruct.algos.presets import PRESETS
 from rlstruct.algos.run_folder import RunFolder
 from rlstruct.cli.agents import algorithm_of, choose
@@ -291,6 +291,18 @@ def test_the_evaluation_that_ended_a_training_is_drawn_and_the_final_one_counts(
     steps, values = together([curve, Curve([0, 50], [0.0, 50.0])])
     assert steps.tolist() == [0, 25, 50]
     assert values.tolist() == [[20, 40, 70], [0, 25, 50]]
+
+
+def test_panels_stand_below_each_other_or_in_a_grid(tmp_path: pathlib.Path) -> None:
+    panels = {f"panel {i}": {"PPO": [Curve([0, 10], [0.0, float(i)])]} for i in range(4)}
+    sizes = {}
+    for columns in (1, 3, 5):
+        draw_panels(panels, tmp_path / "panels.png", metric="return", columns=columns)
+        with Image.open(tmp_path / "panels.png") as picture:
+            sizes[columns] = picture.size
+    assert sizes[1][0] < sizes[1][1]  # four panels high
+    assert sizes[3] == (1320, 594)  # two lines of 4.0 x 2.7 inches at 110 dots per inch
+    assert sizes[5] == (1760, 297)
 
 
 def frames_differ(path: pathlib.Path) -> int:
