@@ -4,7 +4,7 @@
 environments. A process answers on its standard output how fast it was, for as long as a line on its input says:
 
     python benchmarks/_shares.py serving N DEVICE
-    python benchmarks/_shares.py training N DEVICE LEARNERS SHARING TIMESTEPS
+    python benchmarks/_shares.py training N DEVICE LEARNERS SHARING
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def serve(n_envs: int, device: str) -> None:
         answer(step, batcher.device)
 
 
-def learn(n_envs: int, device: str, n_learners: int, sharing: Mode, n_timesteps: int) -> None:
+def learn(n_envs: int, device: str, n_learners: int, sharing: Mode) -> None:
     """Train with this process as the first learner; ``n_envs`` is that of each."""
     iterate = TrainingLoop.iterate
 
@@ -94,7 +94,7 @@ def learn(n_envs: int, device: str, n_learners: int, sharing: Mode, n_timesteps:
     TrainingLoop.iterate = answering  # type: ignore[method-assign]
     places: dict[str, Any] = dict.fromkeys(("learner_device", "batcher_device", "evaluation_device"), device)
     config = PPOConfig(
-        n_env_steps=10**15, n_envs=n_envs * n_learners, n_timesteps=n_timesteps, n_processes=0, n_learners=n_learners,
+        n_env_steps=10**15, n_envs=n_envs * n_learners, n_timesteps=T, n_processes=0, n_learners=n_learners,
         sharing=sharing, evaluation_processes=0, evaluation_episodes=1, evaluation_interval=10**15, **places,
     )  # fmt: skip
     train(config, create_model, ActorCriticAgent, create_env)
@@ -102,9 +102,8 @@ def learn(n_envs: int, device: str, n_learners: int, sharing: Mode, n_timesteps:
 
 @contextlib.contextmanager
 def opened(
-    kind: str, m: int, sharing: Mode, n_envs: int, device: torch.device, variables: Mapping[str, str],
-    n_timesteps: int = T,
-) -> Iterator[Rate]:  # fmt: skip
+    kind: str, m: int, sharing: Mode, n_envs: int, device: torch.device, variables: Mapping[str, str]
+) -> Iterator[Rate]:
     """Start m processes that collect, or that learn together, and return what lets all run at once."""
     if sharing != "none" and device.type != "cuda":
         raise SharingError("there is no CUDA device")
@@ -114,7 +113,7 @@ def opened(
     with contextlib.ExitStack() as stack:
         environments: list[dict[str, str]] = [{}]
         if kind == "training":
-            words += [str(m), sharing, str(n_timesteps)]
+            words += [str(m), sharing]
         else:
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", ".* CUDA contexts")  # that is what is measured
@@ -216,4 +215,4 @@ if __name__ == "__main__":
     if kind == "serving":
         serve(int(n_envs), device)
     else:
-        learn(int(n_envs), device, int(more[0]), more[1], int(more[2]))  # type: ignore[arg-type]
+        learn(int(n_envs), device, int(more[0]), more[1])  # type: ignore[arg-type]

@@ -17,13 +17,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from _report import Row, table
 
-from rlstruct.agents import ActorCritic
 from rlstruct.algos import Callback
 from rlstruct.algos.callbacks import TrainingContext
 from rlstruct.algos.presets import PRESETS
 from rlstruct.cli.agents import algorithm_of, prepare, with_stacks
 from rlstruct.cli.environments import Task
-from rlstruct.profiling import Report, operation, phase, profile, read
+from rlstruct.profiling import Report, phase, profile, read
 from rlstruct.profiling.prices import WAIT
 
 if TYPE_CHECKING:
@@ -148,47 +147,6 @@ def train(work: Work, seconds: float, device: torch.device) -> Row:
         }  # fmt: skip
 
 
-def supervised(seconds: float, device: torch.device) -> Row:
-    """Train the network of A2C on CartPole with its batch, from labels in memory: no simulator, no inference."""
-    config, choice, _ = configured(Work("a2c"), device)
-    model: ActorCritic = choice.create_model().to(device)
-    optimiser = torch.optim.Adam(model.parameters(), lr=config.learning_rate)
-    frames = torch.randn(1 << 16, 4, device=device)
-    labels, n = (frames[:, 0] > 0).long(), config.n_envs * config.n_timesteps
-
-    def iterate() -> None:
-        with operation("iteration"):
-            with operation("replay buffer"):
-                rows = torch.randint(len(frames), (n,), device=device)
-                seen, wanted = frames[rows], labels[rows]
-            with operation("loss"):
-                logits, value = model(seen)
-                loss = torch.nn.functional.cross_entropy(logits, wanted) + (value - wanted).square().mean()
-            with operation("backward"):
-                optimiser.zero_grad()
-                loss.backward()
-            with operation("optimiser"):
-                optimiser.step()
-
-    def run() -> tuple[float, int]:
-        begun, count = time.perf_counter(), 0
-        while time.perf_counter() < begun + seconds or count < WARM:
-            iterate()
-            count += 1
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        return time.perf_counter() - begun, count
-
-    run()
-    taken, count = run()
-    with tempfile.TemporaryDirectory() as folder:
-        with profile(folder, window=3600.0), phase("training"):
-            run()
-        found = broken_down(read(folder))
-    rates = {"steps_per_second": n * count / taken, "seconds": taken / count}
-    return {"envs": config.n_envs, "timesteps": config.n_timesteps, **rates, **found}
-
-
 def broken_down(report: Report) -> Row:
     """Return shares of the work of all processes, by kind of operation and by region, and the use of the GPU."""
     rows = [row for one in report.processes for row in one.rows if row.phase == "training" and row.path]
@@ -211,10 +169,8 @@ def broken_down(report: Report) -> Row:
 
 
 def measure_survey(run: Ladder, sizes: Mapping[str, Sequence[int]]) -> None:
-    """Measure each training, and the supervised one."""
+    """Measure each training."""
     seconds = sizes["ms"][0] / 1e3
-    if not run.measured("survey", work="supervised"):
-        run.add(part="survey", work="supervised", **supervised(seconds, run.device))
     every = {
         work.name: work for work in works(cuda=run.device.type == "cuda", workers=sizes["workers"], quick=run.quick)
     }
@@ -260,20 +216,3 @@ def survey_table(rows: Sequence[Row]) -> list[str]:
     )
     why = [f"{row['work']}: {row['left_out']}." for row in rows if "left_out" in row and "work" in row]
     return [*table(head, cells), "", *(f"- {name}: {value:.1f}" for name, value in ratios(rows)), "", *why]
-
-
-def draw_survey(rows: Sequence[Row], figure: Any) -> None:  # noqa: ANN401 - of matplotlib
-    """Draw the shares of each training as a stacked bar."""
-    measured = [row for row in rows if "seconds" in row][::-1]
-    figure.set_size_inches(8.0, 1.2 + 0.3 * len(measured))
-    axes = figure.subplots()
-    left = [0.0] * len(measured)
-    for name, colour in zip(PARTS, ("#2f9e62", "#d9722e", "#1f5fa8", "#9aa5b1"), strict=True):
-        widths = [100 * row[name] for row in measured]
-        axes.barh(range(len(measured)), widths, left=left, color=colour, label=name, edgecolor="white")
-        left = [a + b for a, b in zip(left, widths, strict=True)]
-    axes.set_yticks(range(len(measured)), [row["work"] for row in measured], fontsize=8)
-    axes.set_xlabel("share of the work of all processes, %")
-    axes.set_xlim(0, 100)
-    axes.spines[["top", "right"]].set_visible(False)
-    figure.legend(fontsize=8, loc="outside upper right", ncols=4, frameon=False)

@@ -114,7 +114,7 @@ EXPERIMENTS = {
             "cpu": {"ms": (4_000,), "workers": (0, 2)}, "cuda": {"ms": (1_000,), "workers": (16, 0, 4)},
             "quick": {"ms": (50,), "workers": (0,)},
         },
-        _survey.measure_survey, _survey.survey_table, _survey.draw_survey,
+        _survey.measure_survey, _survey.survey_table,
     ),
     **{
         kind: _GMI(

@@ -1,21 +1,15 @@
-"""Speed of two learners, and of workers on a cluster: ``make peers``, then ``python benchmarks/scale.py``.
+"""Speed of workers on a cluster: ``make peers``, then ``python benchmarks/scale.py``.
 
-``learners``: one PPO in one process and in two, in turns; ``same`` shares the environments of one learner between two,
-``double`` gives each learner as many as the one has, and ``apart`` are two trainings at the same time that exchange
-nothing, the most that this machine has to give. ``collection``: one and two workers, of this machine and of Ray,
-TorchRL's RayCollector and RLlib's env runners, in turns. ``plan``: what a batch costs the learner's process on a
-cluster, from which docs/scaling.md plans a large one. Needs two idle cores and six minutes; what is done is written
-after each part. Where there is a GPU all learners share the first one.
+``collection``: one and two workers, of this machine and of Ray, TorchRL's RayCollector and RLlib's env runners, in
+turns. ``plan``: what a batch costs the learner's process on a cluster, from which docs/scaling.md plans a large one.
+Needs two idle cores and three minutes.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import statistics
-import time
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -23,7 +17,6 @@ import tables
 import torch
 from _contenders import PEERS_PYTHON, Entry, compete
 from _report import Row, interleaved, machine, write
-from _shares import opened
 from gymnasium import spaces
 from torch import Tensor
 
@@ -31,38 +24,12 @@ from rlstruct import DictTensor, Trajectories, VecEnv
 from rlstruct.agents import RandomAgent
 from rlstruct.batchers import RL_Batcher
 
-N_ENVS, T = 64, 128
 N_FRAME = 84 * 84 * 4
 WEIGHTS = 2**22  # of 4 bytes each
 OF_RAY = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}  # else its workers give way to everybody's
 
 
-def learners(rounds: int, seconds: float) -> list[Row]:
-    """Train with one learner and with several, in turns; all processes wait while others train."""
-    device = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
-    counts = (2,) if device.type == "cpu" else (2, 4)
-    work = {"one": [(1, N_ENVS)]}  # trainings at the same time: learners, and environments of each
-    work |= {f"same, {k} learners": [(k, N_ENVS // k)] for k in counts}
-    work |= {f"double, {k} learners": [(k, N_ENVS)] for k in counts}
-    work["apart, 2 trainings"] = [(1, N_ENVS)] * 2
-    found: dict[str, list[float]] = {name: [] for name in work}
-    with contextlib.ExitStack() as stack, ThreadPoolExecutor(2) as pool:
-        trainings = {
-            name: [stack.enter_context(opened("training", k, "none", n, device, {}, T)) for k, n in each]
-            for name, each in work.items()
-        }
-        for _ in range(rounds):
-            for name, rates in trainings.items():
-                found[name].append(sum(pool.map(lambda rate: rate(seconds), rates)))
-    rows: list[Row] = []
-    for name, values in found.items():
-        ratio = statistics.median(ours / one for ours, one in zip(values, found["one"], strict=True))
-        rates_of = {"steps_per_s": statistics.median(values), "rounds_steps_per_s": values}
-        rows.append({"part": "learners", "work": name, "device": str(device), "ratio": ratio, **rates_of})
-    return rows
-
-
-def collection(rounds: int, seconds: float, peers: str) -> list[Row]:
+def collection(rounds: int, peers: str) -> list[Row]:
     """Collect with the same policy in the same environments, everybody in turns."""
     one, two = ({"n_envs": 32 * k, "n_processes": k, "n_timesteps": 64} for k in (1, 2))
     results = compete(
@@ -75,7 +42,7 @@ def collection(rounds: int, seconds: float, peers: str) -> list[Row]:
             Entry("RLlib env runners, two", "collectors.py", two, ("rllib",), peers, OF_RAY),
         ],
         rounds,
-        seconds,
+        seconds=1.0,
     )
     ours = results[3].rates
     rows: list[Row] = []
@@ -155,34 +122,15 @@ def plan(rounds: int) -> list[Row]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5, help="turns of each, at least 5")
-    parser.add_argument(
-        "--seconds", type=float, default=1.0, help="of each turn of collection; trainings get five times as long"
-    )
-    parser.add_argument("--part", nargs="*", choices=("learners", "collection", "plan"), help="not written")
+    parser.add_argument("--rounds", type=int, default=5, help="turns of each")
     parser.add_argument("--peers", default=PEERS_PYTHON, help="the peers' interpreter")
     options = parser.parse_args()
     os.environ.update(OF_RAY)
-    rounds = max(5, options.rounds)
     torch.set_num_threads(1)
     print(machine())
-    parts = {
-        "learners": lambda: learners(rounds, 5 * options.seconds),
-        "collection": lambda: collection(rounds, options.seconds, options.peers),
-        "plan": lambda: plan(rounds),
-    }
-    rows: list[Row] = []
-    for name in options.part or parts:
-        start = time.perf_counter()
-        try:
-            rows += parts[name]()
-            print(tables.text(f"scale_{name}", rows))
-        except (ImportError, RuntimeError) as error:
-            rows.append({"part": name, "work": "all", "not_run": f"{error}".splitlines()[0]})
-            print(f"{name}: not run: {error}")
-        print(f"{name} took {time.perf_counter() - start:.0f} s", flush=True)
-        if not options.part:  # after every part: a run that is cut short leaves what it has
-            print(f"written to {write('scale', rows)}", flush=True)
+    rows = [*collection(options.rounds, options.peers), *plan(options.rounds)]
+    print(tables.text("scale_collection", rows), tables.text("scale_plan", rows), sep="\n\n")
+    print(f"Written: {write('scale', rows)}")
 
 
 if __name__ == "__main__":

@@ -256,12 +256,6 @@ def reasons(_: Rows) -> list[str]:
     return [*table(head.strip(), rows, 6), "", about]
 
 
-def scale(part: str, head: str) -> Table:
-    """Return the table of a part of scale.py that compares rates."""
-    head = f"who | environment steps per second | {head}"
-    return columns(head, "{work} | {steps_per_s:,.0f} | {ratio:.2f}", part=part)
-
-
 def accuracy(row: Row) -> str:
     """Return the cells of a profiled training next to unprofiled ones."""
     processes = "1 process" if row["processes"] == 1 else f"{row['processes']} processes"
@@ -290,8 +284,10 @@ TABLES: dict[str, tuple[str, Table]] = {
         "task | answer | best of the grid | speed, of the best | probes, of the grid | seconds | memory, off by",
         "{name} | {answer} | {best} | {share:.1%} | {probes} of {grid} | {seconds:.0f} | {projection:.1%}", 3,
     )),
-    "scale_learners": ("scale", scale("learners", "times one learner")),
-    "scale_collection": ("scale", scale("collection", "two workers of Ray, times as fast")),
+    "scale_collection": ("scale", columns(
+        "who | environment steps per second | two workers of Ray, times as fast",
+        "{work} | {steps_per_s:,.0f} | {ratio:.2f}", part="collection",
+    )),
     "scale_plan": ("scale", columns(
         "batches, from workers that do nothing | ms per batch | MiB per second | ms more, with 16 MiB of new weights",
         lambda row: f"{row['work']} | {1e3 * row['seconds_per_batch']:.2f} | {row['bytes_per_s'] / 2**20:,.0f} | "
