@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from _gpu_rungs import MakeRung, Rung, batches, synchronize
-from _report import Row, table
+from _report import Panels, Row, pivot, table
 
 from rlstruct import DictTensor, VecEnv, sims
 from rlstruct.agents import ActorCriticAgent, ConvolutionalActorCritic, StackingAgent
@@ -149,41 +149,27 @@ def atari_table(rows: Sequence[Row]) -> list[str]:
     measured = [row for row in rows if "steps_per_second" in row]
     lines: list[str] = []
     for game in dict.fromkeys(row["game"] for row in measured):
-        own = {(row["rung"], row["N"]): row for row in measured if row["game"] == game}
-        sizes = sorted({n for _, n in own})
-        body = [[name, *(_cell(own.get((name, n))) for n in sizes)] for name in dict.fromkeys(name for name, _ in own)]
-        lines += [*table(f"{game}: thousand frames/s | " + " | ".join(f"{n:,} games" for n in sizes), body), ""]
+        own = [row for row in measured if row["game"] == game]
+        lines += [*pivot(f"{game}: thousand frames/s", own, "games", _cell), ""]
     if any("nvml" in row for row in measured):
         lines.append("In brackets: occupancy of the kernels, multiprocessors in use, NVML's utilisation.")
     return lines
 
 
-def _cell(row: Row | None) -> str:
-    if row is None:
-        return ""
+def _cell(row: Row) -> str:
     shares = [row.get(key) for key in ("occupancy", "multiprocessors", "nvml")]
     said = " (" + ", ".join("?" if share is None else f"{share:.0%}" for share in shares) + ")" if "nvml" in row else ""
     return f"{SKIP * row['steps_per_second'] / 1000:.3g}{said}"
 
 
-def draw_atari(rows: Sequence[Row], figure: Any) -> None:  # noqa: ANN401 - of matplotlib, here and below
-    """Draw frames per second over the number of games: a panel for each mode, a line for each engine and game."""
-    measured = [row for row in rows if "steps_per_second" in row]
-    modes = ("emulation", "pictures", "inference", "training")
-    figure.set_size_inches(3.2 * len(modes), 3.6)
-    panels = figure.subplots(1, len(modes), sharey=True)
-    engines = dict.fromkeys(f"{row['rung'].partition(':')[0]}, {row['game']}" for row in measured)
-    colours = {engine: f"C{k}" for k, engine in enumerate(engines)}  # the same in all panels
-    for axes, mode in zip(panels, modes, strict=True):
-        own = [row for row in measured if row["rung"].endswith(f": {mode}")]
-        for name in dict.fromkeys((row["rung"], row["game"]) for row in own):
-            points = [(row["N"], SKIP * row["steps_per_second"]) for row in own if (row["rung"], row["game"]) == name]
-            label = f"{name[0].partition(':')[0]}, {name[1]}"
-            axes.loglog(*zip(*sorted(points), strict=True), marker="o", markersize=3, label=label, color=colours[label])
-        axes.set_title(mode, fontsize=9)
-        axes.set_xlabel("games")
-    panels[0].set_ylabel("frames per second")
-    panels[1].legend(fontsize=8)
+def atari_lines(rows: Sequence[Row]) -> Panels:
+    """Return frames per second over the number of games: a panel for each mode, a line for each engine and game."""
+    panels = Panels()
+    for row in rows:
+        if "steps_per_second" in row:
+            engine, _, mode = row["rung"].partition(": ")
+            panels.add(mode, f"{engine}, {row['game']}", row["N"], SKIP * row["steps_per_second"])
+    return panels
 
 
 def starts_rung(name: str, n: int, device: torch.device, **how: Any) -> Rung:  # noqa: ANN401

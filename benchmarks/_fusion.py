@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import _gpu_rungs
 import torch
 from _gpu_rungs import MakeRung, Rung, synchronize
-from _report import Row, table
+from _report import Panels, Row, pivot, table
 
 from rlstruct.sims import cart_pole as game
 
@@ -165,49 +165,25 @@ def fusion_table(rows: Sequence[Row]) -> list[str]:
 
 def compilers_table(rows: Sequence[Row]) -> list[str]:
     """Tabulate million steps per second by framework and number of environments."""
-    measured = [row for row in rows if row["part"] == "compilers" and "steps_per_second" in row]
-    sizes = sorted({row["N"] for row in measured})
-    found = {(row["rung"], row["N"]): row["steps_per_second"] for row in measured}
-    lines = [
-        [name, *(f"{found[name, n] / 1e6:.3g}" if (name, n) in found else "" for n in sizes)]
-        for name in dict.fromkeys(row["rung"] for row in measured)
-    ]
-    why = [row for row in rows if row["part"] == "compilers" and "left_out" in row and "rung" in row]
+    lines = pivot("million steps per second", rows, "environments", lambda row: f"{row['steps_per_second'] / 1e6:.3g}")
+    why = [row for row in rows if "left_out" in row and "rung" in row]
     left_out = list(dict.fromkeys(f"{row['rung']}: {row['left_out']}." for row in why))
-    head = "million steps per second | " + " | ".join(f"{n:,} environments" for n in sizes)
-    return [*table(head, lines), "", *left_out]
+    return [*lines, "", *left_out]
 
 
-def draw_fusion(rows: Sequence[Row], figure: Any) -> None:  # noqa: ANN401 - of matplotlib, here and below
-    """Draw the gain over steps in a launch, a panel for each number of environments, a line for each W."""
-    found = rates(rows)
-    sizes, extras = sorted({n for _, n, *_ in found}), sorted({w for w, *_ in found})
-    figure.set_size_inches(3.6 * len(sizes), 3.8)
-    panels = figure.subplots(1, len(sizes), sharey=True, squeeze=False)[0]
-    for axes, n in zip(panels, sizes, strict=True):
-        for w, colour in zip(extras, ("#1f5fa8", "#2f9e62", "#d9722e", "#a23b72", "#555555"), strict=False):
-            for record, style in ((False, "-"), (True, "--")):
-                ks = sorted(k for w_, n_, k, r in found if (w_, n_, r) == (w, n, record))
-                gain = [found[w, n, k, record] / found[w, n, 1, record] for k in ks]
-                axes.loglog(ks, gain, style, color=colour, marker="o", markersize=3, base=2,
-                            label=f"{w} extra floats" if not record else None)  # fmt: skip
-        axes.axhline(1.0, color="#9aa5b1", linewidth=1)
-        axes.set_title(f"{n:,} environments", fontsize=9)
-        axes.xaxis.set_major_formatter("{x:.0f}")
-        axes.yaxis.set_major_formatter("{x:g}")
-        axes.set_xlabel("steps in a launch")
-    panels[0].set_ylabel("speed, over one step a launch")
-    panels[0].legend(fontsize=8, title="dashed: every step recorded", title_fontsize=8)
+def fusion_lines(rows: Sequence[Row]) -> Panels:
+    """Return the gain over steps in a launch, a panel for each number of environments, lines for each W."""
+    found, panels = rates(rows), Panels()
+    for (w, n, k, record), rate in sorted(found.items()):
+        label = f"{w} extra floats{', recorded' if record else ''}"
+        panels.add(f"{n:,} environments", label, k, rate / found.get((w, n, 1, record), math.nan))
+    return panels
 
 
-def draw_compilers(rows: Sequence[Row], figure: Any) -> None:  # noqa: ANN401
-    """Draw rates over the number of environments, a line for each framework."""
-    measured = [row for row in rows if row["part"] == "compilers" and "steps_per_second" in row]
-    figure.set_size_inches(6.5, 4.2)
-    axes = figure.subplots()
-    for name in dict.fromkeys(row["rung"] for row in measured):
-        points = [(row["N"], row["steps_per_second"]) for row in measured if row["rung"] == name]
-        axes.loglog(*zip(*sorted(points), strict=True), marker="o", markersize=3, label=name)
-    axes.set_xlabel("environments")
-    axes.set_ylabel("environment steps per second")
-    axes.legend(fontsize=8)
+def compilers_lines(rows: Sequence[Row]) -> Panels:
+    """Return rates over the number of environments, a line for each framework."""
+    panels = Panels()
+    for row in rows:
+        if "steps_per_second" in row:
+            panels.add("", row["rung"], row["N"], row["steps_per_second"])
+    return panels

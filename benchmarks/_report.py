@@ -129,3 +129,37 @@ def table(head: str, rows: Sequence[Sequence[object]], left: int = 1) -> list[st
     columns = head.count("|") + 1
     lines = [f"| {head} |", f"|{'---|' * left}{'---:|' * (columns - left)}"]
     return [*lines, *(f"| {' | '.join(map(str, row))} |" for row in rows)]
+
+
+def pivot(title: str, rows: Sequence[Row], unit: str, cell: Callable[[Row], str]) -> list[str]:
+    """Format a table with a line for each rung and a column for each N; rows without a rate are left out."""
+    found = {(row["rung"], row["N"]): cell(row) for row in rows if "steps_per_second" in row}
+    sizes = sorted({n for _, n in found})
+    body = [[name, *(found.get((name, n), "") for n in sizes)] for name in dict.fromkeys(name for name, _ in found)]
+    return table(" | ".join([title, *(f"{n:,} {unit}" for n in sizes)]), body)
+
+
+class Panels(dict[str, dict[str, dict[float, float]]]):
+    """Panels of a figure by title, lines of a panel by label, and y by x of a line."""
+
+    def add(self, title: str, label: str, x: float, y: float) -> None:
+        """Add a point."""
+        self.setdefault(title, {}).setdefault(label, {})[x] = y
+
+    def draw(self, x_label: str, y_label: str, path: Path) -> None:
+        """Draw the panels side by side with logarithmic axes; a label has the same colour in all of them."""
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(3.0 + 3.0 * len(self), 4.0), layout="constrained")
+        everything = figure.subplots(1, len(self), sharey=True, squeeze=False)[0]
+        known: dict[str, Any] = {}
+        for axes, (title, lines) in zip(everything, self.items(), strict=True):
+            for label, points in lines.items():
+                colour = known[label].get_color() if label in known else f"C{len(known)}"
+                (line,) = axes.loglog(*zip(*sorted(points.items()), strict=True), "o-", color=colour, markersize=3)
+                known.setdefault(label, line)
+            axes.set_title(title, fontsize=9)
+            axes.set_xlabel(x_label)
+        everything[0].set_ylabel(y_label)
+        figure.legend(known.values(), known.keys(), loc="outside right upper", fontsize=8)
+        figure.savefig(path, dpi=120)

@@ -183,26 +183,8 @@ def measure_survey(run: Ladder, sizes: Mapping[str, Sequence[int]]) -> None:
             run.add(part="survey", work=work.name, mode=work.mode, **train(work, seconds, run.device))
 
 
-def ratios(rows: Sequence[Row]) -> list[tuple[str, float]]:
-    """Return how much larger on-policy shares of simulation are, and how much faster other modes are than eager."""
-    found = {row["work"]: row for row in rows if "seconds" in row}
-    lines = []
-    for env, off, on in ((CARTPOLE, "DQN", ("REINFORCE", "A2C", "PPO")), ("Pendulum-v1", "SAC", ("A2C", "PPO")),
-                         ("HalfCheetah-v5", "SAC", ("PPO",))):  # fmt: skip
-        for name in on:
-            pair = found.get(f"{name}, {env}"), found.get(f"{off}, {env}")
-            if pair[0] and pair[1]:
-                ratio = pair[0]["simulation"] / pair[1]["simulation"]
-                lines.append((f"share of simulation, {name} over {off}, {env}", ratio))
-    for mode, eager in (("compiled", ""), ("simulator, graph", ", simulator, eager")):
-        pair = found.get(f"A2C, {CARTPOLE}{eager}"), found.get(f"A2C, {CARTPOLE}, {mode}")
-        if pair[0] and pair[1]:
-            lines.append((f"time of an iteration, eager over {mode}", pair[0]["seconds"] / pair[1]["seconds"]))
-    return lines
-
-
 def survey_table(rows: Sequence[Row]) -> list[str]:
-    """Tabulate the shares of each training, and the ratios that RL-Scope names."""
+    """Tabulate the shares of each training."""
     cells = []
     for row in (row for row in rows if "seconds" in row):
         shares = [f"{100 * row[name]:.0f} %" for name in (*PARTS, "python")]
@@ -215,4 +197,4 @@ def survey_table(rows: Sequence[Row]) -> list[str]:
         "in Python | calls of torch an iteration | GPU busy | busiest process | NVML"
     )
     why = [f"{row['work']}: {row['left_out']}." for row in rows if "left_out" in row and "work" in row]
-    return [*table(head, cells), "", *(f"- {name}: {value:.1f}" for name, value in ratios(rows)), "", *why]
+    return [*table(head, cells), "", *why]

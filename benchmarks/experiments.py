@@ -41,7 +41,8 @@ class Experiment:
     sizes: Mapping[str, Sizes]  # for ``cpu``, ``cuda`` and ``quick``, by the name of what is varied
     measure: Callable[[_gpu_run.Ladder, Sizes], None]  # adds rows whose part is the experiment's name
     table: Callable[[Sequence[_report.Row]], list[str]]  # of its rows, as lines of markdown
-    draw: Callable[[Sequence[_report.Row], Any], None] | None = None  # its rows into a figure of matplotlib
+    lines: Callable[[Sequence[_report.Row]], _report.Panels] | None = None  # of its figure, if its page has one
+    axes: tuple[str, str] = ("environments", "environment steps per second")  # their labels
 
 
 _STEPS = (1, 4, 16, 64, 256)
@@ -63,11 +64,12 @@ EXPERIMENTS = {
             "cuda": {"K": _STEPS, "N": _MANY, "W": (0, 124, 60, 12)},
             "quick": {"K": (1, 4), "N": (8, 16), "W": (0, 12)},
         },
-        _fusion.measure_fusion, _fusion.fusion_table, _fusion.draw_fusion,
+        _fusion.measure_fusion, _fusion.fusion_table, _fusion.fusion_lines,
+        ("steps in a launch", "speed, over one step a launch"),
     ),
     "compilers": _GLEESON(
         {"cpu": {"K": (1, 64), "N": _FEW}, "cuda": {"K": (1, 64), "N": _MANY}, "quick": {"K": (1, 4), "N": (8,)}},
-        _fusion.measure_compilers, _fusion.compilers_table, _fusion.draw_compilers,
+        _fusion.measure_compilers, _fusion.compilers_table, _fusion.compilers_lines,
     ),
     "atari": _CULE(
         {
@@ -78,7 +80,8 @@ EXPERIMENTS = {
             },
             "quick": {"game": ("Pong",), "N": (1, 2), "CPU engines": (2,)},
         },
-        _atari.measure_atari, _atari.atari_table, _atari.draw_atari,
+        _atari.measure_atari, _atari.atari_table, _atari.atari_lines,
+        ("games", "frames per second"),
     ),
     "atari_score": _CULE(
         {
@@ -144,14 +147,10 @@ def measure(name: str, run: Run) -> None:
     if not any("left_out" not in row for row in own):
         return
     print("\n".join(one.table(own)), flush=True)
-    if one.draw is not None and importlib.util.find_spec("matplotlib") is not None:
-        from matplotlib.figure import Figure
-
-        figure = Figure(layout="constrained")
-        one.draw(own, figure)
+    if one.lines is not None and importlib.util.find_spec("matplotlib") is not None:
         shown = run.device.type == "cpu" and run.path.parent == RESULTS
         path = DOCS / f"{name}.png" if shown else run.path.with_name(f"{run.path.stem}-{name}.png")
-        figure.savefig(path, dpi=120)
+        one.lines(own).draw(*one.axes, path)
         print(f"Drawn: {path}")
 
 

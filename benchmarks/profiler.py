@@ -3,7 +3,7 @@
     python benchmarks/profiler.py [--algorithms dqn] [--seconds 60]
 
 REINFORCE, A2C, DQN and PPO on CartPole, in one process and two. What a step takes in profiled stretches, corrected, is
-divided by what it takes in the others, by the wall and in CPU seconds; the ratio should be 1. Every row is written as
+divided by what it takes in the others; the ratio should be 1. Every row is written as
 it comes. `experiments.py --parts survey` says what the profiler finds.
 
 Equal trainings differ by a tenth to a half on a virtual machine: other programs, and where in memory things lie. So
@@ -13,8 +13,7 @@ there is no profiler: all processes have left the profile, as after the end of `
 
 Nothing changes while it trains: learning rates are 0, so that policies stay random and episodes alike. Of several
 processes each keeps to its own core. Nothing else is done to reduce noise; both kinds of stretch would get it alike.
-Two comparisons say how far to trust it: neighbouring plain stretches with each other, and plain stretches with those
-before anything was profiled.
+How much neighbouring plain stretches differ from each other says how far to trust it.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -37,7 +36,7 @@ import gymnasium
 import numpy as np
 import tables
 import torch
-from _report import interval, machine, result_path, write
+from _report import interval, machine, write
 from numpy.typing import NDArray
 
 from rlstruct.algos import ALGORITHMS, Callback, TrainingContext
@@ -46,18 +45,16 @@ from rlstruct.cli.environments import Task
 from rlstruct.core import DictTensor
 from rlstruct.envs import GymEnv, GymEnvInf
 from rlstruct.profiling.breakdown import break_down
-from rlstruct.profiling.events import Recording, load_recordings
-from rlstruct.profiling.operations import RECORDED_FRACTION, settings, start_if_requested, stop
-from rlstruct.profiling.prices import WAIT, Prices, prices_of
+from rlstruct.profiling.events import load_recordings
+from rlstruct.profiling.operations import settings, start_if_requested, stop
+from rlstruct.profiling.prices import prices_of
 from rlstruct.profiling.recorder import VARIABLE
 
 Numbers = NDArray[np.float64]
 
-SCHEDULED = 2  # CPUCLOCK_SCHED of Linux: the lowest bits of the identifier of a process's CPU clock
-UNTOUCHED = 6  # stretches before anything is profiled
+STRETCH = 0.25  # seconds with or without a profile in turn
 SETTLE = 0.05  # seconds before each stretch, in which the caches forget how the last one ended
 TRAINED = "reinforce", "a2c", "dqn", "ppo"
-CLOCKS = ("wall", "cpu")
 PLAIN, PROFILED = 0, 1
 WINDOW, FOLLOWED, TOOK, STEPS = range(4)  # words of a board: the open window, which one the worker has joined, …
 
@@ -112,10 +109,10 @@ class Episodic(_Watched, GymEnv):
 class Stretches(Callback):
     """Opens and closes windows between the iterations of a training, and ends it."""
 
-    def __init__(self, board: Board, seconds: float, total: float, operators: float) -> None:
-        self._board, self._seconds, self._total, self._operators = board, seconds, total, operators
+    def __init__(self, board: Board, total: float) -> None:
+        self._board, self._total = board, total
         self._script: Iterator[bool] | None = None
-        self._clocks: list[int] = []
+        self._has_workers = False
         self.found: list[tuple[int, list[float]]] = []  # number of the window, 0 for none; seconds and steps
 
     def on_update(self, context: TrainingContext) -> None:
@@ -123,15 +120,13 @@ class Stretches(Callback):
             pids = [os.getpid(), *(child.pid for child in multiprocessing.active_children() if child.pid)]
             for pid, core in zip(pids, sorted(os.sched_getaffinity(0), reverse=True), strict=False):
                 os.sched_setaffinity(pid, {core})
-            self._clocks = [(~pid << 3) | SCHEDULED for pid in pids]
+            self._has_workers = len(pids) > 1
             self._script = self._all()
         if not next(self._script, False):
             context.stop("all stretches are over")
 
     def _all(self) -> Iterator[bool]:
         end = time.perf_counter() + self._total
-        for _ in range(UNTOUCHED):
-            yield from self._one(0)
         yield from self._one(1)
         self.found.pop()  # torch prepares itself at its first profile
         for cycle in itertools.count():
@@ -147,84 +142,65 @@ class Stretches(Callback):
             yield True
         words[TOOK] = 0
         if window:
-            said = settings(self._board.folder / str(window), window=3600.0, operators=self._operators)
+            said = settings(self._board.folder / str(window), window=3600.0)
             (self._board.folder / f"{window}.json").write_text(said.replace('"start"', '"training"'))
             self._board.begin(window)
             words[WINDOW] = window
         begun = self._read()
-        while time.perf_counter() - begun[0] < self._seconds:
+        while time.perf_counter() - begun[0] < STRETCH:
             yield True
-        wall, cpu, steps = self._read() - begun
-        took = 1e-9 * words[TOOK]
-        self.found.append((window, [wall - took, cpu - took, steps]))
+        seconds, steps = self._read() - begun
+        self.found.append((window, [seconds - 1e-9 * words[TOOK], steps]))
         if window:
             words[WINDOW] = 0
-            words[FOLLOWED] |= len(self._clocks) > 1
+            words[FOLLOWED] |= self._has_workers
             self._board.end()
 
     def _read(self) -> Numbers:
-        cpu = sum(map(time.clock_gettime, self._clocks))
-        return np.asarray([time.perf_counter(), cpu, self._board.words[STEPS]])
+        return np.asarray([time.perf_counter(), self._board.words[STEPS]])
 
 
 Train = Callable[[Stretches, Path], object]
 
 
-def compare(train: Train, *, seconds: float, stretch: float, operators: float) -> dict[str, Any]:
+def compare(train: Train, seconds: float) -> dict[str, Any]:
     """Train with profiled and plain stretches in turn; ``train`` gets a callback, and the folder of the board.
 
-    A row has, by the wall and in CPU seconds, with 95 % intervals: how much more a step takes in profiled stretches,
-    corrected (``bias``) and as measured (``uncorrected_bias``), as a share of what it takes in plain ones; how much
-    neighbouring plain stretches differ (``noise``), and plain ones from those before the first profile (``residue``).
+    A row has, with 95 % intervals: how much more a step takes in profiled stretches, corrected (``bias``) and as
+    measured (``uncorrected_bias``), as a share of what it takes in plain ones; and how much neighbouring plain
+    stretches differ (``noise``).
     """
     cores = os.sched_getaffinity(0)
     folder = Path(tempfile.mkdtemp())
     (folder / "board").write_bytes(bytes(8 * 4))
     try:
-        stretches = Stretches(Board(folder), stretch, seconds, operators)
+        stretches = Stretches(Board(folder), seconds)
         try:
             train(stretches, folder)
         finally:
             os.sched_setaffinity(0, cores)
-        paid, prices = payments(folder, [window for window, _ in stretches.found if window])
+        paid = payments(folder, [window for window, _ in stretches.found if window])
     finally:
         shutil.rmtree(folder)
     each = np.asarray([numbers for _, numbers in stretches.found])
-    windows = np.asarray([window for window, _ in stretches.found])
-    row: dict[str, Any] = {"operators": operators, "cycles": (len(windows) - UNTOUCHED) // 4, **prices}
-    row["steps"] = each[:, 2].tolist()
-    for column, clock in enumerate(CLOCKS):
-        logs = np.log(each[:, column] / each[:, 2])
-        untouched, cycles = logs[:UNTOUCHED], logs[UNTOUCHED:].reshape(-1, 4)
-        of_window = np.asarray([paid[window][column] if window else 0.0 for window in windows])
-        kept = np.log1p(-of_window / each[:, column])[UNTOUCHED:].reshape(-1, 4)[:, 1:3].mean(1)
-        bias = cycles[:, 1:3].mean(1) - cycles[:, ::3].mean(1)
-        noise = np.asarray([b[0] - a[3] for a, b in itertools.pairwise(cycles)])
-        residue = (cycles[:, ::3].reshape(-1)[:, None] - untouched[2:]).reshape(-1)
-        row[f"stretches_{clock}"] = each[:, column].tolist()
-        row[f"paid_{clock}"] = of_window.tolist()
-        found = {"bias": bias + kept, "uncorrected_bias": bias, "noise": noise, "residue": residue}
-        for name, values in found.items():
-            row[f"{name}_{clock}"] = float(np.expm1(np.median(values)))
-            row[f"{name}_{clock}_interval"] = np.expm1(interval(values)).tolist()
+    paid_in = np.asarray([paid.get(window, 0.0) for window, _ in stretches.found])
+    cycles = np.log(each[:, 0] / each[:, 1]).reshape(-1, 4)
+    kept = np.log1p(-paid_in / each[:, 0]).reshape(-1, 4)[:, 1:3].mean(1)
+    bias = cycles[:, 1:3].mean(1) - cycles[:, ::3].mean(1)
+    noise = np.asarray([b[0] - a[3] for a, b in itertools.pairwise(cycles)])
+    row: dict[str, Any] = {"cycles": len(cycles)}
+    for name, values in {"bias": bias + kept, "uncorrected_bias": bias, "noise": noise}.items():
+        row[f"{name}_wall"] = float(np.expm1(np.median(values)))
+        row[f"{name}_wall_interval"] = np.expm1(interval(values)).tolist()
     return row
 
 
-def payments(folder: Path, windows: Sequence[int]) -> tuple[dict[int, tuple[float, float]], dict[str, float]]:
-    """Return the seconds that a correction takes away, by window: of the wall and of CPU seconds; and the prices."""
+def payments(folder: Path, windows: Sequence[int]) -> dict[int, float]:
+    """Return the seconds that a correction takes away, by window."""
     recordings = {window: load_recordings(folder / str(window)) for window in windows}
     prices = prices_of([one for found in recordings.values() for one in found])
-    some = prices[os.getpid()]
-    said = {"operation_cost": some.operation, "operator_cost": some.event or 0.0}
-    return {window: _paid(found, prices) for window, found in recordings.items()}, said
-
-
-def _paid(recordings: Sequence[Recording], prices: Mapping[int, Prices]) -> tuple[float, float]:
-    processes = break_down(recordings, prices)
-    # A wait costs no CPU seconds, so that it cannot become shorter either.
-    working = [row for process in processes for row in process.rows if row.path[-1:] != (WAIT,)]
-    cpu = sum(float((row.seconds - row.corrected).sum()) for row in working)
-    return processes[0].seconds - processes[0].corrected, cpu
+    first = {window: break_down(found, prices)[0] for window, found in recordings.items()}
+    return {window: process.seconds - process.corrected for window, process in first.items()}
 
 
 def train(name: str, n_processes: int, stretches: Stretches, board: Path) -> None:
@@ -245,24 +221,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--algorithms", nargs="+", choices=TRAINED, default=TRAINED)
     parser.add_argument("--seconds", type=float, default=60.0, help="of each of the eight kinds of training")
-    parser.add_argument("--stretch", type=float, default=0.25, help="seconds with or without a profile in turn")
-    parser.add_argument(
-        "--operators", type=float, default=RECORDED_FRACTION, help="share of a profile with torch's operators"
-    )
-    parser.add_argument("--dry", action="store_true", help="write no results")
     options = parser.parse_args()
     torch.set_num_threads(1)
     print(json.dumps(machine()), flush=True)
-    how = {"seconds": options.seconds, "stretch": options.stretch, "operators": options.operators}
     rows: list[dict[str, Any]] = []
     for name, n_processes in itertools.product(options.algorithms, (0, 1)):
-        found = compare(partial(train, name, n_processes), **how)
+        found = compare(partial(train, name, n_processes), options.seconds)
         rows.append({"part": "accuracy", "algorithm": name, "processes": 1 + n_processes, **found})
-        if not options.dry:
-            write("profiler", rows)
+        path = write("profiler", rows)
         print(tables.text("profile_accuracy", rows[-1:]), flush=True)
-    if not options.dry:
-        print(result_path("profiler"))
+    print(path)
 
 
 if __name__ == "__main__":
