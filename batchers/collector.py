@@ -40,7 +40,6 @@ _STEPS_BETWEEN_CHECKS = 16
 # Once in this many steps, a compiled or captured agent repeats one step eagerly, to check its promise to be pure.
 _STEPS_BETWEEN_PROBES = 500
 _AGENT, _ENVIRONMENT = int(Phase.AGENT), int(Phase.ENVIRONMENT)
-_LEAST_OWNED = 1 << 20  # bytes; copying a smaller buffer is faster than building the views of a new one
 Answer = tuple[DictTensor, DictTensor]
 LoopState = tuple[dict[str, Tensor], DictTensor, DictTensor, DictTensor, Tensor, Tensor, Tensor]
 """Environment state; observation, agent state, agent_info; `running` mask, episode number, next step numbers."""
@@ -61,8 +60,8 @@ class Collector:
     """One agent in one VecEnv. Each batch continues for T steps from where the last one stopped.
 
     The random stream of environment b has the seed ``seed + b``. ``allocate`` is called once the layout of a buffer is
-    known, which is after the agent's first action. Without it, buffers are on the device, and the caller keeps the
-    memory of a large batch: the next batch gets new memory.
+    known, which is after the agent's first action. Without it, buffers are on the device. On an accelerator the caller
+    then keeps the memory of a batch, and the next one gets new memory; on the CPU a copy is faster.
 
     Attributes:
         steps: the steps of the last batch. The next batch overwrites them unless they are ``owned``.
@@ -99,7 +98,8 @@ class Collector:
         self._act: Callable[..., Answer] = agent if self._eager else self._runner
         self._buffer: RolloutBuffer | None = None  # holds the last batch, then the next; allocated on first use
         self.steps: Rollout
-        self.layout, self._may_own, self.owned = Layout(), allocate is None, False
+        self.layout, self.owned = Layout(), False
+        self._may_own = allocate is None and device.type != "cpu"
         self.version = 0
         self._T = self.n_timesteps = n_timesteps
         self._step_into = steps_into(env) if device.type == "cpu" else None
@@ -161,7 +161,7 @@ class Collector:
         if agent_info is not None:
             self._set_agent_info(agent_info)
         buffer, n_steps = self.take_steps(until_ended=not self.env.auto_reset, watch=not self._watched)
-        self.steps, self.owned = buffer, self._may_own and self.layout.nbytes() >= _LEAST_OWNED
+        self.steps, self.owned = buffer, self._may_own
         collected = self.finish(n_steps, self._runner.executor)
         if not self._watched:
             self._watched, self._infers = True, self._inference_mode_agrees(buffer)

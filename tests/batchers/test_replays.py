@@ -74,10 +74,7 @@ def captures(monkeypatch: pytest.MonkeyPatch) -> Iterator[Captures]:
     return counts
 
 
-def test_beside_a_captured_batch_there_is_no_slab_that_nothing_is_written_to(
-    device: str, captures: Captures, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("rlstruct.batchers.collector._LEAST_OWNED", 1)
+def test_beside_a_captured_batch_there_is_no_slab_that_nothing_is_written_to(device: str, captures: Captures) -> None:
     agents = {"model": ActorCritic(4, 2), "device": device}
     env_args = {"name": "CartPole-v1", "n_envs": B, "device": device}
     others = [one for one in gc.get_objects() if type(one) is RolloutBuffer]  # tests before this one may have left some
