@@ -63,7 +63,7 @@ def public_names(package: str) -> list[str]:
             f"{package}.{name}"
             for name in (*names, *sorted(set(module.__all__) - set(names), key=module.__all__.index))
         ]
-    if hasattr(module, "__path__"):  # a package without names of its own: list its modules
+    if hasattr(module, "__path__"):  # a package without its own names: list its modules
         files = sorted(Path(module.__path__[0]).glob("[!_]*.py"))
         return [f"{package}.{file.stem}" for file in files]
     return [f"{package}.{name}" for name in vars(module) if _belongs(module, name)]

@@ -48,9 +48,11 @@ class RL_Agent(ABC):  # noqa: N801 - the name that users of rlstructures know
         for kind in cls.__mro__:
             if "pure" in vars(kind):
                 return
-            if any(callable(value) or isinstance(value, property) for name, value in vars(kind).items() if _acts(name)):
-                cls.pure = False
-                return
+            for name, value in vars(kind).items():
+                acts = name == "__call__" or not (name[:2] == "__" or name in ("update", "seed", "close", "creator"))
+                if acts and (callable(value) or isinstance(value, property)):
+                    cls.pure = False
+                    return
 
     @abstractmethod
     def __call__(
@@ -296,11 +298,6 @@ class RL_Agent_CheckDevice(RL_Agent):  # noqa: N801 - the name that users of rls
                 on = CPU if name == "agent_info" and not self.agent.agent_info_on_device else self.device
                 fix = _fix(f"{kind} {name}", on, self.agent.agent_info_on_device)
                 expect(f"{self._name}.{method}: {kind} {name}: tensor", structure, device=on, fix=fix)
-
-
-def _acts(name: str) -> bool:
-    """Return True if an attribute of this name can change what an agent does."""
-    return name == "__call__" or (not name.startswith("__") and name not in ("update", "seed", "close", "creator"))
 
 
 def replayed_observation(steps: TemporalDictTensor) -> TemporalDictTensor:

@@ -33,7 +33,7 @@ from rlstruct.functional.random import child_key, randint, uniform
 from rlstruct.profiling import operation
 from rlstruct.sims._simulation import Simulation, StartStates
 from rlstruct.sims._state import Tensors, fields_of, layout_of_rows
-from rlstruct.spaces import Space, leaves, zeros
+from rlstruct.spaces import leaves, zeros
 from rlstruct.vec_env import IdleWatch, Observed, StepResult, VecEnv, check_action
 
 if TYPE_CHECKING:
@@ -104,7 +104,10 @@ class TensorEnv(VecEnv, Generic[State]):
         if backend != "torch" and self._device.type not in ("cpu", "cuda"):
             raise BadValueError(f"{self._name}: {backend!r} works on cpu and cuda, not on {self._device}: use 'torch'.")
         self.action_space = deepcopy(self.action_space)  # seeding one instance must not seed the others
-        self.observation_space = _in_dtype(deepcopy(self.observation_space), dtype)
+        space = deepcopy(self.observation_space)
+        if dtype == torch.float64 and isinstance(space, spaces.Box) and space.dtype == np.float32:
+            space = spaces.Box(space.low.astype(np.float64), space.high.astype(np.float64), dtype=np.float64)
+        self.observation_space = space
         self.dtype, self.auto_reset, self.backend = dtype, auto_reset, backend
         self._n_envs = n_envs
         self._no = torch.zeros(n_envs, dtype=torch.bool, device=self._device)
@@ -366,10 +369,3 @@ class TensorEnv(VecEnv, Generic[State]):
 def box(low: Sequence[float], high: Sequence[float]) -> spaces.Box:
     """Make a Box of float32."""
     return spaces.Box(np.asarray(low, np.float32), np.asarray(high, np.float32))
-
-
-def _in_dtype(space: Space, dtype: torch.dtype) -> Space:
-    """Convert a float32 Box to float64 if the simulator computes in float64."""
-    if dtype != torch.float64 or not isinstance(space, spaces.Box) or space.dtype != np.float32:
-        return space
-    return spaces.Box(space.low.astype(np.float64), space.high.astype(np.float64), dtype=np.float64)

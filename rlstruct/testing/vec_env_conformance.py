@@ -179,8 +179,17 @@ class _Walk:
         self._returned: list[tuple[str, DictTensor, DictTensor]] = []  # call, result and a copy of it
         # Frames that changed, episodes that ended, and episodes that ended in the next one's first frame.
         self._n_changes = self._n_ends = self._n_lost = 0
-        self._check_attributes()
-        self._B = env.n_envs()
+        self._B = n_envs = env.n_envs()
+        if not isinstance(n_envs, int) or n_envs < 1:
+            fix = "Return B, the number of environments."
+            fail(f"{self.name}.n_envs", None, repr(n_envs), "an int, at least 1", fix)
+        if not isinstance(env.device, torch.device) or env.device != resolve_device(env.device):
+            fix = "Keep what rlstruct.resolve_device(...) returns."
+            fail(f"{self.name}.device", None, repr(env.device), "a torch.device with its index", fix)
+        for name, kind in {"auto_reset": bool, "action_space": Space, "observation_space": Space}.items():
+            value = getattr(env, name, None)
+            if not isinstance(value, kind):
+                fail(f"{self.name}.{name}", None, repr(value), f"a {kind.__name__}", f"Set self.{name} in __init__.")
         self._actions = deepcopy(env.action_space)
         self._actions.seed(seed)
         self._frames = leaves(env.observation_space, "frame", where=self.name)
@@ -257,20 +266,6 @@ class _Walk:
                 "Keep the final observation before the restart: the restarted one belongs in `current` only. If "
                 "episodes do end as they begin, pass ends_as_it_begins=True.",
             )
-
-    def _check_attributes(self) -> None:
-        env = self.env
-        n_envs, device = env.n_envs(), env.device
-        if not isinstance(n_envs, int) or n_envs < 1:
-            fix = "Return B, the number of environments."
-            fail(f"{self.name}.n_envs", None, repr(n_envs), "an int, at least 1", fix)
-        if not isinstance(device, torch.device) or device != resolve_device(device):
-            fix = "Keep what rlstruct.resolve_device(...) returns."
-            fail(f"{self.name}.device", None, repr(device), "a torch.device with its index", fix)
-        for name, kind in {"auto_reset": bool, "action_space": Space, "observation_space": Space}.items():
-            value = getattr(env, name, None)
-            if not isinstance(value, kind):
-                fail(f"{self.name}.{name}", None, repr(value), f"a {kind.__name__}", f"Set self.{name} in __init__.")
 
     def _pair(self, where: str, shape: str, value: object) -> tuple[Any, Any]:
         if not isinstance(value, tuple) or len(value) != 2:

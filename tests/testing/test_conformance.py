@@ -242,7 +242,7 @@ class Growing(CountingEnv):
 
     def n_envs(self) -> int:
         self.asked += 1
-        return B + (self.asked > 3)
+        return B + (self.asked > 2)
 
 
 class NoEnvs(CountingEnv):
