@@ -31,7 +31,6 @@ class Task:
     about: str  # one line for the list of tasks
     n_seeds: int = 3  # shown unless others are asked for
     tuned_on: tuple[int, ...] = (0,)  # the seeds that its settings were chosen with
-    at_random: Callable[[int], Sequence[float]] | None = None  # returns of a random player, by the seed
 
     def seeds(self) -> list[int]:
         """Return seeds that no settings were chosen with."""
@@ -56,13 +55,6 @@ def run_task(name: str, task: Task, seeds: Sequence[int], settings: dict[str, An
             reached = "never" if row["steps_to_target"] is None else f"{row['steps_to_target']:,}"
             final = f"{row['final_return']:.1f} ± {row['final_std']:.1f} | {last_five(row):.1f}"
             print(f"| {row['seed']} | {reached} | {final} | {row['env_steps']:,} | {row['seconds']:.1f} |", flush=True)
-            if chance := row.get("at_random"):
-                both = ((row["final_return"], two_errors(row["final_std"], row["final_episodes"])),
-                        (statistics.fmean(chance), two_errors(statistics.pstdev(chance), len(chance))))  # fmt: skip
-                print(
-                    "| | learned, at random: " + ", ".join(f"{mean:.1f} ± {error:.1f}" for mean, error in both),
-                    flush=True,
-                )
             rows = sorted({one["seed"]: one for one in (*_report.written(name), row)}.values(), key=itemgetter("seed"))
             path = _report.write(name, rows)
     print(f"\nMachine: {_report.machine()}\nWritten: {path}")
@@ -92,22 +84,9 @@ def last_five(row: Row) -> float:
     return statistics.fmean(value for _, value in evaluations_of(row)[-5:])
 
 
-def two_errors(std: float, n: int) -> float:
-    """Return two standard errors of a mean, about half of its 95 % confidence interval.
-
-    Args:
-        std: of n returns, divided by n and not by n - 1.
-        n: how many episodes, at least 2.
-    """
-    return 2 * std / (n - 1) ** 0.5
-
-
 def evaluations_of(row: Row) -> list[tuple[float, float]]:
     """Return (environment steps, mean return) of all evaluations of a training, as a file of results has them."""
-    returns = row["returns"]
-    # Files of before have one for each step: there the final evaluation replaced the one that reached the target.
-    pairs = returns.items() if isinstance(returns, dict) else returns
-    return [(float(step), value) for step, value in pairs]
+    return [(float(step), value) for step, value in row["returns"]]
 
 
 def learning_seconds(result: TrainingResult) -> float:
@@ -121,12 +100,10 @@ def _measure(task: Task, settings: dict[str, Any], seed: int) -> Row:
     result = task.train(seed=seed, **settings)
     target = float("inf") if task.target is None else task.target
     reached = [evaluation.env_steps for evaluation in result.evaluations if evaluation.mean_return >= target]
-    chance = {} if task.at_random is None else {"at_random": list(task.at_random(seed))}
     return {
         "seed": seed, "target": task.target, "steps_to_target": reached[0] if reached else None,
         "final_return": round(result.after.mean_return, 1), "final_std": round(result.after.std_return, 1),
         "final_episodes": len(result.after.returns), "env_steps": result.env_steps,
         "seconds": round(time.perf_counter() - start, 1), "learning_seconds": round(learning_seconds(result), 1),
         "returns": [[evaluation.env_steps, round(evaluation.mean_return, 1)] for evaluation in result.evaluations],
-        **chance,
     }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Shared code of the benchmarks: the machine in words, interleaved timing, results as JSON.
+"""Shared code of the benchmarks: the machine in words, timing, results as JSON, tables and figures.
 
 Run a benchmark as ``python benchmarks/<name>.py``: then Python finds this module in the same folder.
 """
@@ -9,10 +9,9 @@ import json
 import math
 import os
 import platform
-import statistics
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,22 +37,6 @@ def machine() -> dict[str, Any]:
         "commit": _git("rev-parse", "--short", "HEAD") or os.environ.get("RLSTRUCT_COMMIT", "unknown"),
         "changed": _git("diff", "--name-only", "HEAD", "--", "rlstruct", "agents", "batchers", "algos").split(),
     }  # fmt: skip
-
-
-def interleaved(calls: Mapping[str, Callable[[], object]], repeats: int, seconds: float) -> dict[str, float]:
-    """Time several callables in turn, so that a slow moment of the machine hits all of them.
-
-    Args:
-        calls: name to callable. On a GPU the callable must synchronise itself.
-        repeats: how many rounds.
-        seconds: how long one callable runs in one round.
-
-    Returns:
-        Name to the seconds of a call, the median over the rounds.
-    """
-    counts = {name: calls_in(call, seconds) for name, call in calls.items()}
-    rounds = [{name: seconds_of(call, counts[name]) for name, call in calls.items()} for _ in range(repeats)]
-    return {name: statistics.median(one[name] for one in rounds) for name in calls}
 
 
 def write(name: str, rows: Sequence[Row]) -> Path:

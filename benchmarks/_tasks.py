@@ -16,7 +16,7 @@ from _learning import Task
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from rlstruct import DictTensor, VecEnv, agents, sims
+from rlstruct import VecEnv, agents, sims
 from rlstruct.adapters import JaxEnv, MujocoWarpEnv
 from rlstruct.algos import ALGORITHMS, A2CConfig, PPOConfig, TrainingConfig, TrainingResult
 from rlstruct.algos.presets import PRESETS
@@ -96,19 +96,6 @@ def worlds(n_envs: int, seed: int) -> VecEnv:
 def normalised(kind: Callable[..., nn.Module], n_inputs: int, *sizes: Any, discount: float = 0.99) -> nn.Module:  # noqa: ANN401
     """Make a network that sees normalised frames, and whose learner sees scaled rewards."""
     return agents.Normalised(kind(n_inputs, *sizes), (n_inputs,), discount=discount)
-
-
-def at_random(create_env: Callable[..., VecEnv], n_episodes: int, seed: int) -> list[float]:
-    """Play whole episodes with random actions."""
-    env, actions = create_env(n_envs=n_episodes, seed=seed), torch.Generator().manual_seed(seed)
-    env.reset()
-    returns, running = torch.zeros(n_episodes), torch.ones(n_episodes, dtype=torch.bool)
-    while running.any():
-        chosen = torch.randint(int(env.action_space.n), (n_episodes,), generator=actions)
-        (reached, _), _ = env.step(DictTensor({"action": chosen}))
-        returns += torch.where(running, reached["reward"], 0.0)
-        running &= ~reached["done"]
-    return returns.tolist()
 
 
 DISCRETE = agents.ActorCritic, agents.ActorCriticAgent
@@ -265,7 +252,6 @@ TASKS["ppo_atari_freeway"] = _task(
     (agents.ConvolutionalActorCritic, _STACKING), ((4, 84, 84), 3), _FREEWAY, 10.0,
     "PPO on Atari's Freeway, an action every 32 frames",
     network={"n_features": 256, "layers": ((16, 8, 4), (32, 4, 2))}, episodes=16, tuned_on=(200,),
-    at_random=partial(at_random, _FREEWAY, 32),
 )  # fmt: skip
 
 # All three algorithms with as many steps, to the end, and with the settings that were chosen on Breakout.

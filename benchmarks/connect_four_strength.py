@@ -14,18 +14,17 @@ from __future__ import annotations
 import argparse
 import math
 import random
-import sys
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from _plain_search import FULL, Node, PlainSearchAgent
 from _plain_search import four_in_line as wins
-from _report import write
+from _report import Row, write
 from torch import nn
 
 from rlstruct.algos.arena import Player, RandomPlayer, play_match
@@ -186,21 +185,21 @@ def policy_of(model: nn.Module) -> Player:
     return play
 
 
-def players(run: Path, simulations: int, method: Literal["puct", "gumbel"]) -> tuple[nn.Module, nn.Module, Search]:
+def players(run: Path, simulations: int) -> tuple[nn.Module, nn.Module, Search]:
     """The network of a run before and after its training, and what searches with one."""
     torch.set_num_threads(1)
     trained = load_trained(run, auto_reset=True)
     torch.manual_seed(trained.settings.config.seed)
-    config = SearchConfig(method=method, n_simulations=simulations, max_depth=24)
+    config = SearchConfig(method="gumbel", n_simulations=simulations, max_depth=24)
     create = partial(SearchAgent, create_simulator=ConnectFour, config=config, stochastic=False)
     return trained.choice.create_model(), trained.model, create
 
 
-def mistakes_with(n_stones: int, n_positions: int, *search: Any) -> dict[str, Any]:  # noqa: ANN401 - for `players`
+def mistakes_with(n_stones: int, n_positions: int, *search: Any) -> Row:  # noqa: ANN401 - for `players`
     """A row about one set of positions."""
     before, after, create = players(*search)
     positions = solved_positions(n_positions, n_stones)
-    row: dict[str, Any] = {"stones": n_stones, "positions": len(positions)}
+    row: Row = {"stones": n_stones, "positions": len(positions)}
     for name, model in (("before", before), ("after", after)):
         row[name] = mistakes(positions, policy_of(model))
         row[f"{name}, searching"] = mistakes(positions, create(model))
@@ -219,19 +218,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("run", type=Path)
     parser.add_argument("--simulations", type=int, default=1000)
-    parser.add_argument("--method", choices=["puct", "gumbel"], default="gumbel")
     parser.add_argument("--games", type=int, default=40)
     parser.add_argument("--uct", type=int, default=1000)
     parser.add_argument("--positions", type=int, default=100)
-    parser.add_argument("--processes", type=int, default=4)
     options = parser.parse_args()
     lines = read_lines(options.run / "metrics.csv")
     curve = [[line["env_steps"], line[RETURN]] for line in lines if RETURN in line]
     moves = read_checkpoint(options.run / "checkpoint.pt")["env_steps"]
-    common = {"simulations": options.simulations, "method": options.method, "returns": curve}
-    rows: list[dict[str, Any]] = [{"moves_of_self_play": moves, **common}]
-    search, half = (options.run, options.simulations, options.method), options.games // 2
-    with ProcessPoolExecutor(options.processes, mp_context=get_context("spawn")) as pool:
+    rows: list[Row] = [{"moves_of_self_play": moves, "simulations": options.simulations, "returns": curve}]
+    search, half = (options.run, options.simulations), options.games // 2
+    with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
         matches = {
             name: [pool.submit(points_against, n, first, half, *search) for first in (True, False)]
             for name, n in ((f"UCT {options.uct}", options.uct), ("random play", 0))
@@ -242,9 +238,7 @@ def main() -> None:
             won, drawn, lost = (points.count(value) for value in (1.0, 0.0, -1.0))
             rows.append({"opponent": name, "won": won, "drawn": drawn, "lost": lost})
         rows += [one.result() for one in sets]
-    for row in rows[1:]:
-        sys.stdout.write(f"{row}\n")
-    sys.stdout.write(f"{write('connect_four_strength', rows)}\n")
+    print(*rows[1:], write("connect_four_strength", rows), sep="\n")
 
 
 if __name__ == "__main__":

@@ -32,7 +32,6 @@ import torch
 from _gpu_profiles import profiling
 from _gpu_rungs import synchronize
 from _learning import learning_seconds
-from _report import Row
 
 from rlstruct import Trajectories
 from rlstruct.agents import ActorCritic, ActorCriticAgent
@@ -133,7 +132,6 @@ class Loop:
             compile_agent=config.compile_update and self.device.type == "cpu",
         )  # fmt: skip
         self.batcher.reset()
-        self.steps = config.n_envs * config.n_timesteps
         for _ in range(2):  # the first update runs eagerly, the second is recorded
             self.batch = self.collect()
             self.learn()
@@ -173,21 +171,15 @@ def trained(run: Run) -> None:
         row = {"part": "trained", "task": task, "backend": backend, "N": config.n_envs}
         if not run.measured(**row, rung=ways[-1]) and run.left(SECONDS, "trained"):
             with run.caught(**row, rung=ways[-1]):
-                measure_ways(run, ways, config, row)
-
-
-def measure_ways(run: Run, ways: Sequence[str], config: PPOConfig, row: Row) -> None:
-    """Time some ways side by side, and write a row for each."""
-    loops = {way: Loop(replace(config, **WAYS[way]), row["backend"]) for way in ways}
-    calls: dict[str, Callable[[], object]] = {}
-    for way, loop in loops.items():
-        calls |= {way: loop.iterate, f"{way} C": loop.collect, f"{way} L": loop.learn}
-    found = _report.interleaved(calls, 5, 0.01 if run.quick else 0.25)
-    for way, loop in loops.items():
-        times = {"collecting": found[f"{way} C"], "learning": found[f"{way} L"]}
-        times["update_over_eager"] = found["eager L"] / found[f"{way} L"]
-        run.add(**row, rung=way, steps_per_second=loop.steps / found[way], **times)
-        loop.batcher.close()
+                loops = {way: Loop(replace(config, **WAYS[way]), backend) for way in ways}
+                rungs = [
+                    partial(_gpu_rungs.Rung, f"{way}{what}", call, config.n_timesteps)
+                    for way, loop in loops.items()
+                    for what, call in (("", loop.iterate), (", collecting", loop.collect), (", learning", loop.learn))
+                ]
+                run.rate(makers=rungs, **row)
+                for loop in loops.values():
+                    loop.batcher.close()
 
 
 def counted(rung: _gpu_rungs.Rung, device: torch.device) -> dict[str, float]:

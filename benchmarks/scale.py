@@ -10,13 +10,11 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
-from functools import partial
-from typing import Any
 
 import tables
 import torch
 from _contenders import PEERS_PYTHON, Entry, compete
-from _report import Row, interleaved, machine, write
+from _report import Row, calls_in, machine, seconds_of, write
 from gymnasium import spaces
 from torch import Tensor
 
@@ -25,7 +23,6 @@ from rlstruct.agents import RandomAgent
 from rlstruct.batchers import RL_Batcher
 
 N_FRAME = 84 * 84 * 4
-WEIGHTS = 2**22  # of 4 bytes each
 OF_RAY = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}  # else its workers give way to everybody's
 
 
@@ -82,40 +79,28 @@ class Still(VecEnv):
         return (self._seen, self._running), (self._seen, self._running)
 
 
-class Sink(RandomAgent):
-    """Takes weights, and does without them."""
-
-    def update(self, info: Any) -> None:  # noqa: ANN401
-        """Do nothing."""
-
-
-def collect(batcher: RL_Batcher, weights: dict[str, Tensor] | None = None) -> Trajectories:
-    """Collect a batch, after new weights if there are some."""
-    if weights is not None:
-        batcher.update(weights)
-    batcher.execute()
-    return batcher.get()[0]
-
-
 def plan(rounds: int) -> list[Row]:
     """Measure what a batch costs on a cluster whose workers have nothing to do."""
     cases = {"tiny batches, one worker": (1, 1, 4), "tiny batches, two workers": (2, 1, 4)}
     cases |= {"16 MiB a worker, one worker": (1, 600, N_FRAME), "16 MiB a worker, two workers": (2, 600, N_FRAME)}
     rows: list[Row] = []
     for name, (k, n_envs, n_bytes) in cases.items():
-        args = {"n_envs": n_envs, "n_bytes": n_bytes}
-        where = {"address": "local", "num_cpus": 0.5}
         with RL_Batcher(
-            1, Sink, Still, agent_args={"action_space": spaces.Discrete(2)}, env_args=args, n_processes=k, cluster=where
-        ) as batcher:
+            1, RandomAgent, Still, agent_args={"action_space": Still.action_space}, n_processes=k,
+            env_args={"n_envs": n_envs, "n_bytes": n_bytes}, cluster={"address": "local", "num_cpus": 0.5},
+        ) as batcher:  # fmt: skip
             batcher.reset()
-            plain = partial(collect, batcher)
-            n_moved = sum(tensor.nbytes for tensor in plain().trajectories.values())
-            updating = partial(collect, batcher, {"w": torch.zeros(WEIGHTS)})
-            seconds, with_weights = interleaved({"plain": plain, "updating": updating}, rounds, 0.5).values()
+
+            def collect() -> Trajectories:
+                batcher.execute()
+                return batcher.get()[0]
+
+            n_moved = sum(tensor.nbytes for tensor in collect().trajectories.values())
+            count = calls_in(collect, 0.5)
+            seconds = statistics.median(seconds_of(collect, count) for _ in range(rounds))
         rows.append(
             {"part": "plan", "work": name, "workers": k, "batch_bytes": n_moved, "seconds_per_batch": seconds,
-             "bytes_per_s": n_moved / seconds, "seconds_per_16_mib_of_weights": with_weights - seconds}
+             "bytes_per_s": n_moved / seconds}
         )  # fmt: skip
     return rows
 

@@ -5,9 +5,9 @@
 
 The workload of SURF's comparison of MPS and MIG: each process plays a game by MCTS with a small network, 500 inferences
 for each sample (a position with its visits). The processes search as such programs do, one inference at a time
-(`_plain_search`); compared with them is one process that searches in many games at once (`rlstruct.search`), with and
-without a CUDA graph. Every inference is counted. What shares a row was timed in turns, in one run: medians of five
-rounds after a warm-up. Every row is written as it comes; what cannot run says why.
+(`_plain_search`); compared with them is one process that searches in many games at once (`rlstruct.search`). Every
+inference is counted. What shares a row was timed in turns, in one run: medians of five rounds after a warm-up. Every
+row is written as it comes; what cannot run says why.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
 
 import _gpu_run
 import _report
@@ -86,14 +85,6 @@ class Run(_gpu_run.Run):
             return _gpu_run.use_in(f"{folder}/profile")
 
 
-class EagerSearchAgent(SearchAgent):
-    """Searches without a graph, on CUDA too."""
-
-    def __init__(self, *arguments: Any, **settings: Any) -> None:  # noqa: ANN401 - passed on
-        super().__init__(*arguments, **settings)
-        self._graph = None
-
-
 @contextlib.contextmanager
 def processes(run: Run, n: int, sharing: str) -> Iterator[Collect]:
     """Processes with one game each."""
@@ -117,14 +108,12 @@ def processes(run: Run, n: int, sharing: str) -> Iterator[Collect]:
 
 
 @contextlib.contextmanager
-def one_process(run: Run, n_games: int, n_simulations: int, graph: bool) -> Iterator[Collect]:
-    """One process that searches in all games at once."""
-    if graph and run.device.type != "cuda":
-        raise SharingError("there is no CUDA device")
+def one_process(run: Run, n_games: int, n_simulations: int) -> Iterator[Collect]:
+    """One process that searches in all games at once; on CUDA in a graph."""
     config = SearchConfig(method="puct", n_simulations=n_simulations, max_depth=MAX_DEPTH)
     searching = {"model": SmallNet(), "create_simulator": ConnectFour, "config": config, "device": str(run.device)}
     with RL_Batcher(
-        1, SearchAgent if graph else EagerSearchAgent, _game, agent_args=searching,
+        1, SearchAgent, _game, agent_args=searching,
         env_args={"n_envs": n_games, "device": str(run.device)}, seed=0, device=run.device,
     ) as batcher:  # fmt: skip
         batcher.reset()
@@ -155,7 +144,7 @@ def _n_simulations(run: Run) -> int:
 
 
 def table(run: Run) -> None:
-    """SURF's table, with a fourth and a fifth column."""
+    """SURF's table, with a fourth column."""
     on_gpu = run.device.type == "cuda"
     numbers = (2, 1) if run.quick else (16, 7, 2) if on_gpu else (2, 1, 7, 16)  # targets first
     n_games = 8 if run.quick else 4096 if on_gpu else 256
@@ -166,9 +155,9 @@ def table(run: Run) -> None:
             for mode in MODES
         ]
         timed = on_gpu or n <= len(os.sched_getaffinity(0))  # otherwise there is nothing to be timed in turns with
-        for graph in (True, False) if timed else ():
-            row = {"part": "table", "processes": 1, "sharing": f"batched{', CUDA graph' * graph}", "games": n_games}
-            makers.append((row | {"against": n}, partial(one_process, run, n_games, n_simulations, graph)))
+        if timed:
+            row = {"part": "table", "processes": 1, "sharing": "batched", "games": n_games, "against": n}
+            makers.append((row, partial(one_process, run, n_games, n_simulations)))
         run.rate(makers)
 
 
@@ -178,7 +167,7 @@ def simulations(run: Run) -> None:
     n = 16 if run.quick else 128
     for n_games in (8,) if run.quick else (1024, 4096, 16384) if on_gpu else (256,):
         row = {"part": "simulations", "games": n_games, "simulations": n}
-        run.rate([(row, partial(one_process, run, n_games, n, on_gpu))])
+        run.rate([(row, partial(one_process, run, n_games, n))])
 
 
 def summary(run: Run) -> None:

@@ -98,7 +98,7 @@ def learnt(algorithm: str, _: Rows) -> list[str]:
         returns = ", ".join(f"{row['seed']}: {row['final_return']:.0f} ({last_five(row):.0f})" for row in rows)
         mean = statistics.fmean(row["final_return"] for row in rows)
         asked = task.target is not None
-        reached = [row.get("steps_to_target", row.get("steps_to_475")) for row in rows if asked]
+        reached = [row["steps_to_target"] for row in rows if asked]
         known = sorted(steps for steps in reached if steps is not None)
         words = f"{known[0] / 1000:.0f}k to {known[-1] / 1000:.0f}k" if known else ""
         never = f"{reached.count(None)} never" if None in reached else ""
@@ -206,7 +206,7 @@ def strength(rows: Rows) -> list[str]:
     cells = [[f"{row['stones']} stones", *(f"{row[name]:.0%}" for name in names)] for row in sets]
     about = (
         f"After {whole['moves_of_self_play']:,} moves of self-play, with {whole['simulations']:,} simulations of each "
-        f"move ({whole['method']}):"
+        "move (gumbel):"
     )
     head = f"mistakes in {sets[0]['positions']} positions | " + " | ".join(names)
     return [about, "", *table("opponent | won | drawn | lost", games), "", *table(head, cells)]
@@ -288,9 +288,9 @@ TABLES: dict[str, tuple[str, Table]] = {
         "{work} | {steps_per_s:,.0f} | {ratio:.2f}", part="collection",
     )),
     "scale_plan": ("scale", columns(
-        "batches, from workers that do nothing | ms per batch | MiB per second | ms more, with 16 MiB of new weights",
-        lambda row: f"{row['work']} | {1e3 * row['seconds_per_batch']:.2f} | {row['bytes_per_s'] / 2**20:,.0f} | "
-        f"{1e3 * row['seconds_per_16_mib_of_weights']:.1f}", part="plan",
+        "batches, from workers that do nothing | ms per batch | MiB per second",
+        lambda row: f"{row['work']} | {1e3 * row['seconds_per_batch']:.2f} | {row['bytes_per_s'] / 2**20:,.0f}",
+        part="plan",
     )),
     "seconds_to_475": ("time_to_475", lambda rows: time_to_475.table(rows).splitlines()),
     "robustness": ("robustness", robustness.report),
