@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -73,7 +74,7 @@ def draw_panels(
     for axes, (title, groups) in zip(everything, panels.items(), strict=False):
         for i, (label, curves) in enumerate(groups.items()):
             line = _LINES[i // len(_COLOURS) % len(_LINES)]
-            _draw(axes, textwrap.fill(label, _LETTERS), curves, _COLOURS[i % len(_COLOURS)], line)
+            _draw(axes, in_lines(label), curves, _COLOURS[i % len(_COLOURS)], line)
         if groups:
             where: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1.01, 1.0)} if outside else {"loc": "best"}
             axes.legend(frameon=False, fontsize=7 if small else 8 if outside else 9, borderaxespad=0.5, **where)
@@ -85,6 +86,16 @@ def draw_panels(
         axes.spines[["top", "right"]].set_visible(False)
     figure.supxlabel("environment steps", fontsize=10)
     figure.savefig(path)
+
+
+def in_lines(label: str) -> str:
+    r"""Break a label of settings into lines, but not between a setting and its value.
+
+    >>> in_lines("ppo, n_env_steps 500000, evaluation_episodes 100, seed 1")
+    'ppo, n_env_steps 500000,\nevaluation_episodes 100, seed 1'
+    """
+    bound = re.sub(r" (\S+)(?=,|$)", "\N{NO-BREAK SPACE}\\1", label)
+    return textwrap.fill(bound, _LETTERS).replace("\N{NO-BREAK SPACE}", " ")
 
 
 def _draw(axes: Any, label: str, curves: Sequence[Curve], colour: str, line: str) -> None:  # noqa: ANN401 - of matplotlib

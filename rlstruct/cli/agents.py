@@ -40,7 +40,8 @@ def algorithm_of(name: str) -> Algorithm[Any]:
     if name not in ALGORITHMS and is_own(name):
         found = imported(name)
         if not isinstance(found, Algorithm):
-            raise UserError(f"{name} is a {type(found).__name__}, expected an Algorithm of rlstruct.algos.")
+            kind = "class" if isinstance(found, type) else type(found).__name__
+            raise UserError(f"{name} is a {kind}, expected an Algorithm of rlstruct.algos.")
         ALGORITHMS[name] = found
     if name not in ALGORITHMS:
         raise UserError(f"there is no algorithm {name!r}, only {', '.join(ALGORITHMS)}.{nearest(name, ALGORITHMS)}")

@@ -23,7 +23,8 @@ def require(extra: str, *modules: str, what: str) -> None:
     """Raise UserError unless an extra of this package is installed."""
     missing = [module for module in modules if importlib.util.find_spec(module) is None]
     if missing:
-        raise UserError(f"{what} needs {', '.join(missing)}, which is not installed. {how_to_install(extra)}")
+        verb = "is" if len(missing) == 1 else "are"
+        raise UserError(f"{what} needs {', '.join(missing)}, which {verb} not installed. {how_to_install(extra)}")
 
 
 def check_device(option: str, device: str) -> None:

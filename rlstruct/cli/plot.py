@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -57,11 +58,12 @@ def run(arguments: Sequence[str]) -> None:
         for label, curves in groups.items():
             last = [curve.values[-1] for curve in curves]
             end = f"ends at {format_return(sum(last) / len(last))}"
-            say(
+            line = (
                 (f"{environment}: " if len(panels) > 1 else "")
                 + f"{label}: {plural(len(curves), 'run')}, {end}"
                 + (f" (from {format_return(min(last))} to {format_return(max(last))})" if last[1:] else "")
             )
+            say(textwrap.fill(line, 80, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False))
     if left_out := sorted(map(str, set(options.runs) - set(runs))):
         say(f"left out, nothing was logged there: {', '.join(left_out)}")
     say(f"{options.out}")

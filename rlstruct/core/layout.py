@@ -248,7 +248,10 @@ def check_pair(cls: type, leading: int, key: str, tensor: Tensor, first_key: str
             fix += f" Numbers that belong to no row, such as losses, go into a plain dict: {{{key!r}: value}}."
         axes = f"at least {leading} leading {'axis' if leading == 1 else 'axes'} [{', '.join('BT'[:leading])}, ...]"
         raise ShapeMismatchError(f"{where} {key!r} is {spec_of(tensor)}, expected {axes}. {fix}")
-    fix = "" if tensor.shape[:leading] == lead else f"All tensors have the same rows, here those of {first_key!r}."
+    fix = f"All tensors have the same rows, here those of {first_key!r}."
+    if tensor.shape[:leading] == lead:  # which of the two is misplaced, only the caller knows
+        moves = " or ".join(f".to({str(one.device)!r})" for one in (tensor, first))
+        fix = f"{first_key!r} is on {first.device}; move the misplaced one with {moves}, or create it with device=..."
     expect(where, {key: tensor}, device=first.device, rows=lead, fix=fix)
 
 

@@ -52,8 +52,9 @@ class Report:
         noting = f"{1e6 * prices.operation:.2f} us an operation"
         if prices.event is not None:
             noting += f", {1e6 * max(0.0, prices.event):.2f} us an operator of torch"
+        windows = "1 window" if main.n_windows == 1 else f"{main.n_windows} windows"
         lines = [
-            f"Recorded {main.seconds:.2f} s of {main.lifetime:.2f} s in {main.n_windows} window(s). What lies between "
+            f"Recorded {main.seconds:.2f} s of {main.lifetime:.2f} s in {windows}. What lies between "
             "windows was not recorded: a long run is sampled where the training begins, and at 0, 3, 9, 27, … times "
             "the length of a window.",
             f"Torch's operators were recorded in {main.watched:.2f} s of that, in slices; the rest is split "

@@ -229,8 +229,8 @@ def _check_arguments(func: Any, name: str, device: torch.device, args: Any, kwar
         where = "; ".join(f"on {place}: {', '.join(labels)}" for place, labels in names.items())
         raise SimDeviceMismatchError(
             f"{calling_line()}: torch.{name}: its tensors are on {len(names)} devices ({where}), expected one. "
-            f"Create the misplaced tensor with device={str(device)!r} (or zeros_like, new_zeros, ...), or move it with "
-            f".to({str(device)!r})."
+            f"Create the misplaced tensor with device={str(device)!r} (or zeros_like, new_zeros, ...), or move it, or "
+            f"the network it belongs to, with .to({str(device)!r})."
         )
 
 

@@ -257,6 +257,13 @@ def test_two_runs_are_plotted_as_one_curve_and_a_film_of_the_agent_moves(capsys:
     said = capsys.readouterr().out
     assert "a2c, trace_decay 0.98: 2 runs" in said
     assert "a2c, trace_decay 0.5: 1 run," in said
+    changed = ["--max-gradient-norm", "0.75", "--learning-rate", "0.0002", "--discount", "0.9", "--trace-decay", "0.5"]
+    other = train("a2c", "--env", "CartPole-v1", *SMALL, *changed)
+    capsys.readouterr()
+    assert main(["plot", str(runs[0]), str(other), "--out", "pictures/two.png"]) == 0
+    said = capsys.readouterr().out
+    assert "\n  " in said  # settings that fill more than one line
+    assert max(map(len, said.splitlines()[:-1])) <= 80
     for _ in range(2):  # runs of a program of the user's, such as the demo
         with RunFolder("mine", A2CConfig(), n_env_steps=9, progress=False) as mine:
             mine.log_evaluation(Evaluation(0, 0, (1.0, 3.0), (1, 2), 0.1))

@@ -49,4 +49,7 @@ def test_mistakes(
     assert main(["export", str(run), "--onnx"]) == 2
     said = capsys.readouterr().err
     assert said.startswith("rlstruct export: --onnx needs onnxruntime, which is not installed. Install ")
+    monkeypatch.setattr(find_spec, lambda name: None if name.startswith("onnx") else sys)
+    assert main(["export", str(run), "--onnx"]) == 2
+    assert "needs onnx, onnxscript, onnxruntime, which are not installed." in capsys.readouterr().err
     assert not (run / "policy.pt2").exists()

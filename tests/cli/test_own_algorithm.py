@@ -89,7 +89,7 @@ def test_an_algorithm_in_a_module_trains_by_module_and_name(
     assert main(["train", "--resume", str(run), "--n-env-steps", "240", "--no-progress"]) == 0
     assert main(["train", f"{__name__}:SMALL", "--env", "CartPole-v1"]) == 2
     assert main(["train", f"{__name__}:ToyConfig", "--env", "CartPole-v1"]) == 2
-    assert f"{__name__}:ToyConfig is a type, expected an Algorithm of rlstruct.algos." in capsys.readouterr().err
+    assert f"{__name__}:ToyConfig is a class, expected an Algorithm of rlstruct.algos." in capsys.readouterr().err
 
 
 def test_its_help_has_its_settings_with_their_ranges(capsys: pytest.CaptureFixture[str]) -> None:

@@ -160,7 +160,8 @@ def test_set_works_on_the_empty_structure_and_replaces() -> None:
         (
             {"b": torch.zeros(1), "a": torch.zeros(1, device="meta")},
             DeviceMismatchError,
-            r"DictTensor: tensor 'a' is on meta, expected cpu. .* or move it with .to\('cpu'\)",
+            r"DictTensor: tensor 'a' is on meta, expected cpu. 'b' is on cpu; move the misplaced one "
+            r"with .to\('meta'\) or .to\('cpu'\), or create it with device=\.\.\.",
         ),
         (
             {"b": torch.zeros(1, device="meta"), "a": torch.zeros(1)},

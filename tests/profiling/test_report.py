@@ -68,7 +68,7 @@ def test_the_report_says_what_it_took_away_and_what_is_uncertain(tmp_path: pathl
     iterations(Script(operation_cost=100_000), MS).write(tmp_path)
     text = in_one_line(read(tmp_path))
     assert "The cost of recording torch's operators is not: too few slices" in text
-    assert "in 1 window(s)" in text
+    assert "in 1 window." in text
     assert "is sampled" in text
     assert "100.00 us an operation" in text
     assert " simulator 12 " in text
