@@ -10,7 +10,7 @@ from typing import Annotated
 import tyro
 
 from rlstruct.cli.messages import UserError, require, say
-from rlstruct.cli.stored_run import undescribed
+from rlstruct.cli.stored_run import factory_hint, undescribed
 from rlstruct.errors import BadTypeError, BadValueError, MissingFileError, UsageError
 from rlstruct.policies import export, load
 
@@ -46,5 +46,4 @@ def run(arguments: Sequence[str]) -> None:
             difference = export(policy, folder / name)
             say(f"{folder / name}: checked against the policy, largest difference {difference:.2g}")
     except (BadTypeError, BadValueError, MissingFileError, UsageError) as error:
-        hint = " With --factory they are the second and the third." if "Pass create_" in str(error) else ""
-        raise UserError(str(error).partition(": ")[2] + hint) from None
+        raise UserError(str(error).partition(": ")[2] + factory_hint(error)) from None

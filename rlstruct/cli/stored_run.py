@@ -129,6 +129,13 @@ def undescribed(run: Path, names: Sequence[str]) -> dict[str, Any]:
     return {}
 
 
+def factory_hint(error: Exception) -> str:
+    """Say how the command line takes the factories that an error of `rlstruct.load` asks for; "" for other errors."""
+    if "Pass create_" not in str(error):
+        return ""
+    return " On the command line: --factory MODULE:CREATE_ENV MODULE:CREATE_MODEL MODULE:CREATE_AGENT."
+
+
 def _load_own(run: Path, names: Sequence[str], auto_reset: bool) -> Trained:
     """Load the network of a run of the user's own program, with the factories of its training."""
     makers = undescribed(run, names)
@@ -137,7 +144,7 @@ def _load_own(run: Path, names: Sequence[str], auto_reset: bool) -> Trained:
         policy = policies.load(run, **makers)
         env_steps = int(read_checkpoint(run / "checkpoint.pt")["env_steps"])
     except (ValueError, FileNotFoundError, BadTypeError) as error:
-        raise UserError(f"{str(error).partition(': ')[2]} With --factory they are the second and the third.") from None
+        raise UserError(str(error).partition(": ")[2] + factory_hint(error)) from None
     name, config = type(policy.model).__name__, TrainingConfig(evaluation_stochastic=policy.stochastic)
     settings = RunSettings(
         algorithm=run.resolve().name, task=Task(env=names[0]), agent=name, config=config, versions=versions()

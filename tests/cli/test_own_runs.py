@@ -166,7 +166,9 @@ def test_a_run_with_a_network_of_its_own_is_exported_with_factories(capsys: Capt
     with RunFolder("mine", CONFIG, n_env_steps=200, progress=False) as run:
         a2c.train(CONFIG, own_games.Policy, ActorCriticAgent, own_games.create_env, run=run)
     assert main(["export", str(run.path)]) == 2
-    assert "With --factory they are the second and the third." in capsys.readouterr().err
+    assert "On the command line: --factory MODULE:CREATE_ENV MODULE:CREATE_MODEL" in capsys.readouterr().err
+    assert main(["export", str(run.path / "nothing")]) == 2
+    assert "--factory" not in capsys.readouterr().err
     assert main(["export", str(run.path), "--factory", "own_games:create_env", "own_games:Policy"]) == 0
 
 
