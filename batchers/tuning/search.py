@@ -41,7 +41,8 @@ class Candidate(NamedTuple):
         """Describe the candidate, as in ``2 x 64 environments x 32 steps``."""
         workers = f"{self.n_processes} x " if self.n_processes else ""
         shared = f", {self.sharing}" if self.sharing != "none" else ""
-        return f"{workers}{self.n_envs} environments x {self.n_timesteps} steps{shared}"
+        environments = f"{self.n_envs} environment{'s' * (self.n_envs > 1)}"
+        return f"{workers}{environments} x {self.n_timesteps} step{'s' * (self.n_timesteps > 1)}{shared}"
 
 
 @dataclass(frozen=True)

@@ -100,7 +100,8 @@ class Tuning(Mapping[str, Any]):
         does = "collects and learns" if self.learns else "collects"
         duration = f"{self.seconds:.0f} s" if self.seconds else "from the cache"
         n = sum(probe.measured is not None for probe in self.probes)
-        return "\n".join([*lines, f"{self.best} {does} fastest ({n} probes, {duration})", f"paste: {self.options}"])
+        probes = f"{n} probe{'s' * (n > 1)}"
+        return "\n".join([*lines, f"{does} fastest: {self.best} ({probes}, {duration})", f"paste: {self.options}"])
 
 
 def tune(

@@ -249,6 +249,13 @@ def test_a_stopped_run_goes_on_as_if_it_had_not_been_stopped(monkeypatch: pytest
     assert "checkpoint.pt is not a checkpoint of a training, or is damaged" in capsys.readouterr().err
 
 
+def test_the_description_of_a_training_fits_80_columns(capsys: Capture) -> None:
+    train("dqn", "--env", "Freeway-MinAtar", *SMALL)
+    said = capsys.readouterr().out
+    assert "dqn on Freeway-MinAtar: convolutional network of action values, duelling,\n  learner on cpu\n" in said
+    assert max(map(len, said.splitlines())) <= 80
+
+
 def test_two_runs_are_plotted_as_one_curve_and_a_film_of_the_agent_moves(capsys: Capture) -> None:
     runs = [train("a2c", "--env", "CartPole-v1", *SMALL, "--seed", seed) for seed in "01"]
     other = train("a2c", "--env", "CartPole-v1", *SMALL, "--trace-decay", "0.5")

@@ -72,7 +72,7 @@ def test_a_training_is_tuned_and_repeated_with_the_answer(capsys: Capture) -> No
 def test_every_kind_of_algorithm_is_tuned(algorithm: str, capsys: Capture) -> None:
     options = ["--n-timesteps", "8", "--learn", "--n-envs", "4", "--n-processes", "0", "--no-progress"]
     assert main(["tune", algorithm, "--env", "CartPole-v1", *options]) == 0
-    assert "4 environments x 8 steps collects and learns fastest" in capsys.readouterr().out
+    assert "collects and learns fastest: 4 environments x 8 steps (" in capsys.readouterr().out
 
 
 def test_factories_are_tuned_by_name(tmp_path: pathlib.Path, capsys: Capture) -> None:
@@ -103,6 +103,7 @@ def test_the_table_says_why_a_slower_row_may_show_a_higher_speed(
         assert main(["tune", "ppo", "--env", "CartPole-v1"]) == 0
         printed = capsys.readouterr().out
         assert ("FASTEST won when timed in alternation" in printed) == is_said
+        assert f"collects fastest: {best} environments x 8 steps (2 probes, 1 s)" in printed
         assert all(len(line) <= 80 for line in printed.splitlines())
 
 

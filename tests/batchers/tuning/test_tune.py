@@ -216,5 +216,5 @@ def test_mistakes_are_told_at_once(wrong: dict[str, Any], kind: type[Exception],
 
 @pytest.mark.skipif(not LINUX, reason="Linux tells what processes take")
 def test_a_limit_below_the_smallest_candidate_is_told() -> None:
-    with pytest.raises(ValueError, match=r"1 environments x 2 steps, the smallest .* is the limit. Pass a larger"):
+    with pytest.raises(ValueError, match=r"1 environment x 2 steps, the smallest .* is the limit. Pass a larger"):
         quick(memory_limit=2**20)
