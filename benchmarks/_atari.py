@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from _gpu_rungs import MakeRung, Rung, batches, synchronize
+from _gpu_rungs import Loop, MakeRung, Rung, synchronize
 from _report import Panels, Row, pivot, table
 
 from rlstruct import DictTensor, VecEnv, sims
@@ -108,7 +108,7 @@ def batch_rung(name: str, engine: str, game: str, n: int, device: torch.device, 
         T, create_agent, create_env, agent_args={"model": model, "copy_model": True, "device": device},
         env_args={"engine": engine, "game": game, "n_envs": n, "device": str(device)}, device=device, seed=0,
     )  # fmt: skip
-    return batches(name, batcher, device, T, learner if learns else None)
+    return Rung(name, Loop(batcher, device, learner if learns else None).iterate, T)
 
 
 def gpu_use(rung: Rung, device: torch.device) -> Row:

@@ -130,24 +130,30 @@ def batcher_rung(name: str, n_envs: int, device: torch.device, backend: str | No
         env_args={"n_envs": n_envs} | ({} if backend is None else {"device": device, "backend": backend}), seed=0,
         device=device, graph=graph,
     )  # fmt: skip
-    return batches(name, batcher, device, T)
+    return Rung(name, Loop(batcher, device).iterate, T)
 
 
-def batches(
-    name: str, batcher: RL_Batcher, device: torch.device, n_steps: int, learner: GradientLearner | None = None
-) -> Rung:
-    """Return batches, and an update on each where there is a learner."""
-    batcher.reset()
+class Loop:
+    """Batches, and an update on each where there is a learner, whose weights are published."""
 
-    def run() -> None:
-        batcher.execute()
-        batch = batcher.get()[0]
-        if learner is not None:
-            learner.update(batch, 0.0)
-            batcher.update(learner.model.state_dict())
-        synchronize(device)
+    def __init__(self, batcher: RL_Batcher, device: torch.device, learner: GradientLearner | None = None) -> None:
+        self.batcher, self.learner, self._device = batcher, learner, device
+        batcher.reset()
 
-    return Rung(name, run, n_steps)
+    def collect(self) -> None:
+        self.batcher.execute()
+        self._batch = self.batcher.get()[0]
+        synchronize(self._device)
+
+    def learn(self) -> None:
+        if self.learner is not None:
+            self.learner.update(self._batch, 0.0)
+            self.batcher.update(self.learner.model.state_dict())
+            synchronize(self._device)
+
+    def iterate(self) -> None:
+        self.collect()
+        self.learn()
 
 
 def policy_rungs(n_envs: int, device: torch.device) -> list[MakeRung]:

@@ -30,10 +30,8 @@ import _gpu_rungs
 import _report
 import torch
 from _gpu_profiles import profiling
-from _gpu_rungs import synchronize
 from _learning import learning_seconds
 
-from rlstruct import Trajectories
 from rlstruct.agents import ActorCritic, ActorCriticAgent
 from rlstruct.algos import a2c
 from rlstruct.algos.ppo import PPOConfig, PPOLearner
@@ -118,38 +116,21 @@ def training(run: Run) -> None:
             run.add(part="training", **where, N=4096, reached=reached, seconds=seconds, env_steps=steps)
 
 
-class Loop:
-    """A training loop without evaluations: collect, learn, publish the weights."""
-
-    def __init__(self, config: PPOConfig, backend: str) -> None:
-        self.device = torch.device(config.learner_device)
-        torch.manual_seed(0)
-        self.learner = PPOLearner.create(ActorCritic(4, 2).to(self.device), ActorCriticAgent, config)
-        self.batcher = RL_Batcher(
-            config.n_timesteps, ActorCriticAgent, partial(make, "CartPole-v1", backend=backend, device=self.device),
-            agent_args={"model": self.learner.model, "copy_model": True, "device": self.device},
-            env_args={"n_envs": config.n_envs}, device=self.device, seed=0,
-            compile_agent=config.compile_update and self.device.type == "cpu",
-        )  # fmt: skip
-        self.batcher.reset()
-        for _ in range(2):  # the first update runs eagerly, the second is recorded
-            self.batch = self.collect()
-            self.learn()
-
-    def collect(self) -> Trajectories:
-        self.batcher.execute()
-        self.batch = self.batcher.get()[0]
-        synchronize(self.device)
-        return self.batch
-
-    def learn(self) -> None:
-        self.learner.update(self.batch, 0.0)
-        self.batcher.update(self.learner.model.state_dict())
-        synchronize(self.device)
-
-    def iterate(self) -> None:
-        self.collect()
-        self.learn()
+def ppo_loop(config: PPOConfig, backend: str) -> _gpu_rungs.Loop:
+    """Return a training loop without evaluations: collect, learn, publish the weights."""
+    device = torch.device(config.learner_device)
+    torch.manual_seed(0)
+    learner = PPOLearner.create(ActorCritic(4, 2).to(device), ActorCriticAgent, config)
+    batcher = RL_Batcher(
+        config.n_timesteps, ActorCriticAgent, partial(make, "CartPole-v1", backend=backend, device=device),
+        agent_args={"model": learner.model, "copy_model": True, "device": device},
+        env_args={"n_envs": config.n_envs}, device=device, seed=0,
+        compile_agent=config.compile_update and device.type == "cpu",
+    )  # fmt: skip
+    loop = _gpu_rungs.Loop(batcher, device, learner)
+    for _ in range(2):  # the first update runs eagerly, the second is recorded
+        loop.iterate()
+    return loop
 
 
 def trained(run: Run) -> None:
@@ -171,7 +152,7 @@ def trained(run: Run) -> None:
         row = {"part": "trained", "task": task, "backend": backend, "N": config.n_envs}
         if not run.measured(**row, rung=ways[-1]) and run.left(SECONDS, "trained"):
             with run.caught(**row, rung=ways[-1]):
-                loops = {way: Loop(replace(config, **WAYS[way]), backend) for way in ways}
+                loops = {way: ppo_loop(replace(config, **WAYS[way]), backend) for way in ways}
                 rungs = [
                     partial(_gpu_rungs.Rung, f"{way}{what}", call, config.n_timesteps)
                     for way, loop in loops.items()
