@@ -19,8 +19,9 @@ from torch.utils._pytree import tree_map_only
 from rlstruct.algos.checkpoint import write_checkpoint
 from rlstruct.algos.evaluation import Evaluation
 from rlstruct.core import Trajectories
-from rlstruct.errors import BadTypeError, UsageError
+from rlstruct.errors import BadTypeError, BadValueError, UsageError
 from rlstruct.functional.all_reduce import sum_over_learners
+from rlstruct.options import nearest
 from rlstruct.policies import Policy
 
 if TYPE_CHECKING:
@@ -120,6 +121,17 @@ class Callback:
 
     kept: tuple[str, ...] = ()
     every_rank = False
+
+    def __init_subclass__(cls, **arguments: Any) -> None:  # noqa: ANN401 - passed on
+        """Raise for a method that is named like a hook and is none: nothing would call it."""
+        super().__init_subclass__(**arguments)
+        hooks = [name for name in vars(Callback) if name.startswith("on_")]
+        for name in vars(cls):
+            if name.startswith("on_") and name not in hooks:
+                raise BadValueError(
+                    f"{cls.__name__}: {name!r} is not a hook, and nothing would call it. The hooks are "
+                    f"{', '.join(hooks)}.{nearest(name, hooks)} Give a method of your own another name."
+                )
 
     def on_start(self, context: TrainingContext) -> None:
         """Called when a training starts, or continues from a checkpoint."""

@@ -34,7 +34,9 @@ def run(arguments: Sequence[str]) -> None:
     wanted = arguments[0].rpartition(".")[2].lower()  # rlstruct.errors.WorkerError, as a traceback has it
     found = next((title for name, title in names.items() if name.lower() == wanted), None)
     if found is None:
-        raise UserError(f"no error is called {arguments[0]!r}.{nearest(wanted, names)}")
+        raise UserError(
+            f"no error is called {arguments[0]!r}.{nearest(wanted, names) or ' `rlstruct explain` lists all.'}"
+        )
     say(found)
     say("-" * len(found))
     for line in plain(parts[found]):
@@ -51,9 +53,10 @@ def plain(markdown: str) -> Iterator[str]:
     r"""Lay out Markdown for a terminal: paragraphs of 80 columns, and rows of tables as lists.
 
     >>> list(plain("| said | fix |\n|---|---|\n| [a](b.md) | c |"))
-    ['- said: a', '  fix: c']
+    ['- said: a (docs/b.md)', '  fix: c']
     """
-    text = re.sub(r"\[([^\]]+)\]\([^)]*\)", r"\1", markdown)  # links
+    text = re.sub(r"\[([^\]]+)\]\((\w+\.md)[^)]*\)", r"\1 (docs/\2)", markdown)
+    text = re.sub(r"\[([^\]]+)\]\([^)]*\)", r"\1", text)  # other links
     for block in re.split(r"(```.*?```|\n\n+)", text, flags=re.DOTALL):
         if block.startswith("```"):
             yield from textwrap.indent(block.partition("\n")[2].rstrip("`\n"), "    ").splitlines()

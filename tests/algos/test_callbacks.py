@@ -140,6 +140,13 @@ class Counts(Callback):
         self.n = state["n"]
 
 
+def test_a_misspelt_hook_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"Misspelt: 'on_updates' is not a hook.* Did you mean 'on_update'\?"):
+        type("Misspelt", (Callback,), {"on_updates": lambda self, context: None})
+    fine: Any = type("Fine", (Callback,), {"on_update": lambda self, context: None, "helper": 1})
+    assert isinstance(fine(), Callback)
+
+
 def test_a_resumed_training_restores_the_states(tmp_path: Path) -> None:
     first, second = Counts(), Counts()
     second.n = 100

@@ -53,3 +53,8 @@ def test_a_reader_that_stops_ends_a_command_in_silence(words: list[str]) -> None
     run = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, timeout=120, check=False)
     os.close(writing)
     assert (run.returncode, run.stderr) == (1, "")
+
+
+def test_a_name_like_no_other_gets_the_way_to_the_list(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "Zebra"]) == 2
+    assert capsys.readouterr().err == "rlstruct explain: no error is called 'Zebra'. `rlstruct explain` lists all.\n"
