@@ -72,7 +72,7 @@ class GameModel:
         """Take a step of the simulator; see `rlstruct.search.tree.Model`."""
         nothing = action[:0]
         after, reward, terminated = self.simulator.transition(self._inner(state), action, nothing)
-        key = random.child_key(state[_KEY], 0) if self._keeps_key else nothing
+        key = random.child_key(state[_KEY], action) if self._keeps_key else nothing
         return self.begin(after, key), reward, torch.where(terminated, 0.0, self.discount)
 
     def evaluate(self, state: Tensors) -> tuple[Tensor, Tensor]:
@@ -109,14 +109,15 @@ class RolloutModel(GameModel):
 
     def logits_and_value(self, state: Tensors, frame: Tensor, legal: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return logits of 0, and the return of a random game for the player to move."""
-        key = state[_KEY]
+        key = state[_KEY]  # children 0 to A - 1 are the keys of the next states, later ones draw the moves
         if legal is None:
             legal = torch.ones((key.shape[0], self._n_actions), dtype=torch.bool, device=key.device)
         value, weight = torch.zeros_like(key, dtype=torch.float32), torch.ones_like(key, dtype=torch.float32)
         allowed = legal
         for i in range(self._n_moves):
             # Finished games continue with a weight of 0; they may have no legal action left.
-            action = (random.uniform(random.child_key(key, i + 1), (self._n_actions,)) + allowed).argmax(-1)
+            drawn = random.uniform(random.child_key(key, self._n_actions + i), (self._n_actions,))
+            action = (drawn + allowed).argmax(-1)
             state, reward, discount = self.advance(state, action)
             value, weight = value + weight * reward, weight * discount
             found = split_frames(self.simulator.observe(self._inner(state)))[1]

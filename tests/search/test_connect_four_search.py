@@ -164,6 +164,16 @@ def test_random_games_give_their_results_to_who_moves_next() -> None:
     assert abs(value.mean() - 0.113) < 0.06
 
 
+def test_random_games_from_different_states_are_independent() -> None:
+    """Equal draws at all states of one depth would not average out over a search."""
+    game = RolloutModel(ConnectFour(1), 7, n_moves=42)
+    root = game.begin(as_state([Bitboard()] * 4000), child_key(torch.arange(4000), 0))
+    children = [game.advance(root, torch.full((4000,), column))[0] for column in (2, 3, 4)]
+    values = torch.stack([game.evaluate(state)[1] for state in (root, *children)])
+    correlation = torch.corrcoef(values) - torch.eye(4)
+    assert correlation.abs().max() < 0.06  # four standard deviations of independent games
+
+
 def test_refuses_what_makes_no_sense() -> None:
     for wrong in ({"method": "alphabeta"}, {"n_simulations": 0}, {"max_depth": 0}, {"dirichlet_alpha": 0.0}):
         with pytest.raises(ValueError, match=f"SearchConfig: {next(iter(wrong))} is"):
