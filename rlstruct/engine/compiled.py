@@ -53,7 +53,7 @@ class Compiled:
         self._fn = fn
         self._run: Callable[[list[Tensor]], Sequence[Tensor]] | None = None
         self._arguments: Structure
-        self._inputs: list[tuple[int, tuple[int, ...]]] = []  # index and strides of each input that the code reads
+        self._strides: list[tuple[int, ...]] = []  # of each argument
         self._result: Structure
         self._outputs: list[int] = []  # index of the output, for each tensor of the result
         self._masks: list[int] = []
@@ -62,9 +62,8 @@ class Compiled:
         """Return ``fn(*args)``."""
         if self._run is None:
             self.prepare(*args)
-        given, inputs = self._arguments.flatten(args), []
-        for i, strides in self._inputs:
-            tensor = given[i]
+        inputs = []
+        for tensor, strides in zip(self._arguments.flatten(args), self._strides, strict=True):
             if tensor.stride() != strides:  # the code assumes the strides of the first call
                 empty = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device)
                 tensor = empty.copy_(tensor)
@@ -126,11 +125,10 @@ class Compiled:
             answer = graph.graph.find_nodes(op="output")[0]
             answer.meta["user_visible_output_idxs"] = range(len(outputs))  # outputs keep their strides:
             answer.meta["original_output_strides"] = [tensor.stride() for tensor in outputs]
-            used = _drop_unused(graph.graph)
             held = _lift_held(graph)
             graph.recompile()
-            run = compile_fx_inner(graph, [*(inputs[i] for i in used), *held])
-        self._inputs = [(i, inputs[i].stride()) for i in used]
+            run = compile_fx_inner(graph, [*inputs, *held])
+        self._strides = [tensor.stride() for tensor in inputs]
         self.held, self._run = held, getattr(run, "current_callable", run)  # without Inductor's wrapper
 
 
@@ -155,17 +153,6 @@ def _refuse_changes(graph: torch.fx.Graph) -> None:
                     raise NotPureError(f"{node.target} changes a tensor in place that was not created in the same call")
                 if node.target is not torch.ops.aten.lift_fresh_copy.default:
                     outer.add(node)  # a view of it
-
-
-def _drop_unused(graph: torch.fx.Graph) -> list[int]:
-    """Remove unused inputs, and return the indices of the others."""
-    used = []
-    for i, node in enumerate(graph.find_nodes(op="placeholder")):
-        if node.users:
-            used.append(i)
-        else:
-            graph.erase_node(node)
-    return used
 
 
 def _lift_held(module: torch.fx.GraphModule) -> list[Tensor]:
