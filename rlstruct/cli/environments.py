@@ -91,7 +91,7 @@ def imported(name: str) -> Callable[..., Any]:
     found = _module(module)
     create: Callable[..., Any] | None = getattr(found, attribute, None)
     if create is None:
-        raise UserError(f"{module} has no function {attribute!r}.{nearest(attribute, vars(found))}")
+        raise UserError(f"{module} has no function or class {attribute!r}.{nearest(attribute, vars(found))}")
     if not callable(create):
         raise UserError(f"{name} is a {type(create).__name__}, expected a function or a class.")
     return create
@@ -105,7 +105,7 @@ def _module(name: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name not in (name, name.partition(".")[0]):
             raise
-        raise UserError(f"there is no module {name!r}. Is its folder on PYTHONPATH?") from None
+        raise UserError(f"there is no module {name!r} in the current folder or on PYTHONPATH.") from None
 
 
 def is_own(name: str) -> bool:

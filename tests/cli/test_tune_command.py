@@ -113,7 +113,7 @@ def test_the_table_says_why_a_slower_row_may_show_a_higher_speed(
         (["pppo", "--env", "CartPole-v1"], "no algorithm 'pppo'"),
         (["a2c", "--env", "CartPol-v1"], "Did you mean 'CartPole-v1'?"),
         (["nowhere:f", "nowhere:g"], "there is no module 'nowhere'"),
-        (["json:load", "json:dum"], "json has no function 'dum'. Did you mean 'dump'?"),
+        (["json:load", "json:dum"], "json has no function or class 'dum'. Did you mean 'dump'?"),
         (["json:load"], "name both factories"),
         (["a2c", "--env", "CartPole-v1", "--n-envs", "4", "2"], "n_envs is [4, 2], expected rising numbers"),
         (["a2c", "--env", "CartPole-v1", "--memory-limit", "0.001"], "is the limit. Pass a larger memory_limit"),
