@@ -1,7 +1,6 @@
 """RL-Scope's survey (Gleeson et al., MLSys 2021), here: where trainings of several kinds spend their time.
 
-Each training warms up, is timed for some seconds, and is then profiled for as long. Its settings are the presets of
-`rlstruct train`, or the defaults.
+Each training, with its preset or the defaults, warms up, is timed for some seconds, and is then profiled for as long.
 """
 
 from __future__ import annotations
@@ -15,14 +14,14 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from _report import Row, table
+from _report import Row, calls_in, seconds_of, table
 
 from rlstruct.algos import Callback
 from rlstruct.algos.callbacks import TrainingContext
 from rlstruct.algos.presets import PRESETS
 from rlstruct.cli.agents import algorithm_of, prepare, with_stacks
 from rlstruct.cli.environments import Task
-from rlstruct.profiling import Report, phase, profile, read
+from rlstruct.profiling import Report, operation, phase, profile, read
 from rlstruct.profiling.prices import WAIT
 
 if TYPE_CHECKING:
@@ -147,6 +146,38 @@ def train(work: Work, seconds: float, device: torch.device) -> Row:
         }  # fmt: skip
 
 
+def supervised(seconds: float, device: torch.device) -> Row:
+    """Train the network of A2C on CartPole with its batch size, from labels in memory: no simulator, no inference."""
+    config, choice, _ = configured(Work("a2c"), device)
+    model, n = choice.create_model().to(device), config.n_envs * config.n_timesteps
+    optimiser = torch.optim.Adam(model.parameters(), lr=config.learning_rate)
+    frames = torch.randn(1 << 16, 4, device=device)
+
+    def iterate() -> None:
+        with operation("iteration"):
+            with operation("replay buffer"):
+                seen = frames[torch.randint(len(frames), (n,), device=device)]
+            with operation("loss"):
+                logits, value = model(seen)
+                loss = torch.nn.functional.cross_entropy(logits, (seen[:, 0] > 0).long()) + value.square().mean()
+            with operation("backward"):
+                optimiser.zero_grad()
+                loss.backward()
+            with operation("optimiser"):
+                optimiser.step()
+
+    count = max(WARM, calls_in(iterate, seconds))
+    begun = time.perf_counter()
+    seconds_of(iterate, count)
+    frames.sum().item()  # waits for the device
+    taken = (time.perf_counter() - begun) / count
+    with tempfile.TemporaryDirectory() as folder:
+        with profile(folder, window=3600.0), phase("training"):
+            seconds_of(iterate, count)
+        found = {"steps_per_second": n / taken, "seconds": taken, **broken_down(read(folder))}
+    return {"envs": config.n_envs, "timesteps": config.n_timesteps, **found}
+
+
 def broken_down(report: Report) -> Row:
     """Return shares of the work of all processes, by kind of operation and by region, and the use of the GPU."""
     rows = [row for one in report.processes for row in one.rows if row.phase == "training" and row.path]
@@ -169,8 +200,10 @@ def broken_down(report: Report) -> Row:
 
 
 def measure_survey(run: Ladder, sizes: Mapping[str, Sequence[int]]) -> None:
-    """Measure each training."""
+    """Measure each training, and the supervised one."""
     seconds = sizes["ms"][0] / 1e3
+    if not run.measured("survey", work="supervised"):
+        run.add(part="survey", work="supervised", **supervised(seconds, run.device))
     every = {
         work.name: work for work in works(cuda=run.device.type == "cuda", workers=sizes["workers"], quick=run.quick)
     }

@@ -2,11 +2,10 @@
 
     python benchmarks/connect_four_strength.py RUN [--simulations 1000] [--games 40] [--uct 1000] [--positions 100]
 
-Both sides have 1,000 simulations of each move unless you say otherwise. UCT and the solver are plain Python, and share
-nothing with the library. A mistake is a move that gives away a win or a draw, by the network's own policy
-without a search, and by the search, before and after the training. The positions are drawn by random play, in sets by
-the number of stones, and have moves that are mistakes and moves that are none. RUN is a folder of
-`rlstruct train alphazero`.
+By default, both sides have 1,000 simulations of each move. UCT and the solver are plain Python, and share nothing with
+the library. A mistake is a move that gives away a win or a draw: by the network's policy without a search, and by the
+search, before and after the training. Positions come from random play, in sets by their number of stones; in each, some
+moves are mistakes and some are not. RUN is a folder of `rlstruct train alphazero`.
 """
 
 from __future__ import annotations

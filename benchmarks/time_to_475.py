@@ -149,8 +149,6 @@ def _row(contender: Contender, seed: int, answer: dict[str, Any]) -> dict[str, A
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """Format the seconds of all seeds, and how many times as long peers take where the environments are the same."""
-    # Older files say "drawn".
-    rows = [{**row, "evaluation": row["evaluation"].replace("drawn", "sampled")} for row in rows]
     seeds = sorted({row["seed"] for row in rows})
     lines = [
         f"| trained by | judged | {' | '.join(f'seed {seed}' for seed in seeds)} | mean s | theirs / ours "

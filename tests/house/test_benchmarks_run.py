@@ -448,10 +448,11 @@ def test_the_quick_experiments_measure_every_row(device: str, tmp_path: pathlib.
     assert {row["rung"] for row in measured if row["part"] == "compilers"} >= EVERYWHERE | {"Warp, 1 a launch"}
     assert {row["left_out"] for row in rows if "left_out" in row} <= {"not installed"}
     survey = {row["work"]: row for row in rows if row["part"] == "survey"}
-    assert set(survey) == {"A2C, CartPole-v1", "ALPHAZERO, ConnectFour-v0"}
+    assert set(survey) == {"supervised", "A2C, CartPole-v1", "ALPHAZERO, ConnectFour-v0"}
     shares = {name: [row[part] for part in ("simulation", "inference", "learning", "other")]
               for name, row in survey.items()}  # fmt: skip
     assert all(sum(parts) == pytest.approx(1.0) for parts in shares.values())
+    assert shares["supervised"][:2] == [0.0, 0.0]
     assert shares["A2C, CartPole-v1"][0] > 0.05
     assert len(list(tmp_path.glob("*.png"))) == 2
 
