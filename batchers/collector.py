@@ -25,7 +25,7 @@ from rlstruct.batchers.rollout_buffer import (
 from rlstruct.batchers.saved_state import CollectorState, check_rows, load_environment, on_cpu
 from rlstruct.batchers.validation import BatchValidator
 from rlstruct.core import DictTensor, Layout, TemporalDictTensor, expect
-from rlstruct.engine.executors import agent_runner
+from rlstruct.engine.executors import agent_runner, inference_mode_agrees
 from rlstruct.engine.runner import Runner
 from rlstruct.engine.streams import move
 from rlstruct.engine.torch_private import version_of
@@ -93,9 +93,9 @@ class Collector:
             )
         self.env = env
         self.agent, self.agent_info = agent, DictTensor()
-        self._runner = agent_runner(agent, device, compiled=compile_agent)
+        self._runner, self._eager = agent_runner(agent, device, compiled=compile_agent), not compile_agent
         self._runners: list[Runner[Any]] = [self._runner]  # all runners that depend on the agent's weights
-        self._act: Callable[..., Answer] = self._runner if compile_agent else agent
+        self._act: Callable[..., Answer] = agent if self._eager else self._runner
         self._buffer: RolloutBuffer | None = None  # holds the last batch, then the next; allocated on first use
         self.steps: Rollout
         self.layout, self.owned = Layout(), False
@@ -109,6 +109,7 @@ class Collector:
         self._progress = progress
         self.seed = seed
         self._unprobed = 0  # steps since the agent's purity was last checked
+        self._infers = False  # call the agent in torch's inference mode; decided after the first batch
         self._watched = False  # True once a batch has shown that the agent does not modify its observations
         self._copies = True  # pass copies of actions; False once a batch has shown that the environment writes to none
         self._writes = False  # the environment wrote to an action
@@ -163,7 +164,8 @@ class Collector:
         self.steps, self.owned = buffer, self._may_own
         collected = self.finish(n_steps, self._runner.executor)
         if not self._watched:
-            self._watched, self._copies = True, self._writes
+            self._watched, self._infers = True, self._inference_mode_agrees(buffer)
+            self._copies = self._writes
         if self.owned:
             self.renew()
         return collected
@@ -202,12 +204,16 @@ class Collector:
         buffer, t = self._buffer, 0
         state = buffer.begin(self._observation, self._state, keys)
         act, shown, agent_info = self._act, buffer.shown, self.agent_info
-        step_into, enter = self._step_into, self._progress.at
+        step_into, enter, infers = self._step_into, self._progress.at, torch.inference_mode()
         while t < self._T:
             if first is None:  # otherwise the agent has already acted
                 enter(_AGENT, t)
             history = history_until(buffer, t, self._restarts_take_steps) if self._history else None
-            if t and not watch:
+            if self._infers:
+                with infers:
+                    action, state = act(state, shown[t], agent_info, history)
+                    buffer.write_action(t, action)
+            elif t and not watch:
                 action, state = act(state, shown[t], agent_info, history)
                 buffer.write_action(t, action)
             else:
@@ -323,6 +329,18 @@ class Collector:
             raise ShapeMismatchError("agent: the action is empty, expected 'action' [B, ...] at least.")
         self.layout = rollout_layout(seen, action, self._state, self._T, self.env.auto_reset)
         return answer
+
+    def _inference_mode_agrees(self, buffer: RolloutBuffer) -> bool:
+        """Return True if the agent gives equal results in torch's inference mode, which makes a step 2 to 7 % faster.
+
+        A tensor created in inference mode can be neither modified in place nor differentiated elsewhere. The mode is
+        therefore used only for pure agents, which keep no tensors, with environments that read actions as arrays. The
+        first batch runs without it, so that modules can create lazy weights and caches.
+        """
+        if not self.agent.pure or self._step_into is None or not self._eager or self._history:
+            return False
+        self._progress.at(_AGENT, 0)
+        return inference_mode_agrees(self.agent, self._state, buffer.shown[0], self.agent_info, None)
 
     def _act_watched(
         self,

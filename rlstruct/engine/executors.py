@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 import torch
 
 from rlstruct.core import DictTensor, TemporalDictTensor
+from rlstruct.core.pytree import Structure
 from rlstruct.engine import torch_private
 from rlstruct.engine.compiled import Compiled
 from rlstruct.engine.graph import Graph, capture_on
+from rlstruct.engine.precision import EXACT
+from rlstruct.engine.purity import weights_of, why_unlike
 from rlstruct.engine.runner import Make, Runner
 from rlstruct.rl_agent import RL_Agent, check_answer
 
@@ -67,3 +70,35 @@ def _obstacle(agent: RL_Agent, device: torch.device) -> str:
     if names := torch_private.missing("compiled"):
         return f"torch {torch.__version__} lacks {', '.join(names)}"
     return "" if compiled_on(device) else f"there is no compiler for {device}"
+
+
+@torch.no_grad()
+def inference_mode_agrees(agent: RL_Agent, *args: Any) -> bool:  # noqa: ANN401 - see `RL_Agent.__call__`
+    """Return True if an agent acts the same in torch's inference mode, which computes no gradients. CPU only.
+
+    The agent's tensors and torch's generator are restored.
+    """
+    weights = weights_of(agent)
+    before = {name: value.clone() for name, value in weights.items()}
+
+    def act(mode: bool) -> Answer:
+        with torch.inference_mode(mode), torch.random.fork_rng([]):
+            return agent(*args)
+
+    expected = act(mode=False)
+    try:
+        if any(not torch.equal(value, before[name]) for name, value in weights.items()):
+            return False
+        found = act(mode=True)
+    except RuntimeError:  # torch refuses gradients and in-place changes in that mode
+        return False
+    finally:
+        for name, value in weights.items():
+            if not torch.equal(value, before[name]):
+                value.copy_(before[name])
+    why_unlike(expected, found, lambda: act(mode=False), EXACT, torch.device("cpu"))
+    structure = Structure(expected)
+    if structure != Structure(found):
+        return False
+    pairs = zip(structure.flatten(expected), structure.flatten(found), strict=True)
+    return all(one.dtype == other.dtype and torch.equal(one, other) for one, other in pairs)  # sync: once

@@ -153,6 +153,14 @@ def test_an_agent_that_changes_its_tensors_acts_as_often_as_it_is_asked(monkeypa
             assert_equal(trajectories, collect(honest))
 
 
+def test_an_agent_that_counts_has_broken_its_promise_without_a_compiler_too() -> None:
+    with (
+        batcher(Stubborn, False, agent_args={"habit": "counts"}) as stubborn,
+        pytest.raises(WorkerError, match="`pure = True` promises"),
+    ):
+        collect(stubborn)
+
+
 def collect_often(made: RL_Batcher) -> None:
     for _ in range(6):
         collect(made)
