@@ -88,9 +88,6 @@ $(TRAIN): pyproject.toml constraints.txt
 	@$(PYTHON) -m venv $(VENV)
 	@$(PIP) $(TORCH_FLAGS) torch
 	@$(PIP) --editable '.[train]'
-	@# Scripts next to the clone import the package, too: Python would prefer the clone's folder, if its name is rlstruct.
-	@echo 'import sys; sys.meta_path.sort(key=lambda finder: getattr(finder, "__name__", "") != "_EditableFinder")' \
-	  > "$$($(RUN) -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/rlstruct_first.pth"
 	@touch $@
 
 $(INSTALLED): $(TRAIN)

@@ -6,7 +6,6 @@ Environments are in `rlstruct.envs` and `rlstruct.sims`, agents in `rlstruct.age
 algorithms in `rlstruct.algos`, checks for your own classes in `rlstruct.testing`.
 """
 
-import os as _os
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 if _TYPE_CHECKING:
@@ -33,10 +32,6 @@ if _TYPE_CHECKING:
     from rlstruct.vec_env import VecEnv as VecEnv
 
 __version__ = "0.3.0"
-
-# A script in the root of a clone imports this file, not the installed one: agents, batchers and algos are one level up.
-if not _os.path.isdir(_os.path.join(__path__[0], "agents")):
-    __path__.append(_os.path.dirname(__path__[0]))
 
 # Imported on first use: torch takes a second to import, and the command line often does not need it.
 _NAMES = {

@@ -9,7 +9,6 @@ import re
 import shutil
 import subprocess
 import sys
-import sysconfig
 import zipfile
 from typing import Any
 
@@ -96,33 +95,6 @@ def test_the_wheel_imports_outside_the_repository_and_names_the_extras_it_lacks(
     files = run.stdout.split()
     assert len(files) > 150
     assert [file for file in files if not file.startswith(str(tmp_path))] == []
-
-
-def test_a_script_in_the_root_of_a_clone_imports_the_clone() -> None:
-    """As after `pip install .` there: Python finds the folder rlstruct of the clone before the installed package."""
-    code = "import rlstruct, rlstruct.agents, rlstruct.algos, rlstruct.batchers; print(rlstruct.batchers.__file__)"
-    environment = {**os.environ, "PYTHONPATH": sysconfig.get_path("purelib")}  # read as a folder: no editable install
-    run = subprocess.run(
-        [sys.executable, "-S", "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
-    )
-    assert run.stdout.strip() == str(ROOT / "batchers" / "__init__.py"), run.stderr
-
-
-def test_a_script_next_to_the_clone_imports_the_package(tmp_path: pathlib.Path) -> None:
-    """Python prefers a folder named rlstruct next to the script to an editable package, unless that goes first."""
-    (tmp_path / "rlstruct").mkdir()
-    line = re.search(r"echo '(import sys; .*)' ", (ROOT / "Makefile").read_text())
-    assert line is not None
-    (tmp_path / "site").mkdir()
-    for file in pathlib.Path(sysconfig.get_path("purelib")).glob("__editable__*rlstruct*"):
-        shutil.copy(file, tmp_path / "site")
-    (tmp_path / "site" / "rlstruct_first.pth").write_text(line[1])
-    code = f"import site, sys; site.addsitedir({str(tmp_path / 'site')!r}); from rlstruct import VecEnv"
-    environment = {**os.environ, "PYTHONPATH": sysconfig.get_path("purelib")}
-    run = subprocess.run(
-        [sys.executable, "-S", "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
-    )
-    assert run.returncode == 0, run.stderr
 
 
 def test_types_are_checked_on_the_wheel_from_another_directory() -> None:
