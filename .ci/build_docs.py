@@ -140,6 +140,8 @@ def stage() -> None:
     for name, place in (("rlstruct", ""), ("agents", "agents"), ("batchers", "batchers"), ("algos", "algos")):
         for file in (ROOT / name).rglob("*.py"):
             _write(CODE / "rlstruct" / place / file.relative_to(ROOT / name), fenced(file.read_text()))
+    for file in ROOT.glob("packages/*/rlstruct_*/**/*.py"):
+        _write(CODE / Path(*file.relative_to(ROOT).parts[2:]), fenced(file.read_text()))
     for source, page in (
         ("benchmarks/README.md", "benchmarks/README.md"),
         ("benchmarks/TRIED.md", "benchmarks/TRIED.md"),

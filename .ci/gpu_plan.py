@@ -14,7 +14,7 @@ from pathlib import Path
 LEFT_OUT = {"tests/house/test_benchmarks_run.py"}  # the plan runs the benchmarks themselves
 ALONE = ("cuda_streams", "profiling", "sharing")
 """Words in the paths of test files that need the GPU to themselves, because they measure time on it or divide it."""
-_SELECTS = re.compile(r"mark\.gpu\b|\bdevice: torch\.device\b(?!\()")  # the second is the fixture of tests/conftest.py
+_SELECTS = re.compile(r"mark\.gpu\b|\bdevice: torch\.device\b(?!\()")  # the second is the fixture of conftest.py
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,8 @@ def test_files(root: Path) -> dict[str, list[str]]:
     Returns:
         Maps the name of a step to its files, relative to ``root``, in the order in which they run.
     """
-    files = [file for file in sorted((root / "tests").rglob("test_*.py")) if _SELECTS.search(file.read_text())]
+    every = [file for folder in ("tests", "packages") for file in sorted((root / folder).rglob("test_*.py"))]
+    files = [file for file in every if _SELECTS.search(file.read_text())]
     names = [str(file.relative_to(root)) for file in files]
     left = [name for name in names if name not in LEFT_OUT]
     found: dict[str, list[str]] = {}

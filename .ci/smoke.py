@@ -1,6 +1,7 @@
 """Use an installed rlstruct from outside the repository: import every module, and collect with an agent written here.
 
-Usage: python smoke.py REPOSITORY. Nothing may be imported from REPOSITORY.
+Usage: python smoke.py REPOSITORY [ADDON ...]. Nothing may be imported from REPOSITORY. With add-ons, such as
+rlstruct_atari, only their modules are imported.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import importlib
 import pathlib
 import pkgutil
+import re
 import subprocess
 import sys
 
@@ -23,18 +25,19 @@ from rlstruct.functional import random
 EXPECTED = {"rlstruct.core", "rlstruct.functional", "rlstruct.agents", "rlstruct.batchers", "rlstruct.algos"}
 
 
-def import_everything() -> list[pathlib.Path]:
-    """Import every module of the package; return the files of those whose extras are installed."""
-    names = [module.name for module in pkgutil.walk_packages(rlstruct.__path__, "rlstruct.")]
+def import_everything(package: str = "rlstruct") -> list[pathlib.Path]:
+    """Import every module of a package; return the files of those whose extras are installed."""
+    paths = importlib.import_module(package).__path__
+    names = [module.name for module in pkgutil.walk_packages(paths, f"{package}.")]
     files = []
     for name in names:
         try:
             files.append(pathlib.Path(importlib.import_module(name).__file__ or "").resolve())
         except ImportError as error:
-            if "Install the extra" not in str(error) and not name.startswith("rlstruct.cli."):
+            if not re.search("Install the (extra|add-on)", str(error)) and not name.startswith("rlstruct.cli."):
                 raise SystemExit(f"{name}, without its extra, says: {error}") from error
             # Otherwise the error names the missing extra; for commands, `main` does.
-    if missing := EXPECTED - set(names):
+    if package == "rlstruct" and (missing := EXPECTED - set(names)):
         raise SystemExit(f"the package lacks {sorted(missing)}")
     return files
 
@@ -80,10 +83,13 @@ def check_commands() -> None:
 
 def main() -> None:
     repository = pathlib.Path(sys.argv[1]).resolve()
-    files = import_everything()
+    packages = sys.argv[2:] or ["rlstruct"]
+    files = [file for package in packages for file in import_everything(package)]
     if ours := [str(file) for file in files if file.is_relative_to(repository)]:
         raise SystemExit(f"these came from the repository, not from the wheel: {ours}")
-    print(f"{len(files)} modules imported from {pathlib.Path(rlstruct.__file__).parent}")
+    print(f"{len(files)} modules of {', '.join(packages)} imported from {pathlib.Path(rlstruct.__file__).parents[1]}")
+    if sys.argv[2:]:
+        return
     check_commands()
     here, spawned = collect(0), collect(1)
     if not torch.equal(here, spawned):

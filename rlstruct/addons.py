@@ -1,4 +1,4 @@
-"""Add-ons: distributions of their own, in ``packages/``, each of which installs further subpackages of rlstruct."""
+"""Add-ons: separate distributions in ``packages/``, which the library finds by name if they are installed."""
 
 from __future__ import annotations
 
@@ -9,36 +9,27 @@ from typing import Any
 
 from rlstruct.errors import MissingPackageError
 
-ADDONS = {
-    "rlstruct.sims.atari": "atari",
-    "rlstruct.profiling.analysis": "profiler",
-    "rlstruct.search": "search",
-    "rlstruct.algos.alphazero": "search",
-    "rlstruct.sharing": "sharing",
-    "rlstruct.batchers.tuning": "sharing",
-}
-"""Folder in ``packages/`` of the add-on that installs a subpackage."""
-
 
 def load(name: str, where: str) -> ModuleType:
     """Import a module of an add-on.
 
     Args:
-        name: a subpackage in `ADDONS`, or a module of one.
+        name: a module of the add-on, such as ``"rlstruct_atari.env"``, which is in ``packages/atari``.
         where: what needs it, for the message.
 
     Raises:
         MissingPackageError: the add-on is not installed.
     """
+    package = name.partition(".")[0]
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        if error.name not in ADDONS:
+        if error.name != package:
             raise
-        addon = ADDONS[error.name]
+        addon = package.removeprefix("rlstruct_")
         raise MissingPackageError(
-            f"{where} needs {error.name}, which is in the add-on rlstruct-{addon}. Install it: "
-            f"pip install -e packages/{addon} in a checkout of rlstruct."
+            f"{where} needs the add-on rlstruct-{addon}, which is not installed. Install the add-on: "
+            f"pip install -e packages/{addon} in a checkout of rlstruct"
         ) from None
 
 
@@ -47,13 +38,12 @@ def attributes(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
 
     Args:
         package: ``__name__`` of the package.
-        homes: for each name, the module that defines it; a module's own name gives the module itself.
+        homes: for each name, the module of an add-on that defines it.
     """
 
     def get(name: str) -> Any:  # noqa: ANN401 - any name of a module
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        module = load(homes[name], f"{package}.{name}")
-        return module if homes[name] == f"{package}.{name}" else getattr(module, name)
+        return getattr(load(homes[name], f"{package}.{name}"), name)
 
     return get

@@ -15,7 +15,7 @@ from rlstruct.agents import ActorCriticAgent, ConvolutionalActorCritic, Stacking
 from rlstruct.algos.a2c import A2CConfig, train
 from rlstruct.batchers import RL_Batcher
 from rlstruct.sims import make
-from rlstruct.sims.atari import open_ale
+from rlstruct_atari import open_ale
 
 torch.set_num_threads(1)
 DEVICE = "cuda:0" if torch.cuda.is_available() else "cpu"

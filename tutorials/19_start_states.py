@@ -19,7 +19,7 @@ from rlstruct.agents import ActorCriticAgent, ConvolutionalActorCritic, Stacking
 from rlstruct.algos import ppo
 from rlstruct.algos.learning_curve import Curve, draw_panels
 from rlstruct.functional.random import randint, uniform
-from rlstruct.sims.atari import Atari, AtariState, open_ale
+from rlstruct_atari import Atari, AtariState, open_ale
 
 GAMES, JUDGED = 16, 8  # number of games to learn from, and to evaluate on
 UP = 2  # the number of this action in ALE

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from rlstruct.addons import load
 from rlstruct.errors import BadValueError
 from rlstruct.options import nearest
 from rlstruct.sims._state import columns
@@ -88,7 +89,7 @@ def make(name: str, n_envs: int, seed: int = 0, **settings: Any) -> TensorEnv[An
     """Make a simulator by its name.
 
     Args:
-        name: see `names`; or an Atari game such as ``"ALE/Breakout-v5"`` (extras ``warp`` and ``atari``).
+        name: see `names`; or an Atari game such as ``"ALE/Breakout-v5"`` (add-on rlstruct-atari).
         n_envs: B.
         seed: environment j draws from ``seed + j``.
         settings: keyword arguments of the simulator, such as ``device``, ``backend``, ``time_limit``.
@@ -97,9 +98,8 @@ def make(name: str, n_envs: int, seed: int = 0, **settings: Any) -> TensorEnv[An
     3
     """
     if name.startswith("ALE/"):
-        from rlstruct.sims.atari.env import Atari
-
-        return Atari(name, n_envs, seed, **settings)
+        atari: Callable[..., TensorEnv[Any]] = load("rlstruct_atari", f"rlstruct.sims.make({name!r})").Atari
+        return atari(name, n_envs, seed, **settings)
     if name not in SIMULATORS:
         known = f"There are {', '.join(SIMULATORS)}.{nearest(name, SIMULATORS)}"
         raise BadValueError(f"rlstruct.sims.make: no simulator {name!r}. {known}")

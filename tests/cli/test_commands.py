@@ -704,7 +704,7 @@ def test_a_missing_package_of_an_option_is_one_line(
     package: str, words: list[str], capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in list(sys.modules):
-        if name == "rlstruct.sims.kernels" or name.startswith(("rlstruct.sims.kernels.", "rlstruct.sims.atari")):
+        if name == "rlstruct.sims.kernels" or name.startswith(("rlstruct.sims.kernels.", "rlstruct_atari")):
             monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, package, None)
     assert main(["train", *words]) == 2

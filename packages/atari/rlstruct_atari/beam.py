@@ -5,9 +5,9 @@ Most writes to the TIA repeat the current value, so the beam need not catch up f
 
 import warp as wp
 
-from rlstruct.sims.atari.objects import NO_PIXELS, around, ball, missile, player, playfield
-from rlstruct.sims.atari.state import MOST_INSTRUCTIONS, Outer, Registers, Shared, Two, pixels, set_pixels
-from rlstruct.sims.atari.tia import BLANK, LINE, is_late, write_delay
+from rlstruct_atari.objects import NO_PIXELS, around, ball, missile, player, playfield
+from rlstruct_atari.state import MOST_INSTRUCTIONS, Outer, Registers, Shared, Two, pixels, set_pixels
+from rlstruct_atari.tia import BLANK, LINE, is_late, write_delay
 
 WORDS = 40  # of four pixels in a line
 FULL = wp.uint32(0xFFFFFFFF)

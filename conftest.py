@@ -22,7 +22,8 @@ torch.set_num_threads(1)
 # the training of the README takes 180 seconds of processor time in place of 22.
 os.environ.update(dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"))
 # Programs that tests start find fake_envs and fake_agents too.
-os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [os.path.dirname(__file__), os.environ.get("PYTHONPATH")]))
+shared = os.path.join(os.path.dirname(__file__), "tests")
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [shared, os.environ.get("PYTHONPATH")]))
 # Ctrl-C does nothing to what a shell starts in the background, nor to its children: tests of it would wait for ever.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -12,12 +12,12 @@ from torch import Tensor
 
 from rlstruct.device import DeviceLike, resolve_device
 from rlstruct.errors import BadValueError
-from rlstruct.sims.atari import cartridge, games
-from rlstruct.sims.atari.ale_state import AleState
-from rlstruct.sims.atari.frame import run_frame
-from rlstruct.sims.atari.games import JOYSTICK, PADDLE, SECOND_PADDLE
-from rlstruct.sims.atari.opcodes import WORDS, make_program
-from rlstruct.sims.atari.state import NAMES, Board, Console, Periphery
+from rlstruct_atari import cartridge, games
+from rlstruct_atari.ale_state import AleState
+from rlstruct_atari.frame import run_frame
+from rlstruct_atari.games import JOYSTICK, PADDLE, SECOND_PADDLE
+from rlstruct_atari.opcodes import WORDS, make_program
+from rlstruct_atari.state import NAMES, Board, Console, Periphery
 
 _structs: tuple[Any, Any] = (Console, Periphery)  # Warp's decorator replaces the classes, so mypy needs Any
 FIELDS: tuple[str, ...] = tuple(name for struct in _structs for var in struct.vars for name in NAMES.get(var, (var,)))
@@ -67,7 +67,6 @@ class Consoles:
         rom *= 2 if mapper == "2K" else 1  # the address space shows it twice
         program = make_program(rom, with_ram=mapper.endswith("SC"), switches=MAPPERS[mapper] != cartridge.FIXED)
         self.program = torch.from_numpy(program.view(np.int64)).to(self.device)
-        wp.init()
         self.board = Board()
         self.board.rom = wp.from_torch(torch.frombuffer(bytearray(rom), dtype=torch.uint8).to(self.device))
         self.board.opcodes = wp.from_torch(torch.tensor(WORDS, dtype=torch.int32, device=self.device))

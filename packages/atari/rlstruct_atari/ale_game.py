@@ -12,9 +12,9 @@ import numpy.typing as npt
 
 from rlstruct.device import DeviceLike
 from rlstruct.errors import BadValueError
-from rlstruct.sims.atari.ale_state import AleState, read_ale_state, write_ale_state
-from rlstruct.sims.atari.games import TWO_PLAYERS
-from rlstruct.sims.atari.machine import Consoles
+from rlstruct_atari.ale_state import AleState, read_ale_state, write_ale_state
+from rlstruct_atari.games import TWO_PLAYERS
+from rlstruct_atari.machine import Consoles
 
 NOTHING, PRESS_FIRE = 0, 1
 
@@ -56,9 +56,7 @@ def rom_path(game: str) -> Path:
 
     path: Path | None = roms.get_rom_path(game)
     if path is None:
-        raise BadValueError(
-            f"rlstruct.sims.atari: ale-py ships no ROM of {game!r}, only of {', '.join(playable_games())}."
-        )
+        raise BadValueError(f"rlstruct_atari: ale-py ships no ROM of {game!r}, only of {', '.join(playable_games())}.")
     return path
 
 

@@ -13,11 +13,11 @@ pytest.importorskip("warp", reason="needs the extra warp")
 
 import warp as wp
 
-import rlstruct.sims.atari
+import rlstruct_atari
 
-MODULES = [f"rlstruct.sims.atari.{module.name}" for module in pkgutil.iter_modules(rlstruct.sims.atari.__path__)]
-KERNELS = {"rlstruct.sims.atari.frame": "run_frame", "rlstruct.sims.atari.scoring": "score_frame",
-           "rlstruct.sims.atari.picture": "render"}  # fmt: skip
+MODULES = [f"rlstruct_atari.{module.name}" for module in pkgutil.iter_modules(rlstruct_atari.__path__)]
+KERNELS = {"rlstruct_atari.frame": "run_frame", "rlstruct_atari.scoring": "score_frame",
+           "rlstruct_atari.picture": "render"}  # fmt: skip
 MOST_REGISTERS = 208  # of 255: 65,536 of a multiprocessor are enough for 9 warps
 REGISTERS, LOCAL_BYTES = 0x2F, 0x11  # EIATTR_REGCOUNT and EIATTR_FRAME_SIZE in the section .nv.info
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from rlstruct.device import DeviceLike
-from rlstruct.sims.atari import open_ale, open_consoles, read_ale_state
+from rlstruct_atari import open_ale, open_consoles, read_ale_state
 
 BOTH_PICTURES = 2  # frames until neither ALE nor the console shows anything older than the start
 

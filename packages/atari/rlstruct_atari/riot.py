@@ -2,8 +2,8 @@
 
 import warp as wp
 
-from rlstruct.sims.atari import opcodes as op
-from rlstruct.sims.atari.state import MOST_INSTRUCTIONS, Outer, Registers
+from rlstruct_atari import opcodes as op
+from rlstruct_atari.state import MOST_INSTRUCTIONS, Outer, Registers
 
 
 @wp.func

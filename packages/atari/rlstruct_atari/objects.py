@@ -2,7 +2,7 @@
 
 import warp as wp
 
-from rlstruct.sims.atari.state import Registers
+from rlstruct_atari.state import Registers
 
 NO_PIXELS = wp.uint32(0)
 COPIES = wp.uint32(0x1D197531)

@@ -17,13 +17,13 @@ import gymnasium
 
 from rlstruct import sims
 from rlstruct.core import DictTensor
-from rlstruct.sims.atari import Atari, open_ale, read_ale_state, write_ale_state
-from rlstruct.sims.atari.ale_game import read_palette
-from rlstruct.sims.atari.games import RULES
-from rlstruct.sims.atari.picture import area_weights
-from rlstruct.sims.atari.rules import DROPS, Rules, tables
-from rlstruct.sims.atari.scoring import OVER, Scorer
 from rlstruct.testing import check_vec_env
+from rlstruct_atari import Atari, open_ale, read_ale_state, write_ale_state
+from rlstruct_atari.ale_game import read_palette
+from rlstruct_atari.games import RULES
+from rlstruct_atari.picture import area_weights
+from rlstruct_atari.rules import DROPS, Rules, tables
+from rlstruct_atari.scoring import OVER, Scorer
 
 
 def gymnasiums(game: str, *, gray: bool = True, lives: bool = False, size: int = 84) -> Any:

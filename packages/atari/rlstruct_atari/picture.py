@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import warp as wp
 
-from rlstruct.sims.atari.state import on_a_cpu
+from rlstruct_atari.state import on_a_cpu
 
 # A fused multiplication and addition would round differently.
 wp.set_module_options({"fuse_fp": False, "max_unroll": 1})

@@ -2,8 +2,8 @@
 
 import warp as wp
 
-from rlstruct.sims.atari import opcodes as op
-from rlstruct.sims.atari.state import Registers
+from rlstruct_atari import opcodes as op
+from rlstruct_atari.state import Registers
 
 
 @wp.func

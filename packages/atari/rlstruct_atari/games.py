@@ -1,10 +1,10 @@
 """Settings of individual games, by ALE's names: controllers, and rules for reward, lives and the end.
 
-The rules come from black-box tests of ale-py: ``python tests/sims/find_rules.py`` changes single bytes of RAM in ALE's
-states, and reads the reward, lives and end of game that ALE then reports.
+The rules come from black-box tests of ale-py: ``packages/atari/tests/find_rules.py`` changes single bytes of RAM in
+ALE's states, and reads the reward, lives and end of game that ALE then reports.
 """
 
-from rlstruct.sims.atari.rules import Rules
+from rlstruct_atari.rules import Rules
 
 JOYSTICK, RIGHT_JOYSTICK, PADDLE, SECOND_PADDLE = range(4)
 CONTROLLERS = {

@@ -88,9 +88,7 @@ def tables(rules: Rules) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
             parts[address][byte] = number
     ways = {1 << k: _conditions(way) for k, way in enumerate(rules.over.split("|")) if way.strip()}
     if len(ways) > MOST_WAYS:
-        raise BadValueError(
-            f"rlstruct.sims.atari.rules: got {len(ways)} ways to end a game, expected at most {MOST_WAYS}."
-        )
+        raise BadValueError(f"rlstruct_atari.rules: got {len(ways)} ways to end a game, expected at most {MOST_WAYS}.")
     ways[DROPS] = _conditions(rules.drops)
     if rules.held:
         ways[HELD] = _conditions(rules.held)
@@ -108,9 +106,7 @@ def _sum(words: str) -> dict[int, npt.NDArray[np.int64]]:
     for word in words.replace("-", " -").split():
         found = re.fullmatch(r"(-)?(?:(\d+)\*)?([dblhyze])(\d+)(?:>>(\d+))?(?:&(\d+))?|(-?\d+)", word)
         if found is None:
-            raise BadValueError(
-                f"rlstruct.sims.atari.rules: got {word!r}, expected a word such as 10000*d57, b5>>3&7 or 1."
-            )
+            raise BadValueError(f"rlstruct_atari.rules: got {word!r}, expected a word such as 10000*d57, b5>>3&7 or 1.")
         minus, weight, shape, address, shift, mask, number = found.groups()
         if number is not None:
             parts[-1] = parts.get(-1, 0 * _BYTES) + int(number)
@@ -127,7 +123,7 @@ def _conditions(words: str) -> dict[int, npt.NDArray[np.bool_]]:
     for word in words.split():
         found = _CONDITION.fullmatch(word)
         if found is None:
-            raise BadValueError(f"rlstruct.sims.atari.rules: got {word!r}, expected a condition such as 123&15==0.")
+            raise BadValueError(f"rlstruct_atari.rules: got {word!r}, expected a condition such as 123&15==0.")
         address, mask, sign, value = found.groups()
         holds = _COMPARE[sign](_BYTES & int(mask or 255), int(value))
         agree[int(address)] = agree.get(int(address), _BYTES >= 0) & holds

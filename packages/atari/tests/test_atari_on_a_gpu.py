@@ -12,8 +12,8 @@ pytest.importorskip("warp", reason="needs the extra warp")
 
 from rlstruct import sims
 from rlstruct.core import DictTensor
-from rlstruct.sims.atari import FIELDS, Consoles
-from rlstruct.sims.atari import opcodes as op
+from rlstruct_atari import FIELDS, Consoles
+from rlstruct_atari import opcodes as op
 
 pytestmark = pytest.mark.gpu
 DEVICES = ("cpu", "cuda:0")
@@ -73,7 +73,7 @@ def test_random_programs_do_the_same(mapper: str) -> None:
 @pytest.mark.parametrize("game", CARTRIDGES)
 def test_games_do_the_same(game: str) -> None:
     pytest.importorskip("ale_py", reason="needs the extra atari: its ROMs")
-    from rlstruct.sims.atari import open_ale, open_consoles
+    from rlstruct_atari import open_ale, open_consoles
 
     ale = open_ale(game, 0)
     twins = [open_consoles(game, ale, 40, device) for device in DEVICES]  # in two warps

@@ -18,7 +18,7 @@ pytest.importorskip("ale_py", reason="needs the extra atari: its ROMs are the or
 import ale_py
 from ale_comparison import compare_with_ale
 
-from rlstruct.sims.atari import (
+from rlstruct_atari import (
     FIELDS,
     Consoles,
     open_ale,
@@ -27,7 +27,7 @@ from rlstruct.sims.atari import (
     read_ale_state,
     write_ale_state,
 )
-from rlstruct.sims.atari.opcodes import BRANCH, CARRY_IS_SIGN, CYCLES, FLOW, FREQUENT, JAM, LENGTHS, WORDS
+from rlstruct_atari.opcodes import BRANCH, CARRY_IS_SIGN, CYCLES, FLOW, FREQUENT, JAM, LENGTHS, WORDS
 
 SAMPLE = {
     "breakout": "2K, paddles",
@@ -43,7 +43,7 @@ SAMPLE = {
     "montezuma_revenge": "E0",
     "robotank": "FE",
 }
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+ROOT = pathlib.Path(__file__).resolve().parents[3]
 RESULTS = ROOT / "benchmarks" / "results" / "atari_exact.json"
 MEASURED = {row["game"]: row for row in json.loads(RESULTS.read_text())["rows"]}
 

@@ -2,7 +2,7 @@
 
 import warp as wp
 
-from rlstruct.sims.atari.state import Registers, Shared, byte_of_ram, byte_of_rom, set_byte_of_ram
+from rlstruct_atari.state import Registers, Shared, byte_of_ram, byte_of_rom, set_byte_of_ram
 
 FIXED, F8, F6, F8SC, F6SC, E0, FE = range(7)
 """Types of cartridges: no banks; two or four banks of 4 KB, with 128 bytes of RAM if the name ends in SC; 8 slices of

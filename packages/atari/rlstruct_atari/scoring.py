@@ -9,8 +9,8 @@ import torch
 import warp as wp
 from torch import Tensor
 
-from rlstruct.sims.atari.machine import launch
-from rlstruct.sims.atari.rules import DROPS, HELD, Rules, tables
+from rlstruct_atari.machine import launch
+from rlstruct_atari.rules import DROPS, HELD, Rules, tables
 
 SCORE, LIVES, OVER, BEFORE, SETS = range(5)
 """Columns of a tally: score, lives, 1 if the game is over, the byte that `Rules.before` remembers, sets."""

@@ -5,12 +5,12 @@ The table in `opcodes` defines what each phase does. An instruction's cycles are
 
 import warp as wp
 
-from rlstruct.sims.atari import opcodes as op
-from rlstruct.sims.atari.alu import combine, shift_or_count
-from rlstruct.sims.atari.beam import follow_beam
-from rlstruct.sims.atari.cartridge import rom_byte, rom_place, switch_bank, write_cartridge
-from rlstruct.sims.atari.riot import read_riot, wait, write_riot
-from rlstruct.sims.atari.state import (
+from rlstruct_atari import opcodes as op
+from rlstruct_atari.alu import combine, shift_or_count
+from rlstruct_atari.beam import follow_beam
+from rlstruct_atari.cartridge import rom_byte, rom_place, switch_bank, write_cartridge
+from rlstruct_atari.riot import read_riot, wait, write_riot
+from rlstruct_atari.state import (
     MOST_INSTRUCTIONS,
     Outer,
     Registers,
@@ -20,7 +20,7 @@ from rlstruct.sims.atari.state import (
     on_a_cpu,
     set_byte_of_ram,
 )
-from rlstruct.sims.atari.tia import read_tia, write_tia
+from rlstruct_atari.tia import read_tia, write_tia
 
 
 @wp.func

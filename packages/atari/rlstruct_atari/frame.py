@@ -2,10 +2,10 @@
 
 import warp as wp
 
-from rlstruct.sims.atari.cpu import run
-from rlstruct.sims.atari.games import JOYSTICK, PADDLE
-from rlstruct.sims.atari.state import Board, Console, Outer, Registers, Two
-from rlstruct.sims.atari.tia import LINE, gray
+from rlstruct_atari.cpu import run
+from rlstruct_atari.games import JOYSTICK, PADDLE
+from rlstruct_atari.state import Board, Console, Outer, Registers, Two
+from rlstruct_atari.tia import LINE, gray
 
 PADDLE_STEP = 23000  # change of a paddle's resistance per frame, ohms
 

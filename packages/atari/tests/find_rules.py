@@ -1,8 +1,8 @@
-"""Scoring rules of games, found by asking ALE: ``python tests/sims/find_rules.py GAME``.
+"""Scoring rules of games, found by asking ALE: ``python packages/atari/tests/find_rules.py GAME``.
 
 Single bytes of the RAM are changed in a state of ALE whose program is one instruction that ends the frame, so that
-nothing else changes; what ALE then says is printed as words of the rules of `rlstruct.sims.atari.games`. The tests
-compare those rules with ALE (``pytest -m exhaustive tests/sims/test_atari.py``: 6,000 frames of each game).
+nothing else changes; what ALE then says is printed as words of the rules of `rlstruct_atari.games`. The tests
+compare those rules with ALE (``pytest -m exhaustive packages/atari/tests/test_atari.py``: 6,000 frames of each game).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def ask(
     """
     import ale_py
 
-    from rlstruct.sims.atari.ale_state import write_ale_state
+    from rlstruct_atari.ale_state import write_ale_state
 
     memory = ram.copy()
     memory[program_at : program_at + 2] = list(END_FRAME)
@@ -86,7 +86,7 @@ def infer(game: str, n_frames: int, seed: int) -> Iterator[str]:
     Yields:
         A line for each byte and moment.
     """
-    from rlstruct.sims.atari import open_ale
+    from rlstruct_atari import open_ale
 
     ale, asked = open_ale(game, seed), open_ale(game, seed)
     for moment, state, ram in moments(ale, n_frames, seed):
@@ -121,7 +121,7 @@ def in_words(what: str, said: np.ndarray, address: int) -> str:
     Returns:
         A word or condition of the rules, or the values; "" if it does not depend on it.
     """
-    from rlstruct.sims.atari.rules import _SHAPES
+    from rlstruct_atari.rules import _SHAPES
 
     if (said == said[0]).all():
         return ""

@@ -19,12 +19,12 @@ from torch import Tensor
 from rlstruct.device import DeviceLike
 from rlstruct.errors import BadValueError
 from rlstruct.functional.random import randint, uniform
-from rlstruct.sims.atari.ale_game import StartState, load_game, rom_ids, start_state, start_states
-from rlstruct.sims.atari.games import RULES
-from rlstruct.sims.atari.machine import FIELDS, Consoles, launch, place_consoles, run_consoles
-from rlstruct.sims.atari.picture import WIDTH, View, area_weights, render
-from rlstruct.sims.atari.scoring import LIVES, OVER, Scorer
 from rlstruct.sims.tensor_env import TensorEnv
+from rlstruct_atari.ale_game import StartState, load_game, rom_ids, start_state, start_states
+from rlstruct_atari.games import RULES
+from rlstruct_atari.machine import FIELDS, Consoles, launch, place_consoles, run_consoles
+from rlstruct_atari.picture import WIDTH, View, area_weights, render
+from rlstruct_atari.scoring import LIVES, OVER, Scorer
 
 MOST_FRAMES = 108_000
 """Frames of an episode: half an hour, as ALE counts it."""
@@ -35,7 +35,7 @@ _CUT_LAST, _CUT_EARLIER, _FIRST = 1, 2, 3  # codes for `render`: ended in the la
 class AtariState:
     """State of B consoles."""
 
-    registers: Tensor  # of the chips, see `rlstruct.sims.atari.FIELDS`.  [B, F] int32
+    registers: Tensor  # of the chips, see `rlstruct_atari.FIELDS`.  [B, F] int32
     ram: Tensor  # 128 bytes of the console, 128 of the cartridge.  [B, 256] uint8
     screens: Tensor  # the last two pictures that were drawn.  [B, 2, lines * 160] uint8
     frames: Tensor  # the observation.  [B, stack, height, width] or [..., 3] uint8

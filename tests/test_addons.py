@@ -1,0 +1,64 @@
+"""The core without add-ons: every entry to one names the add-on and the command that installs it."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from rlstruct import addons
+from rlstruct.errors import MissingPackageError
+
+# Makes the add-ons of this environment invisible, as in one that has only rlstruct.
+HIDE = """
+import importlib.metadata, sys
+class Hidden:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name.startswith("rlstruct_"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Hidden)
+"""
+
+ENTRIES = {
+    "import rlstruct.sims.atari": "atari",
+    "from rlstruct import sims; sims.make('ALE/Pong-v5', 2)": "atari",
+}
+
+
+def run_without_addons(code: str, folder: pathlib.Path) -> subprocess.CompletedProcess[str]:
+    (folder / "sitecustomize.py").write_text(HIDE)  # in workers and learners, too
+    path = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
+    command = [sys.executable, "-c", HIDE + code]
+    environment = {**os.environ, "PYTHONPATH": path}
+    return subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=100, check=False
+    )
+
+
+@pytest.mark.parametrize(("code", "addon"), ENTRIES.items())
+def test_an_entry_names_the_missing_addon(code: str, addon: str, tmp_path: pathlib.Path) -> None:
+    run = run_without_addons(code, tmp_path)
+    assert run.returncode == 1
+    said = run.stderr.splitlines()[-2]
+    assert said.startswith("rlstruct.errors.MissingPackageError: rlstruct."), run.stderr
+    assert f"the add-on rlstruct-{addon}, which is not installed" in said
+    assert f"pip install -e packages/{addon}" in said
+
+
+def test_a_module_that_an_addon_lacks_is_not_taken_for_the_addon() -> None:
+    with pytest.raises(ModuleNotFoundError, match="not_there") as caught:
+        addons.load("rlstruct_atari.not_there", "A test")
+    assert not isinstance(caught.value, MissingPackageError)
+
+
+def test_attributes_are_those_of_the_addon_and_no_others() -> None:
+    get = addons.attributes("some.package", {"OrderedDict": "collections"})
+    import collections
+
+    assert get("OrderedDict") is collections.OrderedDict
+    with pytest.raises(AttributeError, match=r"module 'some\.package' has no attribute 'other'"):
+        get("other")
