@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 LEFT_OUT = {"tests/house/test_benchmarks_run.py"}  # the plan runs the benchmarks themselves
-ALONE = ("cuda_streams", "profiling", "sharing")
+ALONE = ("cuda_streams", "profiler", "sharing")
 """Words in the paths of test files that need the GPU to themselves, because they measure time on it or divide it."""
 _SELECTS = re.compile(r"mark\.gpu\b|\bdevice: torch\.device\b(?!\()")  # the second is the fixture of conftest.py
 

@@ -26,6 +26,10 @@ sys.meta_path.insert(0, Hidden)
 ENTRIES = {
     "import rlstruct.sims.atari": "atari",
     "from rlstruct import sims; sims.make('ALE/Pong-v5', 2)": "atari",
+    **{
+        f"from rlstruct.profiling import {name}": "profiler"
+        for name in ("Report", "differences", "profile", "read", "save")
+    },
 }
 
 

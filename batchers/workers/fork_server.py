@@ -29,7 +29,7 @@ from typing import Any
 import numpy
 
 from rlstruct.batchers.workers.processes import die_with, mortal_parent, open_standard_streams
-from rlstruct.profiling.recorder import VARIABLE
+from rlstruct.profiling.operations import VARIABLE
 
 _NUMBER = struct.Struct("q")  # a message about a worker: first its process id, later its exit code
 _FORK = b"f"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import importlib
 import os
 import signal
 import sys
@@ -12,6 +11,7 @@ import threading
 import warnings
 from collections.abc import Iterator, Sequence
 
+from rlstruct.addons import load
 from rlstruct.cli.messages import UserError, nearest, refused, require, say
 from rlstruct.errors import (
     ClusterError,
@@ -36,6 +36,11 @@ COMMANDS = {
     "envs": "list the environments that you can train on here: rlstruct envs cart",
     "devices": "show the CPUs and GPUs of this machine, and which layout suits them",
 }
+
+MODULES = {
+    "profile": "rlstruct_profiler.command",
+}
+"""Modules of the commands that add-ons bring; the others are in this package."""
 
 INTERRUPTED = 130  # the shell's convention: 128 + SIGINT
 
@@ -62,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if command not in ("devices", "envs", "explain", "profile"):
             require("train", "tyro", "tqdm", "tensorboard", "matplotlib", "PIL", what=f"rlstruct {command}")
         with _leaving_at_once(command):
-            module = importlib.import_module(f"rlstruct.cli.{command}")
+            module = load(MODULES.get(command, f"rlstruct.cli.{command}"), f"rlstruct {command}")
         with _short_warnings(command):
             module.run(rest)
     except (

@@ -1,28 +1,59 @@
-"""Annotations of a profiled program: operations and phases; and functions that start and stop a profile."""
+"""Annotations of a profiled program: operations and phases; and the switch that starts and stops recording them."""
 
 from __future__ import annotations
 
 import atexit
 import contextlib
 import functools
-import json
 import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
-from typing import ParamSpec, TypeVar
+from typing import ParamSpec, Protocol, TypeVar
 
 import torch
 
-from rlstruct.errors import BadValueError, FolderTakenError, UsageError
-from rlstruct.profiling.recorder import NVTX, VARIABLE, Ranges, Recorder
+from rlstruct.addons import load
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-RECORDED_FRACTION = 0.25
+VARIABLE = "RLSTRUCT_PROFILE"  # environment variable with the settings for processes that are started
 _now = time.perf_counter_ns
+
+
+class OperationError(RuntimeError):
+    """Error: operations were left in another order than they were entered."""
+
+
+class Log(Protocol):
+    """Log of the operations of one process, which the add-on rlstruct-profiler writes.
+
+    Attributes:
+        thread: the thread whose operations are noted.
+        phase: the current one.
+    """
+
+    thread: int
+    phase: str
+
+    def push(self, name: str, now: int) -> int:
+        """Note that an operation begins; return its depth, -1 in other threads."""
+
+    def pop(self, depth: int, now: int, *, strict: bool) -> None:
+        """Note that the operation at a depth ends; unless ``strict``, those nested in it may be open and end too."""
+
+    def set_phase(self, name: str) -> None:
+        """Begin a phase."""
+
+    def extra_window(self) -> contextlib.AbstractContextManager[None]:
+        """Record a block even between windows."""
+
+    def close(self) -> None:
+        """Write what is left."""
+
+    def forget(self) -> None:
+        """Stop without writing."""
 
 
 class operation:  # noqa: N801 - used as a function
@@ -45,7 +76,7 @@ class operation:  # noqa: N801 - used as a function
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self._recorder: Recorder | Ranges | None = None
+        self._recorder: Log | None = None
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         """Return the function, which enters this operation whenever it runs."""
@@ -94,7 +125,7 @@ class Clock:
         self._nanoseconds = [0] * len(self._keys)
         self._current = 0
         self._since = _now()
-        self._noted: Recorder | Ranges | None = None
+        self._noted: Log | None = None
         self._depth = 0
 
     def enter(self, index: int) -> None:
@@ -130,38 +161,6 @@ def phase(name: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def profile(
-    path: str | os.PathLike[str], *, window: float = 1.0, operators: float = RECORDED_FRACTION
-) -> Iterator[None]:
-    """Profile this process, and all processes started within the block that import `rlstruct`.
-
-    Afterwards, `rlstruct.profiling.read` analyses the folder. A process writes its records at the end of each window
-    and when it ends; a killed process loses only its last window.
-
-    Args:
-        path: folder to write to, created if missing; it must not hold a profile.
-        window: seconds to record at a time; see `rlstruct.profiling.recorder`.
-        operators: share of the time in which torch's operators are recorded. With 0, all of Python and torch counts as
-            Python; with 1, the cost of recording them is unknown and stays in the numbers.
-
-    Raises:
-        RuntimeError: this process is being profiled.
-        FileExistsError: the folder holds a profile.
-    """
-    if _recorder is not None:
-        raise UsageError(
-            f"profile: this process is being profiled already. End that profile first, or unset {VARIABLE}."
-        )
-    os.environ[VARIABLE] = settings(path, window=window, operators=operators)
-    start_if_requested()
-    try:
-        yield
-    finally:
-        os.environ.pop(VARIABLE, None)
-        stop()
-
-
-@contextlib.contextmanager
 def recorded() -> Iterator[None]:
     """Record a block even between windows. The capture of a graph, for example, shows what its replays consist of."""
     recorder = _of_this_thread()
@@ -169,21 +168,7 @@ def recorded() -> Iterator[None]:
         yield
 
 
-def settings(path: str | os.PathLike[str], *, window: float = 1.0, operators: float = RECORDED_FRACTION) -> str:
-    """Create the folder, and return the value of `VARIABLE` that makes a process record into it."""
-    folder = Path(path).resolve()
-    if window <= 0.0:
-        raise BadValueError(f"profile: window is {window}, expected seconds, more than 0.")
-    if not 0.0 <= operators <= 1.0:
-        raise BadValueError(f"profile: operators is {operators}, expected a share of the time, from 0 to 1.")
-    if list(folder.glob("*.operations.json")):
-        raise FolderTakenError(f"profile: {folder} holds a profile. Give another folder, or remove this one.")
-    folder.mkdir(parents=True, exist_ok=True)
-    chosen = {"folder": str(folder), "origin": _now(), "window": int(1e9 * window), "operators": operators}
-    return json.dumps({**chosen, "phase": "start"})
-
-
-def _of_this_thread() -> Recorder | Ranges | None:
+def _of_this_thread() -> Log | None:
     return _recorder if _recorder is not None and _recorder.thread == threading.get_ident() else None
 
 
@@ -196,10 +181,11 @@ def start_if_requested() -> None:
     """Start recording if the environment variable asks for it; called by ``import rlstruct`` and by workers."""
     global _recorder
     asked = os.environ.get(VARIABLE)
-    if _recorder is not None or asked is None or (asked == NVTX and not torch.cuda.is_available()):
+    if _recorder is not None or asked is None:
         return
-    _recorder = Ranges() if asked == NVTX else Recorder(json.loads(asked))
-    atexit.register(stop)
+    _recorder = load("rlstruct_profiler.recorder", VARIABLE).recorder_of(asked)
+    if _recorder is not None:
+        atexit.register(stop)
 
 
 def stop() -> None:
@@ -211,7 +197,7 @@ def stop() -> None:
         recorder.close()
 
 
-_recorder: Recorder | Ranges | None = None
+_recorder: Log | None = None
 
 
 def _forget_in_child() -> None:

@@ -51,13 +51,13 @@ LAYERS = {
     "rlstruct.__main__": 7,
 }
 # The core loads add-ons by name. These modules keep names that have moved into add-ons.
-OLD_NAMES = {"rlstruct.sims.atari"}
+OLD_NAMES = {"rlstruct.profiling", "rlstruct.sims.atari"}
 NOT_IMPORTED_BY_THE_LIBRARY = {"tests", "tutorials", "benchmarks"}
 # Edges inside one layer: small, acyclic, and each for the reason next to it.
 SAME_LAYER = {
     ("rlstruct.device", "rlstruct.errors"),  # raises them
     ("rlstruct.addons", "rlstruct.errors"),  # the same
-    ("rlstruct.profiling", "rlstruct.errors"),  # the same
+    ("rlstruct.profiling", "rlstruct.addons"),  # loads one
     ("rlstruct.functional", "rlstruct.core"),  # masked_dicttensor builds a DictTensor
     ("rlstruct.replay", "rlstruct.rl_agent"),  # replays one
     ("rlstruct.policies", "rlstruct.rl_agent"),  # acts with one

@@ -29,10 +29,10 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity
 
-from rlstruct.profiling import nvml
-from rlstruct.profiling.events import PLAIN, SWITCHING, WATCHED
+from rlstruct.profiling.operations import VARIABLE, Log, OperationError
+from rlstruct_profiler import nvml
+from rlstruct_profiler.events import PLAIN, SWITCHING, WATCHED
 
-VARIABLE = "RLSTRUCT_PROFILE"  # environment variable with the settings for processes that are started
 NVTX = "nvtx"  # value of the variable that shows operations to NVIDIA's tools instead
 _GROWTH = 3
 _SLICE = 10_000_000  # nanoseconds
@@ -46,10 +46,6 @@ _KINDS = [ProfilerActivity.CPU, ProfilerActivity.CUDA, ProfilerActivity.XPU]  # 
 _ONE_CYCLE = "Warning: Profiler clears events"  # torch 2.11 warns of this in every profile; ours have one cycle
 _now = time.perf_counter_ns
 _nvtx: Any = torch.cuda.nvtx  # without types
-
-
-class OperationError(RuntimeError):
-    """Error: operations were left in another order than they were entered."""
 
 
 class Recorder:
@@ -312,6 +308,17 @@ class Ranges:
         """Write nothing."""
 
     close = forget
+
+
+def recorder_of(asked: str) -> Log | None:
+    """Start recording this process, or return None if NVTX ranges are asked for and there is no GPU.
+
+    Args:
+        asked: value of the environment variable `VARIABLE`.
+    """
+    if asked != NVTX:
+        return Recorder(json.loads(asked))
+    return Ranges() if torch.cuda.is_available() else None
 
 
 def _typical(taken: list[int]) -> float:

@@ -44,9 +44,9 @@ def run(arguments: Sequence[str]) -> None:
         return
     options, command = _parse(list(arguments))
     # Imported here, because they import torch, which is not needed to report mistakes.
-    from rlstruct.profiling.operations import settings
-    from rlstruct.profiling.recorder import VARIABLE
-    from rlstruct.profiling.report import differences, read, save
+    from rlstruct.profiling.operations import VARIABLE
+    from rlstruct_profiler.report import differences, read, save
+    from rlstruct_profiler.settings import settings
 
     if "diff" in options:
         try:

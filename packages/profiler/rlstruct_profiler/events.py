@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlstruct.errors import MissingFileError
-from rlstruct.profiling.overlap import StepFunction
+from rlstruct_profiler.overlap import StepFunction
 
 # Categories of Kineto's events, see `libkineto/include/ActivityType.h`.
 _HOST_KINDS = {"cpu_op": 0, "cuda_runtime": 1, "cuda_driver": 1, "user_annotation": 2}

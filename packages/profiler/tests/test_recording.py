@@ -17,10 +17,11 @@ import numpy as np
 import pytest
 import torch
 
-from rlstruct.profiling import Clock, OperationError, operation, operations, phase, profile, read, recorded, recorder
-from rlstruct.profiling.events import PLAIN, SWITCHING, WATCHED, load_recordings, replay
-from rlstruct.profiling.overlap import lookup
-from rlstruct.profiling.recorder import Recorder
+from rlstruct.profiling import Clock, OperationError, operation, operations, phase, profile, read, recorded
+from rlstruct_profiler import recorder
+from rlstruct_profiler.events import PLAIN, SWITCHING, WATCHED, load_recordings, replay
+from rlstruct_profiler.overlap import lookup
+from rlstruct_profiler.recorder import Recorder
 
 
 def test_operations_nest_and_carry_their_path(tmp_path: pathlib.Path) -> None:

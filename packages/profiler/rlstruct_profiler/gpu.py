@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from rlstruct.profiling.events import Recording, Table
-from rlstruct.profiling.nvml import MISSING, read_samples, utilisation
-from rlstruct.profiling.overlap import (
+from rlstruct_profiler.events import Recording, Table
+from rlstruct_profiler.nvml import MISSING, read_samples, utilisation
+from rlstruct_profiler.overlap import (
     Floats,
     Intervals,
     Times,
@@ -21,7 +21,7 @@ from rlstruct.profiling.overlap import (
     union,
     union_length,
 )
-from rlstruct.profiling.prices import WAIT
+from rlstruct_profiler.prices import WAIT
 
 DATA = {WAIT, "assembly", "copy", "replay buffer"}
 """Operations that move data: a GPU that is idle during one waits for data."""

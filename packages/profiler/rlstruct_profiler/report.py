@@ -11,13 +11,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rlstruct.profiling.breakdown import N_BLOCKS, REGIONS, Process, Row, break_down
-from rlstruct.profiling.drawing import draw
-from rlstruct.profiling.events import load_recordings
-from rlstruct.profiling.gpu import GpuUse, SharedUse, shared_use, use_of_gpus
-from rlstruct.profiling.nvml import read_samples
-from rlstruct.profiling.perfetto import write_trace
-from rlstruct.profiling.sentence import main_process, sentence_of
+from rlstruct_profiler.breakdown import N_BLOCKS, REGIONS, Process, Row, break_down
+from rlstruct_profiler.drawing import draw
+from rlstruct_profiler.events import load_recordings
+from rlstruct_profiler.gpu import GpuUse, SharedUse, shared_use, use_of_gpus
+from rlstruct_profiler.nvml import read_samples
+from rlstruct_profiler.perfetto import write_trace
+from rlstruct_profiler.sentence import main_process, sentence_of
 
 Key = tuple[str, str, tuple[str, ...]]  # kind of process, phase and path of an operation
 _WIDTH = 80  # of a terminal

@@ -7,7 +7,7 @@ import pathlib
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlstruct.profiling.events import SWITCHING, WATCHED
+from rlstruct_profiler.events import SWITCHING, WATCHED
 
 Marks = list[Any]
 

@@ -9,7 +9,8 @@ import torch
 
 from rlstruct.errors import UsageError
 from rlstruct.profiling import Clock, is_on, operation, operations, phase, profile, recorded
-from rlstruct.profiling.recorder import NVTX, VARIABLE
+from rlstruct.profiling.operations import VARIABLE
+from rlstruct_profiler.recorder import NVTX
 
 
 @pytest.fixture

@@ -13,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from synthetic import Script, in_one_line
 
-from rlstruct.profiling import nvml, operation, profile, read
-from rlstruct.profiling.events import load_recordings
-from rlstruct.profiling.gpu import _weighted, use_of_gpus
+from rlstruct.profiling import operation, profile, read
+from rlstruct_profiler import nvml
+from rlstruct_profiler.events import load_recordings
+from rlstruct_profiler.gpu import _weighted, use_of_gpus
 
 MS = 1_000_000
 

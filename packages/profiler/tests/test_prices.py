@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from synthetic import Script
 
-from rlstruct.profiling.breakdown import Process, break_down
-from rlstruct.profiling.events import load_recordings
+from rlstruct_profiler.breakdown import Process, break_down
+from rlstruct_profiler.events import load_recordings
 
 MS = 1_000_000
 

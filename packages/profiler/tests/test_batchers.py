@@ -17,7 +17,7 @@ from rlstruct.algos.training import run_training
 from rlstruct.batchers import RL_Batcher
 from rlstruct.envs import GymEnvInf
 from rlstruct.profiling import profile, read
-from rlstruct.profiling.events import load_recordings
+from rlstruct_profiler.events import load_recordings
 
 
 def create_env(n_envs: int, seed: int) -> GymEnvInf:

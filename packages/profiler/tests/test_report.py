@@ -10,10 +10,10 @@ from synthetic import Script, in_one_line
 
 from rlstruct.cli.main import main
 from rlstruct.profiling import differences, read, save
-from rlstruct.profiling.drawing import draw
-from rlstruct.profiling.events import PLAIN, WATCHED, load_recordings
-from rlstruct.profiling.nvml import Samples
-from rlstruct.profiling.perfetto import write_trace
+from rlstruct_profiler.drawing import draw
+from rlstruct_profiler.events import PLAIN, WATCHED, load_recordings
+from rlstruct_profiler.nvml import Samples
+from rlstruct_profiler.perfetto import write_trace
 
 MS = 1_000_000
 

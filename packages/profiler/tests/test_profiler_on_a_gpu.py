@@ -23,7 +23,7 @@ pytestmark = pytest.mark.gpu
 def test_what_it_says_is_what_nvml_and_events_say(work: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if work != "matrices":
         pytest.importorskip("pynvml", reason="needs the extra nvml")
-    monkeypatch.syspath_prepend(str(pathlib.Path(__file__).parents[2] / "benchmarks"))
+    monkeypatch.syspath_prepend(str(pathlib.Path(__file__).parents[3] / "benchmarks"))
     from _gpu_profiles import WORK
 
     found = WORK[work](types.SimpleNamespace(device=torch.device("cuda:0"), quick=False))

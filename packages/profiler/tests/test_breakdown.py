@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from synthetic import Script
 
-from rlstruct.profiling.breakdown import Process, break_down, correct
-from rlstruct.profiling.events import PLAIN, WATCHED, load_recordings
+from rlstruct_profiler.breakdown import Process, break_down, correct
+from rlstruct_profiler.events import PLAIN, WATCHED, load_recordings
 
 MS = 1_000_000
 

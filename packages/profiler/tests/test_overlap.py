@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlstruct.profiling.overlap import active_before, levels, lookup, sweep, union, union_length
+from rlstruct_profiler.overlap import active_before, levels, lookup, sweep, union, union_length
 
 NOTHING = np.zeros(0, dtype=np.int64)
 

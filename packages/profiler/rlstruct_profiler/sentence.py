@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from rlstruct.profiling.breakdown import SIMULATOR, Process, Row
-from rlstruct.profiling.gpu import GpuUse
-from rlstruct.profiling.overlap import Floats
-from rlstruct.profiling.prices import WAIT
+from rlstruct_profiler.breakdown import SIMULATOR, Process, Row
+from rlstruct_profiler.gpu import GpuUse
+from rlstruct_profiler.overlap import Floats
+from rlstruct_profiler.prices import WAIT
 
 WORDS = ("Python", "torch's operators", "the simulator", "calls of CUDA")
-"""Names of `rlstruct.profiling.breakdown.REGIONS` in a sentence."""
+"""Names of `rlstruct_profiler.breakdown.REGIONS` in a sentence."""
 _SMALLER = "smaller observations, such as uint8 frames, or longer batches (n_timesteps)"
 _LEARNING = "a larger batch for each call, or a smaller network"
 ADVICE = {

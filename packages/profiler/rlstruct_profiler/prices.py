@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rlstruct.profiling.events import PLAIN, SWITCHING, WATCHED, Key, Recording
-from rlstruct.profiling.overlap import Floats, Integers, Times, lookup
+from rlstruct_profiler.events import PLAIN, SWITCHING, WATCHED, Key, Recording
+from rlstruct_profiler.overlap import Floats, Integers, Times, lookup
 
 WAIT = "wait"  # an operation that lasts until other processes signal
 _FEW = 10  # pieces needed for a comparison

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from rlstruct.profiling.events import Recording
-from rlstruct.profiling.gpu import merged, work_by_gpu
-from rlstruct.profiling.nvml import Samples
-from rlstruct.profiling.overlap import Times, active_before
+from rlstruct_profiler.events import Recording
+from rlstruct_profiler.gpu import merged, work_by_gpu
+from rlstruct_profiler.nvml import Samples
+from rlstruct_profiler.overlap import Times, active_before
 
 _BIN = 10_000_000  # nanoseconds over which the busy share is averaged
 _STREAMS = 16  # thread ids from here on are GPU streams
