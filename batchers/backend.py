@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from torch import Tensor
 
+from rlstruct.addons import load
 from rlstruct.batchers.assemble import Part
 from rlstruct.batchers.collector_factory import CollectorFactory
 from rlstruct.batchers.reports import LostEpisodes
@@ -20,7 +20,7 @@ from rlstruct.sharing import GpuSharing
 BACKENDS = {
     "process": "rlstruct.batchers.in_process:InProcess",
     "workers": "rlstruct.batchers.workers.local:create_pool",
-    "ray": "rlstruct.batchers.workers.cluster:create_pool",
+    "ray": "rlstruct_ray:create_pool",
 }
 """Function or class that creates a backend from `BackendSettings`, as ``module:name``; imported when chosen."""
 
@@ -113,5 +113,5 @@ def create_backend(settings: BackendSettings) -> Backend:
             f"Register yours: rlstruct.batchers.backend.BACKENDS[{name!r}] = 'module:callable'."
         )
     module, _, attribute = BACKENDS[name].partition(":")
-    backend: Backend = getattr(importlib.import_module(module), attribute)(settings)
+    backend: Backend = getattr(load(module, f"RL_Batcher(cluster={cluster!r})"), attribute)(settings)
     return backend

@@ -24,7 +24,7 @@ def load(name: str, where: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        if error.name != package:
+        if error.name != package or not package.startswith("rlstruct_"):
             raise
         addon = package.removeprefix("rlstruct_")
         raise MissingPackageError(

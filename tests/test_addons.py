@@ -25,12 +25,14 @@ sys.meta_path.insert(0, Hidden)
 
 ENTRIES = {
     "import rlstruct.sims.atari": "atari",
+    "import rlstruct.batchers as b; b.RL_Batcher(5, list, lambda seed: 0, n_processes=1, cluster='auto')": "ray",
     "from rlstruct import sims; sims.make('ALE/Pong-v5', 2)": "atari",
     **{
         f"from rlstruct.profiling import {name}": "profiler"
         for name in ("Report", "differences", "profile", "read", "save")
     },
 }
+COMMANDS = {"train a2c --env CartPole-v1 --cluster local --n-processes 1": "ray"}
 
 
 def run_without_addons(code: str, folder: pathlib.Path) -> subprocess.CompletedProcess[str]:
@@ -48,9 +50,21 @@ def test_an_entry_names_the_missing_addon(code: str, addon: str, tmp_path: pathl
     run = run_without_addons(code, tmp_path)
     assert run.returncode == 1
     said = run.stderr.splitlines()[-2]
-    assert said.startswith("rlstruct.errors.MissingPackageError: rlstruct."), run.stderr
+    assert said.startswith("rlstruct.errors.MissingPackageError: "), run.stderr
     assert f"the add-on rlstruct-{addon}, which is not installed" in said
     assert f"pip install -e packages/{addon}" in said
+
+
+@pytest.mark.parametrize(("words", "addon"), COMMANDS.items())
+def test_a_command_names_the_missing_addon_in_one_line(words: str, addon: str, tmp_path: pathlib.Path) -> None:
+    pytest.importorskip("tyro", reason="needs the extra: pip install 'rlstruct[train]'")
+    code = f"import sys; from rlstruct.cli.main import main; sys.exit(main({words.split()}))"
+    run = run_without_addons(code, tmp_path)
+    assert run.returncode == 2, run.stderr
+    assert run.stderr.startswith(f"rlstruct {words.split()[0]}: ")
+    assert f"pip install -e packages/{addon} in a checkout" in run.stderr
+    assert "Traceback" not in run.stderr
+    assert not (tmp_path / "runs").exists()
 
 
 def test_a_module_that_an_addon_lacks_is_not_taken_for_the_addon() -> None:

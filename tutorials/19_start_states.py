@@ -7,7 +7,7 @@ from those. Evaluations use Freeway's ordinary start. This takes a minute or two
     python tutorials/19_start_states.py
 
 ``--steps 20480 --evaluations 4 --seeds 200 201 202`` reproduces the table in docs/coming_from_cule.md, in six trainings
-of a minute or more. It needs the extras warp and atari.
+of a minute or more. It needs the add-on rlstruct-atari.
 """
 
 import argparse

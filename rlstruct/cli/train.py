@@ -13,6 +13,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 import tyro
 
+from rlstruct.addons import load
 from rlstruct.algos import ALGORITHMS
 from rlstruct.algos.config import TrainingConfig, check_resumed, load_config
 from rlstruct.algos.evaluation import TrainingResult
@@ -155,7 +156,7 @@ def _train(algorithm: str, options: Training[Any], notes: Sequence[str]) -> None
             check_device(f"--{name.replace('_', '-')}", device)
     share_gpus(config)  # before environments are created, which may use CUDA
     if config.cluster is not None:
-        require("ray", "ray", what="--cluster")
+        load("rlstruct_ray", "--cluster")
     if resumed is not None and options.factory:
         auto_reset = not algorithm_of(algorithm).learner.whole_episodes
         trained = load_trained(resumed, auto_reset=auto_reset, factories=options.factory)

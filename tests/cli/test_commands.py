@@ -697,7 +697,6 @@ def test_a_missing_extra_is_named(capsys: Capture, monkeypatch: pytest.MonkeyPat
     [
         ("warp", ["a2c", "--env", "CartPole-v1", "--simulator", "warp"]),
         ("warp", ["a2c", "--env", "ALE/Pong-v5", "--simulator", "warp"]),
-        ("ray", ["a2c", "--env", "CartPole-v1", "--cluster", "local", "--n-processes", "1"]),
     ],
 )
 def test_a_missing_package_of_an_option_is_one_line(

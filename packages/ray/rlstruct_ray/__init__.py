@@ -14,7 +14,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import ray
 import torch
+from ray.exceptions import RayError
 from torch import Tensor
 
 from rlstruct.batchers.backend import BackendSettings
@@ -28,13 +30,7 @@ from rlstruct.batchers.workers.transport import Executed, Order, PublishedWeight
 from rlstruct.batchers.workers.worker import Worker
 from rlstruct.core import Layout
 from rlstruct.device import registered_backends
-from rlstruct.errors import ClusterError, MissingPackageError, how_to_install
-
-try:
-    import ray
-    from ray.exceptions import RayError
-except ImportError as error:
-    raise MissingPackageError(f"RL_Batcher(cluster=…) needs Ray on every node. {how_to_install('ray')}") from error
+from rlstruct.errors import ClusterError
 
 Packed = dict[str, tuple[Any, tuple[int, ...], torch.dtype]]
 """Tensors as numpy arrays of bytes, which Ray maps into all processes of a node, with their shapes and dtypes."""
