@@ -29,7 +29,7 @@ PAGES, CODE, SITE = BUILD / "pages", BUILD / "code", BUILD / "site"
 PACKAGES = (  # by importance
     "rlstruct.batchers", "rlstruct", "rlstruct.core", "rlstruct.envs", "rlstruct.algos", "rlstruct.agents",
     "rlstruct.sims", "rlstruct.functional", "rlstruct.testing", "rlstruct.profiling", "rlstruct.search",
-    "rlstruct.sharing", "rlstruct.adapters", "rlstruct.errors",
+    "rlstruct_sharing", "rlstruct.adapters", "rlstruct.errors",
 )  # fmt: skip
 # Names that most users need; they come first on their page.
 FIRST = (

@@ -6,8 +6,9 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
+from rlstruct.batchers.workers.placement import Mode
 from rlstruct.errors import BadValueError, MissingFileError
 from rlstruct.options import Options, declared, option
 
@@ -95,7 +96,7 @@ class TrainingConfig(Options):
     learner_device: str = option("cpu", may_change=True)
     batcher_device: str = option("cpu", may_change=True)
     evaluation_device: str = option("cpu", may_change=True)
-    sharing: Literal["none", "mps", "mig", "auto"] = option("none", may_change=True)
+    sharing: Mode = option("none", may_change=True)
     thread_percentage: float | None = option(None, above=0, at_most=100, may_change=True)
     cluster: str | None = option(None, may_change=True)
     seed: int = option(0, at_least=0)

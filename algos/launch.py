@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from datetime import timedelta
 from functools import lru_cache
 from itertools import count
-from multiprocessing import get_context, parent_process
+from multiprocessing import get_context
 from multiprocessing.context import SpawnProcess
 from typing import Any
 
@@ -23,10 +23,12 @@ import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
+from rlstruct.addons import load
 from rlstruct.algos.config import TrainingConfig
 from rlstruct.algos.peers import name
 from rlstruct.algos.process_group import DistributedLearnerGroup, LearnerGroup, use_group
 from rlstruct.batchers.collector_factory import versions
+from rlstruct.batchers.workers.placement import WorkerPlacement
 from rlstruct.batchers.workers.processes import (
     GUARD,
     NO_MAIN_GUARD,
@@ -39,14 +41,11 @@ from rlstruct.batchers.workers.processes import (
     quiet_start,
 )
 from rlstruct.errors import LearnerError
-from rlstruct.sharing import GpuSharing, gpus
 
 JOIN_SECONDS = 300.0
 """Seconds that a learner waits for the others to start."""
 _LEAVING_SECONDS = 10.0
 
-# Kept for the life of the process, which can join one only.
-_gpu_sharings: dict[tuple[str, str, float | None], GpuSharing] = {}
 _trainings = count()  # numbers of this process's trainings under torchrun, each with its own keys in the store
 
 
@@ -94,25 +93,19 @@ def launch_learners(config: TrainingConfig, train: Callable[[], object]) -> Iter
             f"{type(config).__name__}: n_learners is {n}, but {rendezvous.size} processes were started together, "
             f"expected the same number. Omit n_learners, or start {n}: torchrun --nproc-per-node {n} …"
         )
-    if rendezvous is not None and parent_process() is None and config.learners_share_gpus() and not config.n_processes:
-        raise LearnerError(
-            f"{type(config).__name__}: sharing is {config.sharing!r}, but torchrun has started the learners, and only "
-            "those of n_learners get shares. Pass sharing='none', and start torchrun as a client: "
-            "with mps() as daemon: subprocess.run(['torchrun', …], env=os.environ | daemon.environment(25)); "
-            "mps is in rlstruct.sharing."
-        )
     if dist.is_initialized():
         raise LearnerError(
             "run_training: torch.distributed is in use already, in this process. Leave it to run_training: call "
             "torch.distributed.destroy_process_group() first, or do not initialise it."
         )
+    shares = share_gpus(config)
     with contextlib.ExitStack() as stack:
         processes = LearnerProcesses()
         if rendezvous is None:
             listening = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
             rendezvous = Rendezvous(0, n, 0, "127.0.0.1", listening.port)
             stack.callback(processes.end)  # in case they never join
-            processes.start(train, n, listening.port, share_gpus(config))
+            processes.start(train, n, listening.port, shares)
             store = PrefixStore("rlstruct/0/0", listening)  # that of a follower's first training
         else:
             restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)
@@ -130,23 +123,16 @@ def launch_learners(config: TrainingConfig, train: Callable[[], object]) -> Iter
         processes.end(patience=_LEAVING_SECONDS)
 
 
-def share_gpus(config: TrainingConfig) -> GpuSharing | None:
+def share_gpus(config: TrainingConfig) -> WorkerPlacement | None:
     """Give this process rank 0's share of a GPU, before anything here uses CUDA.
 
-    Returns the shares of all learners; ``learner_device="cuda"`` spreads them over all visible GPUs. None if the
-    learners share no GPU.
+    Returns the shares of all learners, or None if they share no GPU.
     """
-    if not config.learners_share_gpus() or Rendezvous.from_environment() is not None:
+    if not config.learners_share_gpus():
         return None
-    asked = config.learner_device, config.sharing, config.thread_percentage
-    if asked not in _gpu_sharings:
-        device = torch.device(config.learner_device)
-        found = gpus()[: None if device.index is None else 1]
-        name = type(config).__name__
-        sharing = GpuSharing(device, config.n_learners, *asked[1:], gpus=found, where=name)
-        sharing.join()
-        _gpu_sharings[asked] = sharing
-    return _gpu_sharings[asked]
+    addon = load("rlstruct_sharing.learners", f"{type(config).__name__}(sharing={config.sharing!r})")
+    shares: WorkerPlacement | None = addon.share_gpus(config)
+    return shares
 
 
 @lru_cache
@@ -225,7 +211,7 @@ class LearnerProcesses:
     def __init__(self) -> None:
         self.processes: list[SpawnProcess] = []  # ordered by rank
 
-    def start(self, train: Callable[[], object], n: int, port: int, sharing: GpuSharing | None = None) -> None:
+    def start(self, train: Callable[[], object], n: int, port: int, sharing: WorkerPlacement | None = None) -> None:
         """Start ``n - 1`` processes that call ``train``, with their shares of GPUs; they join through ``port``."""
         payload, parent = cloudpickle.dumps(train), mortal_parent()
         with quiet_start():

@@ -1,10 +1,16 @@
 """Batchers: run an agent in many environments, in this process or in many."""
 
+from typing import TYPE_CHECKING
+
+from rlstruct.addons import attributes
 from rlstruct.batchers.batcher import RL_Batcher
 from rlstruct.batchers.episodes import EpisodeStatistics, collect_episodes
 from rlstruct.batchers.reports import BatcherStats, LostEpisodes, MemoryReport
 from rlstruct.batchers.saved_state import BatcherState
-from rlstruct.batchers.tuning.tune import Tuning, tune
+
+if TYPE_CHECKING:
+    from rlstruct_sharing import Tuning as Tuning
+    from rlstruct_sharing import tune as tune
 
 __all__ = [
     "BatcherState",
@@ -13,7 +19,7 @@ __all__ = [
     "LostEpisodes",
     "MemoryReport",
     "RL_Batcher",
-    "Tuning",
     "collect_episodes",
-    "tune",
 ]
+
+__getattr__ = attributes(__name__, dict.fromkeys(("Tuning", "tune"), "rlstruct_sharing"))

@@ -13,9 +13,9 @@ from rlstruct.batchers.assemble import Part
 from rlstruct.batchers.collector_factory import CollectorFactory
 from rlstruct.batchers.reports import LostEpisodes
 from rlstruct.batchers.saved_state import CollectorState
+from rlstruct.batchers.workers.placement import WorkerPlacement
 from rlstruct.core import DictTensor, Layout
 from rlstruct.errors import BadValueError
-from rlstruct.sharing import GpuSharing
 
 BACKENDS = {
     "process": "rlstruct.batchers.in_process:InProcess",
@@ -95,7 +95,7 @@ class BackendSettings:
     timeout: float  # seconds that a worker may take for one answer
     max_restarts: int  # number of failed workers that are restarted
     graph: bool  # whether a whole batch may be captured as one CUDA graph
-    placement: GpuSharing  # how workers share a GPU; the backend closes it
+    placement: WorkerPlacement  # how workers share a GPU; the backend closes it
     cluster: str | Mapping[str, Any] | None  # see `RL_Batcher`
 
 

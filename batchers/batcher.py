@@ -17,13 +17,13 @@ from rlstruct.batchers.backend import BackendSettings, create_backend
 from rlstruct.batchers.collector_factory import CollectorFactory, CreateAgent, CreateEnv, expect_type
 from rlstruct.batchers.reports import BatcherStats, LostEpisodes, MemoryReport, report_memory
 from rlstruct.batchers.saved_state import BatcherState, check_state, on_cpu
+from rlstruct.batchers.workers.placement import Mode, place_workers
 from rlstruct.core import DictTensor, Trajectories
 from rlstruct.device import DeviceLike, resolve_device
 from rlstruct.engine.compiled import warn_uncompiled
 from rlstruct.engine.streams import move
 from rlstruct.errors import BatcherStateError, WorkerTimeout
 from rlstruct.profiling import Clock, operation
-from rlstruct.sharing import GpuSharing, Mode
 
 Batch = tuple[Trajectories, int]
 NotReady = tuple[None, None]
@@ -67,7 +67,8 @@ class RL_Batcher:  # noqa: N801 - the name in rlstructures
         max_restarts: number of restarts in the batcher's lifetime, after which a failure raises.
         sharing: how worker processes share a GPU: ``"none"`` (taking turns), ``"mps"`` (concurrently, under a private
             MPS daemon), ``"mig"`` (in existing MIG instances) or ``"auto"`` (MIG, else MPS, else taking turns). Under
-            MPS and MIG each process sees one GPU, as ``cuda:0``. See `rlstruct.sharing`.
+            MPS and MIG each process sees one GPU, as ``cuda:0``. All but
+            ``"none"`` need the add-on rlstruct-sharing, see `rlstruct_sharing`.
         thread_percentage: maximum share of the GPU's threads for one worker under MPS.
         cluster: let Ray start the workers: the address of a cluster, ``"auto"`` for the cluster of this machine,
             ``"local"`` for a new one on this machine; or a dict of ``"address"`` and options of Ray's actors, such as
@@ -79,6 +80,7 @@ class RL_Batcher:  # noqa: N801 - the name in rlstructures
         TypeError: an argument has a wrong type, such as an agent or a model instead of ``create_agent``.
         WorkerError: agent or environments cannot be created. With worker processes, the first call raises it.
         SharingError: this machine lacks what ``sharing`` needs.
+        MissingPackageError: ``sharing`` needs the add-on rlstruct-sharing, which is not installed.
         ClusterError: there is no such cluster.
     """
 
@@ -119,7 +121,7 @@ class RL_Batcher:  # noqa: N801 - the name in rlstructures
         agent_args, env_args = arguments.named("agent_args", agent_args), arguments.named("env_args", env_args)
         factory = CollectorFactory(create_agent, agent_args, create_env, env_args, n_timesteps, device, compile_agent)
         arguments.check_factories(factory, seed)
-        placement = GpuSharing(device, n_processes, sharing, thread_percentage)
+        placement = place_workers(device, n_processes, sharing, thread_percentage)
         self._default_infos = arguments.check_info("agent_info", agent_info), arguments.check_info("env_info", env_info)
         self._infos = DictTensor()  # ``agent_info/…`` and ``env_info/…`` of the next batch.  [B] on the device
         self._outstanding: deque[DictTensor] = deque()  # infos of each batch that was ordered, oldest first

@@ -34,9 +34,9 @@ from rlstruct.algos.training import TrainingLoop
 from rlstruct.batchers import RL_Batcher
 from rlstruct.errors import SharingError
 from rlstruct.profiling.operations import VARIABLE
-from rlstruct.sharing import GpuSharing, Mode
 from rlstruct.sims import make
 from rlstruct_profiler.settings import settings
+from rlstruct_sharing import GpuSharing, Mode
 
 MODES: tuple[Mode, ...] = ("none", "mps", "mig")
 HIDDEN = (256, 128, 64)  # of most tasks of the paper

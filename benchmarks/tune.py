@@ -32,10 +32,10 @@ from peers._serve import SlowEnv
 from rlstruct import RL_Agent, VecEnv, sims
 from rlstruct.agents import ActorCritic, ActorCriticAgent, RandomAgent
 from rlstruct.batchers import RL_Batcher, Tuning, tune
-from rlstruct.batchers.tuning import measuring
-from rlstruct.batchers.tuning.measuring import Prober, Session
-from rlstruct.batchers.tuning.search import Candidate
 from rlstruct.envs import GymEnvInf
+from rlstruct_sharing.tuning import measuring
+from rlstruct_sharing.tuning.measuring import Prober, Session
+from rlstruct_sharing.tuning.search import Candidate
 
 SECONDS = 0.2  # of a turn
 ROUNDS = 5, 15  # to choose the best of the grid, and to compare the answer with it

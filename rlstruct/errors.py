@@ -13,7 +13,8 @@ import warnings
 from importlib import metadata
 from typing import Any
 
-_PASSED = re.compile(r"contextlib$|rlstruct\.(?!cli\.)")  # modules that are never the source of a warning
+# Modules that are never the source of a warning, those of add-ons included.
+_PASSED = re.compile(r"contextlib$|rlstruct(_\w+)?\.(?!cli\.)")
 PAGE = "See docs: "
 """Start of the note that names the page of the documentation."""
 

@@ -26,13 +26,18 @@ sys.meta_path.insert(0, Hidden)
 ENTRIES = {
     "import rlstruct.sims.atari": "atari",
     "import rlstruct.batchers as b; b.RL_Batcher(5, list, lambda seed: 0, n_processes=1, cluster='auto')": "ray",
+    "import rlstruct.sharing": "sharing",
+    "from rlstruct.batchers import tune": "sharing",
     "from rlstruct import sims; sims.make('ALE/Pong-v5', 2)": "atari",
     **{
         f"from rlstruct.profiling import {name}": "profiler"
         for name in ("Report", "differences", "profile", "read", "save")
     },
 }
-COMMANDS = {"train a2c --env CartPole-v1 --cluster local --n-processes 1": "ray"}
+COMMANDS = {
+    "train a2c --env CartPole-v1 --cluster local --n-processes 1": "ray",
+    "tune ppo --env CartPole-v1": "sharing",
+}
 
 
 def run_without_addons(code: str, folder: pathlib.Path) -> subprocess.CompletedProcess[str]:

@@ -21,6 +21,7 @@ from rlstruct.batchers.progress import Interrupted, Phase, Progress
 from rlstruct.batchers.rollout_buffer import Rollout
 from rlstruct.batchers.shared_memory import SharedBlock
 from rlstruct.batchers.workers.fork_server import start_process
+from rlstruct.batchers.workers.placement import WorkerPlacement
 from rlstruct.batchers.workers.pool import WorkerPool
 from rlstruct.batchers.workers.processes import (
     GUARD,
@@ -35,7 +36,6 @@ from rlstruct.batchers.workers.worker import Worker
 from rlstruct.core import Layout
 from rlstruct.device import registered_backends
 from rlstruct.profiling.operations import start_if_requested
-from rlstruct.sharing import GpuSharing
 
 # Two batches can be outstanding, each with its own weights, while the next weights arrive.
 _SLOTS = range(3)
@@ -118,7 +118,7 @@ class LocalTransport:
 
     is_local = True
 
-    def __init__(self, n_workers: int, placement: GpuSharing) -> None:
+    def __init__(self, n_workers: int, placement: WorkerPlacement) -> None:
         open_standard_streams()  # otherwise a socket could get the descriptor of one
         self._n_workers, self._placement, self._selector = n_workers, placement, PollSelector()
         self._progress = SharedBlock()

@@ -9,12 +9,11 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from multiprocessing import get_start_method, process, set_start_method
 from multiprocessing.process import BaseProcess
 
 from rlstruct.errors import UsageError
-from rlstruct.sharing.gpu_sharing import inheriting as inheriting  # for learners, too
 
 GUARD = 'Put the code that trains or creates a batcher under `if __name__ == "__main__":`.'
 WORKER_NAME = "rlstruct-worker"
@@ -22,6 +21,8 @@ ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_
 """Environment variables of a worker, which computes in one thread."""
 NO_MAIN_GUARD = 86
 """Exit code of a worker whose main script starts workers while it is being imported."""
+ENVIRONMENT_LOCK = threading.RLock()
+"""Held while environment variables are set for new processes."""
 
 
 def mortal_parent() -> int | None:
@@ -63,6 +64,26 @@ def exit_worker() -> None:
         with contextlib.suppress(OSError, ValueError, AttributeError):  # closed or missing
             stream.flush()
     os._exit(0)
+
+
+@contextlib.contextmanager
+def inheriting(variables: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables for processes that start in this block, and restore them afterwards.
+
+    Blocks of one thread may be nested. Other threads wait to enter theirs, so that no process inherits another thread's
+    variables.
+    """
+    with ENVIRONMENT_LOCK:
+        before = {name: os.environ.get(name) for name in variables}
+        os.environ.update(variables)
+        try:
+            yield
+        finally:
+            for name, value in before.items():
+                if value is None:
+                    os.environ.pop(name, None)
+                else:
+                    os.environ[name] = value
 
 
 @contextlib.contextmanager

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 
 import torch
 
+from rlstruct.addons import load
 from rlstruct.cli.messages import UserError, plural, say
 from rlstruct.device import device_count, processor, usable_cores
-from rlstruct.sharing import describe
+from rlstruct.errors import MissingPackageError
 
 _GIB = 2**30
 
@@ -33,12 +34,21 @@ def report(n_cpus: int, n_threads: int, gpus: Sequence[str]) -> list[str]:
         size = ""
     lines = [f"cpu      {plural(n_cpus, 'core')} ({processor()}){size}; PyTorch uses {plural(n_threads, 'thread')}"]
     lines += gpus
-    lines += ["", "How processes can share a GPU:", *(f"  {line}" for line in describe())] if gpus else []
+    lines += ["", "How processes can share a GPU:", *(f"  {line}" for line in sharing_modes())] if gpus else []
     if not gpus:
         build = f"CUDA {torch.version.cuda}" if torch.version.cuda else "no CUDA"
         lines.append(f"no GPU   torch {torch.__version__} was built for {build} and sees none")
     lines += [f"{kind:<8} seen by torch" for kind in ("mps", "xpu") if device_count(kind)]
     return [*lines, "", "Where each part should run:", *layout(n_cpus, len(gpus))]
+
+
+def sharing_modes() -> list[str]:
+    """Describe the modes in which processes can share a GPU, or say which add-on describes them."""
+    try:
+        lines: list[str] = load("rlstruct_sharing", "This list").describe()
+    except MissingPackageError as error:
+        return [str(error)]
+    return lines
 
 
 def layout(n_cpus: int, n_gpus: int) -> list[str]:

@@ -39,6 +39,7 @@ COMMANDS = {
 
 MODULES = {
     "profile": "rlstruct_profiler.command",
+    "tune": "rlstruct_sharing.tuning.command",
 }
 """Modules of the commands that add-ons bring; the others are in this package."""
 
@@ -107,7 +108,7 @@ def _short_warnings(command: str) -> Iterator[None]:
     def show(
         message: Warning | str, category: object, filename: str, lineno: int, file: object = None, line: object = None
     ) -> None:
-        names = [name for name in list(sys.modules) if name.split(".")[0] in ("rlstruct", "__main__")]
+        names = [name for name in list(sys.modules) if name == "__main__" or name.startswith("rlstruct")]
         ours = {getattr(sys.modules.get(name), "__file__", None) for name in names}
         place = "" if filename in ours or filename.startswith("<") else f" ({filename}:{lineno})"
         sys.stderr.write(f"rlstruct {command}: warning: {' '.join(str(message).split())}{place}\n")

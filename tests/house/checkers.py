@@ -41,17 +41,17 @@ LAYERS = {
     "rlstruct.sims": 4,
     "rlstruct.adapters": 4,
     "rlstruct.search": 4,
-    "rlstruct.sharing": 4,
     "rlstruct.testing": 4,
     "rlstruct.agents": 4,
     "rlstruct.batchers": 4,
     "rlstruct.algos": 5,
     "rlstruct.cli": 6,
     **{folder.name: 6.5 for folder in ADDONS},
+    "rlstruct.sharing": 7,  # its old name
     "rlstruct.__main__": 7,
 }
 # The core loads add-ons by name. These modules keep names that have moved into add-ons.
-OLD_NAMES = {"rlstruct.profiling", "rlstruct.sims.atari"}
+OLD_NAMES = {"rlstruct.batchers", "rlstruct.profiling", "rlstruct.sims.atari"}
 NOT_IMPORTED_BY_THE_LIBRARY = {"tests", "tutorials", "benchmarks"}
 # Edges inside one layer: small, acyclic, and each for the reason next to it.
 SAME_LAYER = {
@@ -62,10 +62,9 @@ SAME_LAYER = {
     ("rlstruct.replay", "rlstruct.rl_agent"),  # replays one
     ("rlstruct.policies", "rlstruct.rl_agent"),  # acts with one
     ("rlstruct.in_place", "rlstruct.vec_env"),  # one that writes in place
-    ("rlstruct.batchers", "rlstruct.sharing"),  # starts its workers as that says
 }
 # What the design takes away from algorithms: environments and agents arrive as factories.
-ALGORITHMS_MAY_IMPORT_OF_LAYER_4 = {"rlstruct.batchers", "rlstruct.search", "rlstruct.sharing"}
+ALGORITHMS_MAY_IMPORT_OF_LAYER_4 = {"rlstruct.batchers", "rlstruct.search"}
 
 FACTORIES = {
     *("zeros", "ones", "empty", "full", "tensor", "as_tensor", "asarray", "arange", "range", "linspace", "logspace"),

@@ -8,28 +8,23 @@ import logging
 import os
 import re
 import subprocess
-import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Literal, get_args
 
 import torch
 
+from rlstruct.batchers.workers import placement
+from rlstruct.batchers.workers.placement import Mode, WorkerPlacement, check_sharing
+from rlstruct.batchers.workers.processes import ENVIRONMENT_LOCK
 from rlstruct.device import DeviceLike
 from rlstruct.errors import BadValueError, SharingError, warn_user
-from rlstruct.options import Range
-from rlstruct.sharing.daemon import MOST_CLIENTS, PERCENTAGE, Daemon, limited_to, mps, why_unavailable
+from rlstruct_sharing.daemon import MOST_CLIENTS, Daemon, limited_to, mps, why_unavailable
 
 _GPU = re.compile(r"^GPU (\d+): .*\(UUID: (GPU-[^)]+)\)")
 _MIG = re.compile(r"^\s+MIG (\S+)\s.*\(UUID: (MIG-[^)]+)\)")
 _SECONDS = 20.0  # nvidia-smi is slow on machines with eight GPUs and no persistence daemon
 
-Mode = Literal["none", "mps", "mig", "auto"]
-
-_logger = logging.getLogger(__name__)
-_starting = threading.RLock()  # held while environment variables are set for new processes
-_taken: set[int] = set()  # cores of this program's open instances of GpuSharing
+_logger = logging.getLogger("rlstruct.sharing")
 
 
 @dataclass(frozen=True)
@@ -78,12 +73,6 @@ def _visible() -> list[str] | None:
     return None if visible is None else [token.strip() for token in visible.split(",") if token.strip()]
 
 
-def running_daemon() -> Path | None:
-    """Return the pipe directory of the MPS daemon that processes use by default, or None if there is none."""
-    pipe = Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps"))
-    return pipe if (pipe / "control").exists() else None
-
-
 def no_green_contexts() -> str:
     """Return the reason why one process cannot split a GPU into separate parts, or "" if it can."""
     if hasattr(getattr(torch.cuda, "green_contexts", None), "SMPartition"):
@@ -98,7 +87,7 @@ def describe() -> list[str]:
     """Return lines of text about the modes of sharing on a machine with a GPU, and the recommended one."""
     instances = mig_instances()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    daemon = running_daemon()
+    daemon = placement.running_daemon()
     found = [("", f"CUDA_VISIBLE_DEVICES={visible}")] if visible is not None else []
     found += [("MIG", f"{part.profile} {part.uuid}") for part in instances] or [("MIG", "no instances")]
     mps_state = why_unavailable() or "can be started"
@@ -118,27 +107,7 @@ def describe() -> list[str]:
     return [f"{name:<15} {text}" for name, text in found]
 
 
-@contextlib.contextmanager
-def inheriting(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables for processes that start in this block, and restore them afterwards.
-
-    Blocks of one thread may be nested. Other threads wait to enter theirs, so that no process inherits another thread's
-    variables.
-    """
-    with _starting:
-        before = {name: os.environ.get(name) for name in variables}
-        os.environ.update(variables)
-        try:
-            yield
-        finally:
-            for name, value in before.items():
-                if value is None:
-                    os.environ.pop(name, None)
-                else:
-                    os.environ[name] = value
-
-
-class GpuSharing:
+class GpuSharing(WorkerPlacement):
     """Environment variables and cores of k processes that share GPUs: workers of a batcher, or learners.
 
     Args:
@@ -171,48 +140,23 @@ class GpuSharing:
         gpus: Sequence[str] = (),
         where: str = "RL_Batcher",
     ) -> None:
-        _check(where, device, n_processes, sharing, thread_percentage)
+        check_sharing(where, sharing, thread_percentage)
+        _check_device(where, device, n_processes, sharing)
         self._where, self._automatic, self._thread_percentage = where, sharing == "auto", thread_percentage
-        self._is_client = "CUDA_MPS_PIPE_DIRECTORY" in os.environ and running_daemon() is not None
+        self._is_client = "CUDA_MPS_PIPE_DIRECTORY" in os.environ and placement.running_daemon() is not None
         self._places: Sequence[DeviceLike] = gpus or [device]
         n_on_one = -(-n_processes // len(self._places))
         on_gpu = device.type == "cuda" and n_processes > 0
         instances = mig_instances() if on_gpu and sharing != "none" else []
         self._instances = [one for one in instances if not gpus or one.gpu in gpus]
+        mode = sharing
         if sharing == "auto":
-            self.mode = best_mode(where, device, n_on_one, self._instances)
+            mode = best_mode(where, device, n_on_one, self._instances)
         elif why_not := _lacking(sharing, n_on_one, self._instances):
             raise SharingError(f"{where}: sharing={sharing!r}: {why_not}")
-        else:
-            self.mode = sharing
-        self.cores: list[set[int]] = []
-        self._n_to_pin = n_processes if on_gpu and n_processes > 1 else 0
         self._daemons: dict[DeviceLike, Daemon] = {}
         self._block = contextlib.ExitStack()  # keeps the daemons running
-        if self._n_to_pin and self.mode == "none" and running_daemon() is None:
-            warn_user(
-                f"{where}: {n_processes} processes on {device} open {n_processes} CUDA contexts, 300 to 700 MB of "
-                "GPU memory each, and take turns on the GPU. One process with more environments is usually faster; "
-                "sharing='auto' lets processes use the GPU at the same time where that is possible."
-            )
-
-    @contextlib.contextmanager
-    def starting(self, worker: int) -> Iterator[None]:
-        """Let a worker that starts in this block inherit the environment variables and cores of worker ``worker``."""
-        with inheriting(self.environment(worker)):
-            if self._n_to_pin:
-                self.cores, self._n_to_pin = take_cores(self._n_to_pin), 0
-            cores = os.sched_getaffinity(0) if self.cores else set()
-            try:
-                if self.cores:
-                    os.sched_setaffinity(0, self.cores[worker])  # of this thread and its children
-                yield
-            except BaseException:
-                self.close()
-                raise
-            finally:
-                if cores:
-                    os.sched_setaffinity(0, cores)
+        super().__init__(device, n_processes, mode, where=where)
 
     def environment(self, worker: int) -> dict[str, str]:
         """Return additional environment variables of a worker. The first call starts the daemon."""
@@ -237,7 +181,7 @@ class GpuSharing:
     def join(self) -> None:
         """Give this process the environment variables of worker 0 for good, since CUDA reads them only once."""
         if self.mode == "none" or not _cuda_in_use():
-            with _starting:  # another thread would undo this at the end of its block
+            with ENVIRONMENT_LOCK:  # another thread would undo this at the end of its block
                 os.environ.update(self.environment(0))
             return
         why = (
@@ -253,21 +197,7 @@ class GpuSharing:
         """End the daemons and release the cores, after all workers have ended."""
         self._daemons.clear()
         self._block.close()
-        _taken.difference_update(*self.cores)
-        self.cores = []
-
-
-def take_cores(n_processes: int) -> list[set[int]]:
-    """Reserve one core for each process, among the usable cores that no other instance has taken.
-
-    A worker computes in one thread. The remaining cores are for the learner and the next batcher. The result is empty
-    if there are too few cores, or the system cannot pin processes.
-    """
-    cores = sorted(os.sched_getaffinity(0) - _taken) if hasattr(os, "sched_getaffinity") else []
-    if len(cores) < n_processes:
-        return []
-    _taken.update(cores[:n_processes])
-    return [{core} for core in cores[:n_processes]]
+        super().close()
 
 
 def _cuda_in_use() -> bool:
@@ -279,15 +209,8 @@ def _cuda_in_use() -> bool:
     return code != 3  # CUDA_ERROR_NOT_INITIALIZED
 
 
-def _check(where: str, device: torch.device, n_processes: int, sharing: str, thread_percentage: float | None) -> None:
-    """Raise ValueError for arguments that contradict each other on any machine."""
-    Range(choices=get_args(Mode)).check(where, "sharing", sharing)
-    PERCENTAGE.check(where, "thread_percentage", thread_percentage)
-    if thread_percentage is not None and sharing not in ("mps", "auto"):
-        raise BadValueError(
-            f"{where}: thread_percentage is {thread_percentage:g} with sharing={sharing!r}, but only MPS limits "
-            "threads. Pass sharing='mps', or leave it out."
-        )
+def _check_device(where: str, device: torch.device, n_processes: int, sharing: str) -> None:
+    """Raise ValueError for processes on a device that cannot be shared on any machine."""
     if sharing in ("none", "auto"):
         return
     if device.type != "cuda" or n_processes < 1:
@@ -324,7 +247,7 @@ def best_mode(where: str, device: torch.device, n_processes: int, instances: lis
         why = "each worker would see one GPU, as cuda:0"
     elif instances:
         return "mig"
-    elif daemon := running_daemon():
+    elif daemon := placement.running_daemon():
         why = f"an MPS daemon runs already ({daemon})"
     else:
         why = _lacking("mps", n_processes, instances)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlstruct.batchers.tuning.search import (
+from rlstruct_sharing.tuning.search import (
     MAX_ALPHA,
     MIN_ALPHA,
     Candidate,

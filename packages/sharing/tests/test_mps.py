@@ -14,7 +14,7 @@ import pytest
 from fake_mps import FakeMps, is_alive
 
 from rlstruct.errors import SharingError
-from rlstruct.sharing import mps
+from rlstruct_sharing import mps
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="MPS is for Linux")
 

@@ -14,10 +14,10 @@ import torch
 from rlstruct.algos import Callback
 from rlstruct.algos.callbacks import TrainingContext
 from rlstruct.algos.config import TrainingConfig
+from rlstruct.batchers.workers.placement import Mode
 from rlstruct.batchers.workers.processes import WORKER_NAME, inheriting, quiet_start
 from rlstruct.cli.agents import algorithm_of
 from rlstruct.cli.messages import UserError, say
-from rlstruct.sharing import Mode
 
 _N_WARM = 3  # updates before the clock starts, while code is compiled and graphs are captured
 _LONGEST = 600.0  # seconds that a training may take to start

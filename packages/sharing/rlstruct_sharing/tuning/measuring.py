@@ -19,8 +19,8 @@ from torch import Tensor
 
 from rlstruct.batchers.batcher import RL_Batcher
 from rlstruct.batchers.reports import kilobytes
-from rlstruct.batchers.tuning.search import MIN_ALPHA, Candidate, Measured, NotStarted, TimeIsUp
 from rlstruct.core import Trajectories
+from rlstruct_sharing.tuning.search import MIN_ALPHA, Candidate, Measured, NotStarted, TimeIsUp
 
 Learn = Callable[[Trajectories], Mapping[str, Tensor] | None]
 CreateBatcher = Callable[[Candidate], RL_Batcher]

@@ -8,11 +8,10 @@ import pathlib
 import pytest
 
 from rlstruct.batchers import RL_Batcher, Tuning
-from rlstruct.batchers.tuning import measuring
-from rlstruct.batchers.tuning.search import Candidate, Measured, Probe
-from rlstruct.cli import tune as command
 from rlstruct.cli.main import main
 from rlstruct.cli.stored_run import load_settings
+from rlstruct_sharing.tuning import command, measuring
+from rlstruct_sharing.tuning.search import Candidate, Measured, Probe
 
 for package in ("tyro", "tqdm", "tensorboard", "matplotlib", "PIL"):
     pytest.importorskip(package, reason="needs the extra: pip install 'rlstruct[train]'")

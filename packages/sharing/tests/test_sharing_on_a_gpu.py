@@ -13,9 +13,9 @@ import torch
 from rlstruct.agents import ActorCritic, ActorCriticAgent
 from rlstruct.batchers import RL_Batcher
 from rlstruct.core import Trajectories
-from rlstruct.sharing import Mode, mig_instances, mps
-from rlstruct.sharing.daemon import why_unavailable
 from rlstruct.sims import CartPole
+from rlstruct_sharing import Mode, mig_instances, mps
+from rlstruct_sharing.daemon import why_unavailable
 
 pytestmark = pytest.mark.gpu
 

@@ -20,19 +20,17 @@ from pathlib import Path
 
 import torch
 
+from rlstruct.batchers.workers.placement import PERCENTAGE
 from rlstruct.device import DeviceLike, resolve_device
 from rlstruct.errors import BadValueError, SharingError, warn_user
 from rlstruct.options import Range
-from rlstruct.sharing import supervisor
+from rlstruct_sharing import supervisor
 
 PROGRAM = "nvidia-cuda-mps-control"
 MOST_CLIENTS = 48
 """Maximum number of client processes of a daemon; 60 from CUDA 13.1 on."""
 
-PERCENTAGE = Range(above=0, at_most=100, or_none=True)
-"""Share of a GPU's threads for one process."""
-
-_logger = logging.getLogger(__name__)
+_logger = logging.getLogger("rlstruct.sharing")
 _running: dict[str, Daemon] = {}  # by GPU
 _lock = threading.RLock()
 _FIX = "Read its output, or let processes take turns: sharing='none'."

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from rlstruct.sharing import Mode
+from rlstruct.batchers.workers.placement import Mode
 
 MIN_ALPHA, MAX_ALPHA = 0.02, 0.03
 """Bounds of an alpha that comes from the noise: a gain below 2 % for twice the memory is not worth it, and noise must

@@ -17,14 +17,14 @@ import torch
 from rlstruct.batchers.arguments import named, whole
 from rlstruct.batchers.batcher import RL_Batcher
 from rlstruct.batchers.collector_factory import CreateAgent, CreateEnv
-from rlstruct.batchers.tuning import cache as answers
-from rlstruct.batchers.tuning.measuring import Learn, Prober, batch_size, memory_available, worker_size
-from rlstruct.batchers.tuning.search import Candidate, Climb, Measured, Probe, Space
+from rlstruct.batchers.workers.placement import Mode, running_daemon
 from rlstruct.device import DeviceLike, resolve_device, usable_cores
 from rlstruct.errors import BadTypeError, BadValueError
 from rlstruct.options import Range
-from rlstruct.sharing import Mode, mig_instances
-from rlstruct.sharing.gpu_sharing import best_mode, running_daemon
+from rlstruct_sharing.gpu_sharing import best_mode, mig_instances
+from rlstruct_sharing.tuning import cache as answers
+from rlstruct_sharing.tuning.measuring import Learn, Prober, batch_size, memory_available, worker_size
+from rlstruct_sharing.tuning.search import Candidate, Climb, Measured, Probe, Space
 
 _ROW = "{:>7} {:>6} {:>5} {:>10} {:>6} {:>8} {:>6}  "  # of the table
 _MEMORY_FRACTION = 0.8  # default memory_limit, as a share of the memory that may be in use
@@ -126,7 +126,7 @@ def tune(
 ) -> Tuning:
     """Find the fastest number of workers, environments and steps on this machine, with short probes of real batchers.
 
-    The search is Algorithm 1 of GMI-DRL (USENIX ATC 2025), see `rlstruct.batchers.tuning.search`. Each probe alternates
+    The search is Algorithm 1 of GMI-DRL (USENIX ATC 2025), see `rlstruct_sharing.tuning.search`. Each probe alternates
     with the fastest candidate so far, so a slow moment of the machine affects both. A candidate that is expected to
     exceed the memory limit is not started.
 

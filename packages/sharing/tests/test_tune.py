@@ -20,11 +20,11 @@ from gymnasium import spaces
 
 from rlstruct import Trajectories, VecEnv
 from rlstruct.batchers import RL_Batcher, tune
-from rlstruct.batchers.tuning import cache, measuring
-from rlstruct.batchers.tuning import tune as tuning
-from rlstruct.batchers.tuning.measuring import memory_in_use
-from rlstruct.batchers.tuning.search import Candidate, Probe
 from rlstruct.envs import GymEnvInf
+from rlstruct_sharing.tuning import cache, measuring
+from rlstruct_sharing.tuning import tune as tuning
+from rlstruct_sharing.tuning.measuring import memory_in_use
+from rlstruct_sharing.tuning.search import Candidate, Probe
 
 LINUX = Path("/proc/self/smaps_rollup").exists()
 

@@ -26,12 +26,13 @@ from rlstruct.algos.a2c import A2CConfig
 from rlstruct.algos.build import create_batchers
 from rlstruct.algos.process_group import learner_group
 from rlstruct.batchers import RL_Batcher
+from rlstruct.batchers.workers import placement
 from rlstruct.batchers.workers.processes import quiet_start
 from rlstruct.cli.main import main
 from rlstruct.errors import LearnerError, SharingError
-from rlstruct.sharing import GpuSharing, describe, gpu_sharing, gpus, mig_instances, mps, no_green_contexts
 from rlstruct.sims import make
 from rlstruct.vec_env import VecEnv
+from rlstruct_sharing import GpuSharing, describe, gpu_sharing, gpus, learners, mig_instances, mps, no_green_contexts
 
 GPU = torch.device("cuda:0")
 LISTING = """\
@@ -49,9 +50,9 @@ def h100(fake: FakeMps, monkeypatch: pytest.MonkeyPatch) -> FakeMps:
     """A machine with one GPU, GPU-11, and with MPS; nvidia-smi comes from the fake's folder."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(
-        "rlstruct.sharing.daemon.gpu_of", lambda device: device if isinstance(device, str) else "GPU-11"
+        "rlstruct_sharing.daemon.gpu_of", lambda device: device if isinstance(device, str) else "GPU-11"
     )
-    monkeypatch.setattr(gpu_sharing, "running_daemon", lambda: None)
+    monkeypatch.setattr(placement, "running_daemon", lambda: None)
     list_gpus(fake, "GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-11)\n")
     return fake
 
@@ -82,11 +83,9 @@ class ShowingEnv(CountingEnv):
 def batcher(monkeypatch: pytest.MonkeyPatch, folder: Path, **arguments: Any) -> RL_Batcher:
     """A batcher whose workers compute on the CPU and are started as those of a GPU are."""
     monkeypatch.setattr(
-        "rlstruct.batchers.batcher.GpuSharing", lambda device, *others: GpuSharing(torch.device("cuda:0"), *others)
+        "rlstruct.batchers.batcher.place_workers", lambda device, *others: GpuSharing(torch.device("cuda:0"), *others)
     )
-    monkeypatch.setattr(
-        gpu_sharing, "take_cores", lambda n: [{core} for core in (list(os.sched_getaffinity(0)) * n)[:n]]
-    )
+    monkeypatch.setattr(placement, "take_cores", lambda n: [{core} for core in (list(os.sched_getaffinity(0)) * n)[:n]])
     return RL_Batcher(2, FixedAgent, ShowingEnv, env_args={"folder": str(folder)}, seed=0, n_processes=2, **arguments)
 
 
@@ -249,7 +248,7 @@ def test_auto_shares_in_turns_and_says_why(
     h100: FakeMps, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, obstacle: str
 ) -> None:
     if obstacle == "daemon":
-        monkeypatch.setattr(gpu_sharing, "running_daemon", lambda: Path("/tmp/nvidia-mps"))
+        monkeypatch.setattr(placement, "running_daemon", lambda: Path("/tmp/nvidia-mps"))
     if obstacle == "no program":
         monkeypatch.setenv("PATH", "/nowhere")
     if obstacle == "dies":
@@ -265,6 +264,7 @@ def test_auto_shares_in_turns_and_says_why(
         "no program": "no program nvidia-cuda-mps-control",
         "dies": "no device is there",
     }
+    assert {warning.filename for warning in warned} <= {__file__}
     assert said[obstacle] in caplog.text + "".join(str(warning.message) for warning in warned)
 
 
@@ -308,7 +308,7 @@ def test_the_machine_is_described(h100: FakeMps, monkeypatch: pytest.MonkeyPatch
     assert "3g.40gb MIG-bb" in text
     assert 'sharing="mig"' in text
     list_gpus(h100, "")
-    monkeypatch.setattr(gpu_sharing, "running_daemon", lambda: Path("/tmp/nvidia-mps"))
+    monkeypatch.setattr(placement, "running_daemon", lambda: Path("/tmp/nvidia-mps"))
     assert "does it" in describe()[-1]
     monkeypatch.undo()
     monkeypatch.setenv("PATH", "/nowhere")
@@ -365,16 +365,16 @@ SHARING = SharingConfig(
 def learners_of_a_gpu(h100: FakeMps, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeMps]:
     """The machine; what this process joins is forgotten afterwards."""
     monkeypatch.setattr(
-        launch, "GpuSharing", lambda device, *others, **named: GpuSharing(torch.device("cuda"), *others, **named)
+        learners, "GpuSharing", lambda device, *others, **named: GpuSharing(torch.device("cuda"), *others, **named)
     )
-    monkeypatch.setattr(launch, "_gpu_sharings", {})
+    monkeypatch.setattr(learners, "_shares", {})
     for name in NAMES:
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
     found = "CUDA_MPS_PIPE_DIRECTORY"
-    monkeypatch.setattr(gpu_sharing, "running_daemon", lambda: Path(os.environ[found]) if found in os.environ else None)
+    monkeypatch.setattr(placement, "running_daemon", lambda: Path(os.environ[found]) if found in os.environ else None)
     yield h100
-    for sharing in launch._gpu_sharings.values():
+    for sharing in learners._shares.values():
         sharing.close()
 
 

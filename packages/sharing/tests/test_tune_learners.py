@@ -12,7 +12,7 @@ from rlstruct.algos.a2c import A2CConfig
 from rlstruct.algos.config import TrainingConfig
 from rlstruct.cli.main import main
 from rlstruct.cli.stored_run import load_settings
-from rlstruct.cli.tune_learners import tune_learners
+from rlstruct_sharing.tuning.tune_learners import tune_learners
 
 Capture = pytest.CaptureFixture[str]
 ON_GPU = A2CConfig(learner_device="cuda:0", batcher_device="cuda:0", n_processes=0, n_envs=64)
