@@ -22,6 +22,7 @@ from rlstruct.batchers import RL_Batcher
 from rlstruct.envs import GymEnv
 from rlstruct.functional import random
 
+COMMANDS = re.compile(r"rlstruct\.cli\.|rlstruct_.*\.command$")
 EXPECTED = {"rlstruct.core", "rlstruct.functional", "rlstruct.agents", "rlstruct.batchers", "rlstruct.algos"}
 
 
@@ -34,7 +35,7 @@ def import_everything(package: str = "rlstruct") -> list[pathlib.Path]:
         try:
             files.append(pathlib.Path(importlib.import_module(name).__file__ or "").resolve())
         except ImportError as error:
-            if not re.search("Install the (extra|add-on)", str(error)) and not name.startswith("rlstruct.cli."):
+            if not re.search("Install the (extra|add-on)", str(error)) and not COMMANDS.match(name):
                 raise SystemExit(f"{name}, without its extra, says: {error}") from error
             # Otherwise the error names the missing extra; for commands, `main` does.
     if package == "rlstruct" and (missing := EXPECTED - set(names)):
