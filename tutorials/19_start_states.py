@@ -74,7 +74,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=8192)
 parser.add_argument("--evaluations", type=int, default=1, help="on the way")
 parser.add_argument("--seeds", type=int, nargs="+", default=[100])
-options = parser.parse_args()
+options, _ = parser.parse_known_args()  # in a notebook there are also those of its kernel
 torch.set_num_threads(1)
 WAYS = {"ordinary starts": ordinary, "chosen starts": with_starts}
 curves = {name: [] for name in WAYS}
