@@ -3,12 +3,13 @@
 Each algorithm is a module with a class of settings and `train`, an `Algorithm`: ``a2c.train(A2CConfig(...), ...)``.
 """
 
-from typing import Any
+import contextlib
+from typing import TYPE_CHECKING, Any
 
-from rlstruct.algos import a2c, alphazero, dqn, ppo, reinforce, sac
+from rlstruct.addons import attributes, load
+from rlstruct.algos import a2c, dqn, ppo, reinforce, sac
 from rlstruct.algos.a2c import A2CConfig
 from rlstruct.algos.algorithm import Algorithm
-from rlstruct.algos.alphazero import AlphaZeroConfig
 from rlstruct.algos.callbacks import Callback, TrainingContext
 from rlstruct.algos.config import TrainingConfig, load_config
 from rlstruct.algos.dqn import DQNConfig
@@ -23,7 +24,12 @@ from rlstruct.algos.run_folder import RunFolder
 from rlstruct.algos.sac import SACConfig
 from rlstruct.algos.shipped_callbacks import BestCheckpoint, EarlyStopping, OptunaPruning, PeriodicVideo
 from rlstruct.algos.training import run_training
+from rlstruct.errors import MissingPackageError
 from rlstruct.options import option
+
+if TYPE_CHECKING:
+    from rlstruct_search import alphazero as alphazero
+    from rlstruct_search.alphazero import AlphaZeroConfig as AlphaZeroConfig
 
 ALGORITHMS: dict[str, Algorithm[Any]] = {
     "reinforce": reinforce.train,
@@ -31,7 +37,6 @@ ALGORITHMS: dict[str, Algorithm[Any]] = {
     "ppo": ppo.train,
     "dqn": dqn.train,
     "sac": sac.train,
-    "alphazero": alphazero.train,
 }
 """Algorithms by their names on the command line; add your own before you call `rlstruct.cli.main.main`."""
 
@@ -41,7 +46,6 @@ __all__ = [
     "ALGORITHMS",
     "A2CConfig",
     "Algorithm",
-    "AlphaZeroConfig",
     "BestCheckpoint",
     "Callback",
     "DQNConfig",
@@ -65,7 +69,6 @@ __all__ = [
     "TrainingResult",
     "a2c",
     "agent_around",
-    "alphazero",
     "dqn",
     "evaluate_actions",
     "load_config",
@@ -76,3 +79,7 @@ __all__ = [
     "run_training",
     "sac",
 ]
+
+__getattr__ = attributes(__name__, {"AlphaZeroConfig": "rlstruct_search.alphazero", "alphazero": "rlstruct_search"})
+with contextlib.suppress(MissingPackageError):
+    load("rlstruct_search.alphazero", "AlphaZero")  # adds itself to ALGORITHMS

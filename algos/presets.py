@@ -8,17 +8,19 @@ it.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from rlstruct.addons import load
 from rlstruct.algos.a2c import A2CConfig
-from rlstruct.algos.alphazero import AlphaZeroConfig
 from rlstruct.algos.config import TrainingConfig
 from rlstruct.algos.dqn import DQNConfig
 from rlstruct.algos.ppo import PPOConfig
 from rlstruct.algos.reinforce import ReinforceConfig
 from rlstruct.algos.sac import SACConfig
+from rlstruct.errors import MissingPackageError
 
 
 @dataclass(frozen=True)
@@ -138,13 +140,6 @@ PRESETS: dict[tuple[str, str], Preset] = {
         replay_capacity=200_000, learning_starts=5_000, epsilon_fraction=0.05, epsilon_exponent=1.0,
         evaluation_interval=100_000, evaluation_timesteps=200, target_return=12.0, evaluation_processes=0,
     ), {"hidden": (128, 128)}),
-    # Many updates for each move. Without strong noise all games become the same; it falls during a game. Half of each
-    # value target is the search's estimate, because the results of noisy games say little.
-    ("alphazero", "ConnectFour-v0"): Preset(AlphaZeroConfig(
-        n_env_steps=450_000, n_envs=96, n_processes=3, overlap=True, n_timesteps=8, n_updates=40, batch_size=512,
-        replay_capacity=300_000, learning_starts=10_000, gumbel_scale=4.0, exploring_moves=24,
-        search_value_fraction=0.5, evaluation_interval=100_000, checkpoint_interval=100_000,
-    ), {"n_features": 128, "layers": ((64, 4, 1), (64, 2, 1))}),
 }  # fmt: skip
 """Presets by algorithm (a module of `rlstruct.algos`) and environment (of gymnasium or `rlstruct.sims`); two further
 names are for 1,024 simulators and for agents with a memory.
@@ -152,3 +147,5 @@ names are for 1,024 simulators and for agents with a memory.
 >>> PRESETS["a2c", "Acrobot-v1"].config.n_envs
 32
 """
+with contextlib.suppress(MissingPackageError):
+    load("rlstruct_search.presets", "a preset")  # adds its own

@@ -11,12 +11,11 @@ import torch
 
 from rlstruct import DictTensor
 from rlstruct.agents import ConvolutionalActorCritic
-from rlstruct.algos import alphazero
-from rlstruct.algos.alphazero import AlphaZeroConfig
-from rlstruct.algos.arena import RandomPlayer, play_match
 from rlstruct.functional.random import child_key
-from rlstruct.search import GameModel, RolloutModel, SearchAgent, SearchConfig, TreeSearch
 from rlstruct.sims import ConnectFour
+from rlstruct_search import GameModel, RolloutModel, SearchAgent, SearchConfig, TreeSearch, alphazero
+from rlstruct_search.alphazero import AlphaZeroConfig
+from rlstruct_search.arena import RandomPlayer, play_match
 
 torch.set_num_threads(1)
 

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -15,12 +16,12 @@ from gymnasium import spaces
 from torch import nn
 
 from rlstruct import agents
+from rlstruct.addons import load
 from rlstruct.algos import ALGORITHMS, Algorithm
 from rlstruct.algos.config import TrainingConfig
 from rlstruct.cli.environments import Factory, Task, find, imported, is_image, is_own, spaces_of
 from rlstruct.cli.messages import UserError, nearest
 from rlstruct.rl_agent import RL_Agent
-from rlstruct.search import SearchAgent
 from rlstruct.spaces import leaves
 
 _ATARI_PIXELS, _ATARI_FEATURES, _SMALL_FEATURES = 36, 512, 128
@@ -43,9 +44,17 @@ def algorithm_of(name: str) -> Algorithm[Any]:
             kind = "class" if isinstance(found, type) else type(found).__name__
             raise UserError(f"{name} is a {kind}, expected an Algorithm of rlstruct.algos.")
         ALGORITHMS[name] = found
+    if name == "alphazero" and name not in ALGORITHMS:
+        load("rlstruct_search", "alphazero")  # raises MissingPackageError
     if name not in ALGORITHMS:
         raise UserError(f"there is no algorithm {name!r}, only {', '.join(ALGORITHMS)}.{nearest(name, ALGORITHMS)}")
     return ALGORITHMS[name]
+
+
+def searching(algorithm: str) -> ModuleType | None:
+    """Return the module of the command line's parts for an algorithm whose agent searches; None for the others."""
+    search = algorithm_of(algorithm).agents == "search"
+    return load("rlstruct_search.commands", named(algorithm)) if search else None
 
 
 def named(algorithm: str) -> str:
@@ -67,10 +76,11 @@ def choose(
     algorithm: str, task: Task, observation: spaces.Space[Any], action: spaces.Space[Any], stack: int = 1
 ) -> AgentChoice:
     """Choose agent and network by the spaces; the agent sees the last ``stack`` frames."""
-    if ALGORITHMS[algorithm].agents == "search":
-        return _searching(task, observation, action)
+    if (own := searching(algorithm)) is not None:
+        chosen: AgentChoice = own.choose(task, observation, action)
+        return chosen
     observation = _fitting(algorithm, task, _one_frame(observation), action)
-    discrete, continuous = _n_actions(action), isinstance(action, spaces.Box)
+    discrete, continuous = count_actions(action), isinstance(action, spaces.Box)
     image, settings = is_image(observation), task.network_settings()
     # Use convolutions for images, unless the user sets the widths of a perceptron.
     body = "recurrent" if task.recurrent else "convolutional" if image and "hidden" not in settings else "perceptron"
@@ -130,7 +140,7 @@ def _fitting(algorithm: str, task: Task, observation: spaces.Space[Any], action:
             "it (gymnasium.wrappers.FlattenObservation), or write an agent: tutorials/02_your_own_agent.py"
         )
     name, family = named(algorithm), ALGORITHMS[algorithm].agents
-    discrete, image = _n_actions(action), is_image(observation)
+    discrete, image = count_actions(action), is_image(observation)
     continuous = isinstance(action, spaces.Box) and len(action.shape) == 1
     if discrete is None and not continuous:
         raise UserError(
@@ -177,22 +187,7 @@ def _normalised(create_model: Callable[[], nn.Module], frame_shape: tuple[int, .
     return agents.Normalised(create_model(), frame_shape, discount=0.99)
 
 
-def _searching(task: Task, observation: spaces.Space[Any], action: spaces.Space[Any]) -> AgentChoice:
-    """Choose the agent of a two-player game, whose observation is a board and the legal actions."""
-    n_actions = _n_actions(action)
-    shown = dict(observation.spaces) if isinstance(observation, spaces.Dict) else {}
-    boards = [space.shape for name, space in shown.items() if name != "legal" and isinstance(space, spaces.Box)]
-    if task.recurrent or "legal" not in shown or len(boards) != 1 or not isinstance(n_actions, int):
-        raise UserError(
-            "AlphaZero plays two-player games whose simulator shows a board and the legal actions, such as --env "
-            "ConnectFour-v0, without --recurrent. To write another game, see rlstruct.sims.ConnectFour."
-        )
-    settings = {"n_features": 96, "layers": ((64, 4, 1),), **task.network_settings()}
-    create_model = partial(agents.ConvolutionalActorCritic, boards[0], n_actions, **settings)
-    return AgentChoice(create_model, SearchAgent, "tree search with a convolutional network")
-
-
-def _n_actions(action: spaces.Space[Any]) -> int | tuple[int, ...] | None:
+def count_actions(action: spaces.Space[Any]) -> int | tuple[int, ...] | None:
     """Return A, or the sizes of K choices; None for other spaces and for actions that do not start at 0."""
     if isinstance(action, spaces.Discrete) and int(action.start) == 0:
         return int(action.n)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import fmean, median, pstdev
@@ -13,10 +13,10 @@ from typing import Annotated, Literal
 import torch
 import tyro
 
-from rlstruct.algos.alphazero import AlphaZeroConfig, arena
 from rlstruct.algos.build import PlacedEnv, threads_for
 from rlstruct.algos.evaluation import Evaluator, format_return
 from rlstruct.batchers import RL_Batcher
+from rlstruct.cli.agents import searching
 from rlstruct.cli.film import check_path, film
 from rlstruct.cli.messages import UserError, check_device, say
 from rlstruct.cli.stored_run import Trained, load_trained
@@ -62,8 +62,9 @@ def run(arguments: Sequence[str]) -> None:
         check_path(options.video)
     check_device("--device", options.device)
     trained = load_trained(options.run, auto_reset=False, factories=options.factory)
-    if isinstance(trained.settings.config, AlphaZeroConfig):
-        _against_opponent(trained, trained.settings.config, options)
+    own = None if options.factory else searching(trained.settings.algorithm)
+    if own is not None:
+        _write(options, trained, **own.evaluate(trained, options))
         return
     as_trained = trained.settings.config.evaluation_stochastic
     stochastic = as_trained if options.actions is None else options.actions == "sampled"
@@ -80,23 +81,6 @@ def run(arguments: Sequence[str]) -> None:
         agent, seed = create_agent(device="cpu"), _SEED + options.seed
         n = film(trained.factory, agent, options.video, n_envs=1, n_steps=_FILM_STEPS, seed=seed, one_episode=True)
         say(f"{options.video}: one episode, {n} frames")
-
-
-def _against_opponent(trained: Trained, config: AlphaZeroConfig, options: Evaluate) -> None:
-    """Play games against the opponent of the training's evaluations."""
-    if options.video is not None or options.actions is not None:
-        raise UserError("two-player games are not filmed, and use the best actions: omit --video and --actions.")
-    torch.set_num_threads(1)
-    games = options.episodes + options.episodes % 2
-    settings = replace(config, evaluation_episodes=games, evaluation_device=options.device, seed=options.seed)
-    judge = arena(settings, trained.choice.create_agent, trained.factory, trained.model)
-    judge.start(trained.model.state_dict(), env_steps=trained.env_steps, policy_version=0)
-    returns = judge.wait().returns
-    won, lost = (sum(value == result for value in returns) for result in (1.0, -1.0))
-    against = "random play" if config.opponent == "random" else f"UCT with {config.opponent_simulations} simulations"
-    say(f"alphazero on {trained.settings.task.env}, after {trained.env_steps:,} moves of self-play")
-    say(f"{games} games against {against}: {won} won, {games - won - lost} drawn, {lost} lost")
-    _write(options, trained, returns=list(returns), opponent=against)
 
 
 def _write(options: Evaluate, trained: Trained, **found: object) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 from torch import nn
 
 from rlstruct import policies
+from rlstruct.addons import load
 from rlstruct.algos import ALGORITHMS
 from rlstruct.algos.checkpoint import read_checkpoint
 from rlstruct.algos.config import TrainingConfig
@@ -24,7 +25,6 @@ from rlstruct.cli.environments import Factory, Task, find, imported, is_own
 from rlstruct.cli.messages import UserError, nearest
 from rlstruct.errors import BadTypeError
 from rlstruct.policies.loading import load_weights
-from rlstruct.search import SearchAgent
 
 _PACKAGES = ("rlstruct", "torch", "gymnasium", "numpy", "ale-py")
 
@@ -125,7 +125,8 @@ def undescribed(run: Path, names: Sequence[str]) -> dict[str, Any]:
         known = ALGORITHMS.get(read_settings(folder)[1]["algorithm"])
         if known is not None and known.agents == "search" and is_own((settings := load_settings(folder)).task.env):
             game = find(settings.task, auto_reset=True)
-            return {"create_agent": partial(SearchAgent, create_simulator=game, discount=-settings.config.discount)}
+            agent = load("rlstruct_search", str(run)).SearchAgent
+            return {"create_agent": partial(agent, create_simulator=game, discount=-settings.config.discount)}
     return {}
 
 

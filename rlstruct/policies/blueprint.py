@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -14,13 +13,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from rlstruct.errors import BadTypeError, BadValueError
+from rlstruct.addons import load
+from rlstruct.errors import BadTypeError, BadValueError, MissingPackageError
 from rlstruct.rl_agent import RL_Agent
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-_TRUSTED = ("rlstruct.", "torch.nn.")
+_TRUSTED = ("rlstruct.", "rlstruct_search.", "torch.nn.")
+_MOVED = ("rlstruct.search.", "rlstruct_search.")  # in version 0.4
 
 
 class KeepsArguments:
@@ -144,12 +145,15 @@ def _name(value: Callable[..., Any]) -> str:
 def _found(place: str, *, called: bool) -> Any:  # noqa: ANN401 - a class, or a factory of one
     """Import a network, an agent's settings or a factory of agents; refuse anything else, since it will be called."""
     module, _, name = str(place).partition(":")
+    module = module.replace(*_MOVED)
     found: Any = None
     if module.startswith(_TRUSTED):
         try:
-            found = importlib.import_module(module)
+            found = load(module, f"rlstruct.load: {place}")
             for part in name.split("."):
                 found = getattr(found, part)
+        except MissingPackageError:
+            raise
         except (ImportError, AttributeError):
             raise BadValueError(
                 f"rlstruct.load: {place} is not in this version of rlstruct or torch. Pass create_model and "

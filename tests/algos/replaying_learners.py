@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -11,30 +12,18 @@ from torch import nn
 
 from rlstruct import Trajectories, agents
 from rlstruct.agents import ActorCriticAgent
-from rlstruct.algos import GradientLearner, alphazero, dqn, sac
+from rlstruct.algos import GradientLearner, dqn, sac
 from rlstruct.batchers import RL_Batcher
-from rlstruct.search import SearchAgent, SearchConfig
-from rlstruct.sims import ConnectFour
 
-REPLAYING = ["dqn", "dqn, double, prioritised", "sac", "alphazero"]
+REPLAYING = ["dqn", "dqn, double, prioritised", "sac"]
+SMALL: dict[str, Any] = {"n_timesteps": 6, "n_envs": 4, "n_env_steps": 1000, "replay_capacity": 200}
+SMALL |= {"learning_starts": 1, "n_updates": 3, "batch_size": 8}
 
 
 def replaying(kind: str, device: str, graph: bool, **changes: Any) -> GradientLearner:
     """A learner that learns from a replay buffer."""
     torch.manual_seed(3)
-    settings: dict[str, Any] = {"n_timesteps": 6, "n_envs": 4, "n_env_steps": 1000, "replay_capacity": 200}
-    settings |= {
-        "learning_starts": 1,
-        "n_updates": 3,
-        "batch_size": 8,
-        "learner_device": device,
-        "graph": graph,
-        **changes,
-    }
-    if kind == "alphazero":
-        config = alphazero.AlphaZeroConfig(**settings, max_gradient_norm=0.5)
-        model = create_game_network().to(device)
-        return alphazero.AlphaZeroLearner.create(model, partial(SearchAgent, create_simulator=ConnectFour), config)
+    settings = {**SMALL, "learner_device": device, "graph": graph, **changes}
     if kind == "sac":
         soft = create_soft_network().to(device)
         return sac.SACLearner.create(soft, agents.SquashedGaussianAgent, sac.SACConfig(**settings))
@@ -44,21 +33,16 @@ def replaying(kind: str, device: str, graph: bool, **changes: Any) -> GradientLe
     return dqn.DQNLearner.create(model, agents.QAgent, dqn.DQNConfig(**settings))
 
 
-def create_game_network() -> nn.Module:
-    return agents.ConvolutionalActorCritic((2, 6, 7), 7, n_features=8, layers=((4, 3, 1),))
-
-
 def batches_for(kind: str, n_batches: int) -> list[Trajectories]:
     """Collect batches on the CPU."""
     torch.manual_seed(3)
-    if kind == "alphazero":
-        search = SearchConfig(n_simulations=2, max_depth=2)
-        create_agent: Any = partial(SearchAgent, create_simulator=ConnectFour, config=search)
-        model, create_env = create_game_network(), ConnectFour
-    elif kind == "sac":
-        create_agent, model, create_env = agents.SquashedGaussianAgent, create_soft_network(), create_pendulum
-    else:
-        create_agent, model, create_env = ActorCriticAgent, create_network(), create_sim
+    if kind == "sac":
+        return collect_batches(agents.SquashedGaussianAgent, create_soft_network(), create_pendulum, n_batches)
+    return collect_batches(ActorCriticAgent, create_network(), create_sim, n_batches)
+
+
+def collect_batches(create_agent: Any, model: nn.Module, create_env: Any, n_batches: int) -> list[Trajectories]:
+    """Collect batches of an agent on the CPU."""
     args, env_args = {"model": model}, {"n_envs": 4}
     with RL_Batcher(6, create_agent, create_env, agent_args=args, env_args=env_args, seed=1) as batcher:
         batcher.reset()
@@ -71,13 +55,20 @@ def batches_for(kind: str, n_batches: int) -> list[Trajectories]:
 
 def check_captured_gradient_steps(kind: str, device: str) -> None:
     """Compare gradient steps with those of one captured graph, bit by bit."""
-    plain, graph = (replaying(kind, device, graph) for graph in (False, True))
-    for i, batch in enumerate(batches_for(kind, 4)):
+    others = ("target_critics",) if kind == "sac" else ("target_model", "online_model")
+    check_captured_steps(partial(replaying, kind, device), batches_for(kind, 4), others)
+
+
+def check_captured_steps(
+    create_learner: Callable[[bool], GradientLearner], batches: Sequence[Trajectories], others: Sequence[str] = ()
+) -> None:
+    """Compare gradient steps of a learner with those of one captured graph; ``others`` are networks besides model."""
+    plain, graph = (create_learner(graph) for graph in (False, True))
+    for i, batch in enumerate(batches):
         one, other = (learner.update(batch, (i + 1) / 10) for learner in (plain, graph))
         assert {name: term.item() for name, term in one.items()} == {name: term.item() for name, term in other.items()}
     assert graph.policy_version == plain.policy_version == 12
-    state, expected, first = (learner.state_dict() for learner in (graph, plain, replaying(kind, device, False)))
-    others = {"alphazero": (), "sac": ("target_critics",)}.get(kind, ("target_model", "online_model"))
+    state, expected, first = (learner.state_dict() for learner in (graph, plain, create_learner(False)))
     for name in ("model", *others):
         weights: Any = expected[name]
         for key, weight in weights.items():

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from rollouts import check_exported, onnx_file
 from torch import Tensor, nn
 from trainings import PARTS, TASKS, PartsAgent
 
@@ -27,38 +28,10 @@ from rlstruct.agents import (
 )
 from rlstruct.core import TensorSpec
 from rlstruct.policies.exporting import compare, exported
-from rlstruct.search.agent import NetworkAgent
 
 FRAME = {"frame": TensorSpec((4,), torch.float32)}
 OTHERS = [pytest.param(name, marks=pytest.mark.slow) for name in TASKS if name not in ("actor-critic", "recurrent")]
 ONNX = ["onnx", "onnxscript", "onnxruntime"]
-
-
-def runs_like_the_policy(run: Any, policy: Policy) -> None:
-    """Compare with the policy in a rollout of two environments, of which each begins anew now and then."""
-    original = exported(policy)
-    generator = torch.Generator().manual_seed(3)
-    state = {key: value.clone() for key, value in original.begin(2).items()}
-    for t in range(6):
-        frame = {
-            key: torch.randint(0, 2, (2, *spec.shape), generator=generator).to(spec.dtype)
-            for key, spec in policy.specs.items()
-        }
-        where = torch.tensor([t % 3 == 0, t % 4 == 0])
-        policy.reset(where=where) if t and state else policy.reset()
-        if state:
-            state["initial_state"] = where
-        found = run({**frame, **state})
-        parts = {key.removeprefix("frame/"): value for key, value in frame.items()}
-        if isinstance(original.agent, NetworkAgent):  # the policy searches, the file does not
-            logits, _ = policy.model(frame["frame/board"])
-            expected = logits.masked_fill(~frame["frame/legal"], -torch.inf).argmax(-1).numpy()
-        else:
-            expected = policy.act(parts.get("frame", parts), stochastic=False)
-        np.testing.assert_allclose(found["action"], expected, rtol=1e-4, atol=1e-5)
-        for key in state:
-            if key != "initial_state":
-                state[key] = torch.as_tensor(found[f"new_{key}"])
 
 
 @pytest.mark.parametrize("name", ["actor-critic", "recurrent", *OTHERS])
@@ -67,7 +40,7 @@ def test_torch_export(name: str, tmp_path: Path) -> None:
     file = tmp_path / "policy.pt2"
     assert rlstruct.export(policy, file) < 1e-5
     assert [one.name for one in tmp_path.glob("policy*")] == ["policy.pt2"]
-    runs_like_the_policy(torch.export.load(file).module(), policy)
+    check_exported(torch.export.load(file).module(), policy)
 
 
 @pytest.mark.parametrize(
@@ -76,7 +49,6 @@ def test_torch_export(name: str, tmp_path: Path) -> None:
 def test_onnx(name: str, tmp_path: Path) -> None:
     for package in ONNX:
         pytest.importorskip(package, reason="needs the extra: pip install 'rlstruct[onnx]'")
-    import onnxruntime
 
     task = PARTS if name == "parts" else TASKS[name]
     factories: dict[str, Any] = {"create_model": task.create_model, "create_agent": task.create_agent}
@@ -84,14 +56,7 @@ def test_onnx(name: str, tmp_path: Path) -> None:
     policy = rlstruct.load(run, **(factories if name == "parts" else {}), stochastic=False)
     file = tmp_path / "policy.onnx"
     assert rlstruct.export(policy, file) < 1e-4
-    session = onnxruntime.InferenceSession(file)
-    names = [one.name for one in session.get_outputs()]
-
-    def run_file(inputs: dict[str, Tensor]) -> dict[str, Any]:
-        assert {one.name for one in session.get_inputs()} == inputs.keys()
-        return dict(zip(names, session.run(names, {k: v.numpy() for k, v in inputs.items()}), strict=True))
-
-    runs_like_the_policy(run_file, policy)
+    check_exported(onnx_file(file), policy)
 
 
 def test_an_onnx_file_needs_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

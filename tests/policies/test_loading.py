@@ -11,22 +11,17 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from rollouts import SEED, check_actions, check_single_observations, played, shown
 from torch import nn
 from trainings import PARTS, SMALL, TASKS, Task
 
 import rlstruct
-from rlstruct import Trajectories
 from rlstruct import agents as bundled
 from rlstruct.agents import ActorCritic, ActorCriticAgent
 from rlstruct.algos import ppo
 from rlstruct.algos.checkpoint import read_checkpoint
-from rlstruct.batchers import RL_Batcher
 from rlstruct.core import TensorSpec
 from rlstruct.policies.blueprint import build, describe, describe_network
-from rlstruct.search import SearchAgent, SearchConfig
-from rlstruct.sims import ConnectFour
-
-SEED = 7
 
 
 @pytest.fixture(scope="module", params=TASKS)
@@ -35,61 +30,17 @@ def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return task, task.train(tmp_path_factory.mktemp("runs"))
 
 
-def played(task: Task, run: Path, stochastic: bool) -> Trajectories:
-    """Let the agent of a training act in its environments, with a batcher."""
-    model = task.create_model()
-    model.load_state_dict(read_checkpoint(run / "checkpoint.pt")["model"])
-    settings: dict[str, Any] = {"model": model, "stochastic": stochastic}
-    if task.create_agent is SearchAgent:
-        settings |= {"create_simulator": ConnectFour, "config": task.config.search(4), "discount": -1.0}
-    with RL_Batcher(
-        30, task.create_agent, task.create_env, agent_args=settings, env_args={"n_envs": 3}, n_processes=0, seed=SEED
-    ) as batcher:
-        batcher.reset()
-        batcher.execute()
-        batch, _ = batcher.get()
-    assert batch is not None
-    return batch
-
-
-def shown(batch: Trajectories, t: int) -> Any:
-    """Return what three environments showed at step t, as gymnasium nests it."""
-    seen = batch.trajectories.truncate_key("observation/").temporal_index(t)
-    parts = dict(seen.truncate_key("frame/").items())
-    return {key: part.numpy() for key, part in parts.items()} or seen["frame"].numpy()
-
-
 @pytest.mark.parametrize("stochastic", [False, True], ids=["best", "drawn"])
 def test_the_actions_of_a_rollout(trained: tuple[Task, Path], stochastic: bool) -> None:
     task, run = trained
     batch = played(task, run, stochastic)
-    steps = batch.trajectories
-    initial = steps["observation/initial_state"]
-    assert task.create_agent is SearchAgent or bool(initial[:, 1:].any())
-    policy = rlstruct.load(run, stochastic=stochastic, seed=SEED)
-    for t in range(steps.n_steps()):
-        if t:
-            policy.reset(where=initial[:, t])
-        expected = steps["action/action"][:, t].numpy()
-        found = policy.act(shown(batch, t))
-        assert isinstance(found, np.ndarray)
-        assert found.dtype == expected.dtype
-        np.testing.assert_array_equal(found, expected)
-        for key in ("value", "action_logits", "action_mean"):
-            if key in policy.last:
-                torch.testing.assert_close(policy.last[key], steps[f"action/{key}"][:, t])
+    assert bool(batch.trajectories["observation/initial_state"][:, 1:].any())
+    check_actions(batch, rlstruct.load(run, stochastic=stochastic, seed=SEED))
 
 
 def test_one_observation_is_a_batch_without_its_axis(trained: tuple[Task, Path]) -> None:
     task, run = trained
-    batch = played(task, run, stochastic=False)
-    policy, one = rlstruct.load(run, stochastic=False), rlstruct.load(run, stochastic=False)
-    for t in range(3):
-        observation = shown(batch, t)
-        first = {k: v[0] for k, v in observation.items()} if isinstance(observation, dict) else observation[0]
-        of_all, of_one = policy.act(observation), one.act(first)
-        assert np.shape(of_one) == of_all.shape[1:]
-        np.testing.assert_allclose(of_one, of_all[0], rtol=1e-5)
+    check_single_observations(played(task, run, stochastic=False), run)
 
 
 def test_a_whole_episode_in_gymnasium_without_the_library_in_between(tmp_path: Path) -> None:
@@ -129,7 +80,6 @@ def test_a_policy_shows_its_agent_and_what_it_acts_on() -> None:
 def test_the_policy_follows_the_evaluations_of_its_training(tmp_path: Path) -> None:
     assert rlstruct.load(TASKS["actor-critic"].train(tmp_path)).stochastic
     assert not rlstruct.load(TASKS["values"].train(tmp_path)).stochastic
-    assert not rlstruct.load(TASKS["search"].train(tmp_path)).stochastic
 
 
 def test_drawn_actions_follow_the_seed(tmp_path: Path) -> None:
@@ -301,15 +251,6 @@ def test_what_cannot_be_described() -> None:
 def test_a_checkpoint_cannot_run_anything_else(place: str, kind: str) -> None:
     with pytest.raises(ValueError, match=re.escape(f"names {place}, expected a network or an agent")):
         build({kind: place, "args": [], "named": {}})
-
-
-def test_a_search_is_made_again() -> None:
-    model = bundled.ConvolutionalActorCritic((2, 6, 7), 7, n_features=8, layers=((4, 4, 1),))
-    config = SearchConfig(method="puct", n_simulations=5, reuse_tree=True)
-    agent = SearchAgent(model, create_simulator=ConnectFour, config=config, discount=-0.9)
-    again = build(describe(agent.creator()))(model)
-    assert again.search.config == config
-    assert again.game.discount == -0.9
 
 
 def test_the_first_checkpoint_does_not_know_what_is_shown(tmp_path: Path) -> None:

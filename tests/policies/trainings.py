@@ -17,11 +17,9 @@ from torch import Tensor, nn
 from rlstruct import DictTensor, RL_Agent, TemporalDictTensor, VecEnv
 from rlstruct import agents as bundled
 from rlstruct.agents.model_agent import ModelAgent
-from rlstruct.algos import alphazero, dqn, ppo, sac
+from rlstruct.algos import dqn, ppo, sac
 from rlstruct.algos.run_folder import RunFolder
 from rlstruct.envs import GymEnvInf
-from rlstruct.search import SearchAgent
-from rlstruct.sims import ConnectFour
 
 SMALL: dict[str, Any] = {
     "n_envs": 2, "n_processes": 0, "n_env_steps": 32, "n_timesteps": 8, "log_interval": 1,
@@ -126,10 +124,6 @@ DQN: dict[str, Any] = {
     "algorithm": dqn,
     "config": dqn.DQNConfig(**SMALL, learning_starts=8, n_updates=2, batch_size=8, replay_capacity=100),
 }
-GAME = alphazero.AlphaZeroConfig(
-    **{**SMALL, "evaluation_episodes": 2}, n_simulations=4, learning_starts=8, n_updates=1, batch_size=8,
-    opponent="random",
-)  # fmt: skip
 TASKS = {
     "actor-critic": Task(lambda: bundled.ActorCritic(4, 2, hidden=(8,)), bundled.ActorCriticAgent),
     "recurrent": Task(lambda: bundled.RecurrentActorCritic(4, 2, n_hidden=8), bundled.RecurrentAgent),
@@ -163,13 +157,6 @@ TASKS = {
         bundled.QAgent,
         PICTURES,
         **DQN,
-    ),
-    "search": Task(
-        lambda: bundled.ConvolutionalActorCritic((2, 6, 7), 7, n_features=8, layers=((4, 4, 1),)),
-        SearchAgent,
-        ConnectFour,
-        alphazero,
-        GAME,
     ),
 }
 PARTS = Task(PartsNetwork, PartsAgent, partial(of_gym, Parts))

@@ -14,11 +14,11 @@ from rlstruct.agents import ConvolutionalActorCritic
 from rlstruct.batchers import RL_Batcher
 from rlstruct.core import DictTensor
 from rlstruct.functional.random import child_key
-from rlstruct.search import GameModel, RolloutModel, SearchAgent, SearchConfig, TreeSearch
-from rlstruct.search.game import split_frames
 from rlstruct.sims import CartPole, ConnectFour
 from rlstruct.testing import check_agent, forbid_host_sync
 from rlstruct.vec_env import VecEnv
+from rlstruct_search import GameModel, RolloutModel, SearchAgent, SearchConfig, TreeSearch
+from rlstruct_search.game import split_frames
 
 
 def knows_nothing(frame: Tensor) -> tuple[Tensor, Tensor]:
@@ -142,7 +142,7 @@ def test_memory_is_known_before_it_is_taken(monkeypatch: pytest.MonkeyPatch) -> 
     tree = search(state, torch.arange(8)).tree
     tensors = [tree.edges, tree.children, tree.nodes, tree.action, tree.onward, *tree.state.values()]
     assert search.memory_needed(state, 7) == sum(t.numel() * t.element_size() for t in tensors)
-    monkeypatch.setattr("rlstruct.search.tree_search.free_memory", lambda device: 1000)
+    monkeypatch.setattr("rlstruct_search.tree_search.free_memory", lambda device: 1000)
     with pytest.raises(MemoryError, match=r"100 simulations in 8 environments take .* and cpu has .* Search in fewer"):
         TreeSearch(game, SearchConfig(n_simulations=100))(state, torch.arange(8))
 

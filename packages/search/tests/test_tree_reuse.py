@@ -10,14 +10,14 @@ from positions import Bitboard, as_state, tactical
 from torch import Tensor
 
 from rlstruct.agents import ConvolutionalActorCritic
-from rlstruct.algos.arena import play_match
 from rlstruct.batchers import RL_Batcher
 from rlstruct.core import DictTensor
 from rlstruct.functional.random import child_key
-from rlstruct.search import GameModel, SearchAgent, SearchConfig, Tree, TreeSearch
-from rlstruct.search.tree import evaluate_masked
 from rlstruct.sims import ConnectFour
 from rlstruct.testing import forbid_host_sync
+from rlstruct_search import GameModel, SearchAgent, SearchConfig, Tree, TreeSearch
+from rlstruct_search.arena import play_match
+from rlstruct_search.tree import evaluate_masked
 
 CONFIG = SearchConfig(method="puct", n_simulations=40, dirichlet_fraction=0.0, temperature=0.0, reuse_tree=True)
 

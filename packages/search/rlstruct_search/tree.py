@@ -17,13 +17,13 @@ from torch import Tensor
 from rlstruct.core import DictTensor
 from rlstruct.engine.host_syncs import intended
 from rlstruct.functional.masks import rows_of
-from rlstruct.search.selection import mask_logits
+from rlstruct_search.selection import mask_logits
 
 Tensors = dict[str, Tensor]
 _FIELDS = ("edges", "children", "nodes", "action", "onward")
 
 Scores = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
-"""``scores(logits, visits, q, raw_value)``, see `rlstruct.search.selection`."""
+"""``scores(logits, visits, q, raw_value)``, see `rlstruct_search.selection`."""
 
 
 class Model(Protocol):

@@ -19,9 +19,9 @@ from rlstruct.engine.streams import stream_on
 from rlstruct.errors import BadTypeError, BadValueError, warn_user
 from rlstruct.functional import random
 from rlstruct.rl_agent import RL_Agent
-from rlstruct.search.game import GameModel, RolloutModel, split_frames
-from rlstruct.search.tree import Tensors
-from rlstruct.search.tree_search import SearchConfig, TreeSearch
+from rlstruct_search.game import GameModel, RolloutModel, split_frames
+from rlstruct_search.tree import Tensors
+from rlstruct_search.tree_search import SearchConfig, TreeSearch
 
 
 class SearchAgent(RL_Agent):
@@ -37,9 +37,9 @@ class SearchAgent(RL_Agent):
         model: maps frames [B, ...] to logits [B, A] and value [B] for the player to move, as
             `rlstruct.agents.ConvolutionalActorCritic` does; None plays random games to the end.
         create_simulator: called as ``create_simulator(n_envs=1, device=…)``, such as `rlstruct.sims.ConnectFour`: a
-            `rlstruct.search.Simulator`, whose state can be derived from its frames.
+            `rlstruct_search.Simulator`, whose state can be derived from its frames.
         config: settings of the search.
-        discount: see `rlstruct.search.GameModel`.
+        discount: see `rlstruct_search.GameModel`.
         n_rollout_moves: maximum length of a random game.
         device: where the agent lives; by default the model's.
         stochastic: explore, with noise and sampled actions; False takes the best action.

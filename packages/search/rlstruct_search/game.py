@@ -11,7 +11,7 @@ from torch import Tensor
 from rlstruct.engine.host_syncs import intended
 from rlstruct.errors import BadTypeError, BadValueError
 from rlstruct.functional import random
-from rlstruct.search.tree import Tensors
+from rlstruct_search.tree import Tensors
 
 _MOVES_BETWEEN_CHECKS = 8  # off the CPU, checking whether all random games are over stalls the device
 _KEY = "key"  # the random key in the state of a search, next to the simulator's fields
@@ -69,14 +69,14 @@ class GameModel:
         return {**vars(state), _KEY: key} if self._keeps_key else dict(vars(state))
 
     def advance(self, state: Tensors, action: Tensor) -> tuple[Tensors, Tensor, Tensor]:
-        """Take a step of the simulator; see `rlstruct.search.tree.Model`."""
+        """Take a step of the simulator; see `rlstruct_search.tree.Model`."""
         nothing = action[:0]
         after, reward, terminated = self.simulator.transition(self._inner(state), action, nothing)
         key = random.child_key(state[_KEY], action) if self._keeps_key else nothing
         return self.begin(after, key), reward, torch.where(terminated, 0.0, self.discount)
 
     def evaluate(self, state: Tensors) -> tuple[Tensor, Tensor]:
-        """Evaluate states; see `rlstruct.search.tree.Model`."""
+        """Evaluate states; see `rlstruct_search.tree.Model`."""
         frame, legal = split_frames(self.simulator.observe(self._inner(state)))
         logits, value = self.logits_and_value(state, frame, legal)
         return logits if legal is None else logits.masked_fill(~legal, -torch.inf), value

@@ -13,9 +13,6 @@ from forked_learners import fork_learners
 from torch import Tensor, nn
 
 from rlstruct.agents import ConvolutionalActorCritic
-from rlstruct.algos import alphazero
-from rlstruct.algos.alphazero import AlphaZeroConfig, AlphaZeroLearner, losses, mirrored
-from rlstruct.algos.arena import Arena, RandomPlayer, play_match
 from rlstruct.algos.evaluation import TrainingResult
 from rlstruct.algos.process_group import DistributedLearnerGroup, use_group
 from rlstruct.algos.run_folder import RunFolder
@@ -23,8 +20,10 @@ from rlstruct.batchers import RL_Batcher
 from rlstruct.core import DictTensor
 from rlstruct.errors import BatcherStateError
 from rlstruct.rl_agent import RL_Agent
-from rlstruct.search import SearchAgent, SearchConfig
 from rlstruct.sims import ConnectFour
+from rlstruct_search import SearchAgent, SearchConfig, alphazero
+from rlstruct_search.alphazero import AlphaZeroConfig, AlphaZeroLearner, losses, mirrored
+from rlstruct_search.arena import Arena, RandomPlayer, play_match
 
 SMALL = AlphaZeroConfig(
     n_env_steps=192,

@@ -10,9 +10,9 @@ import torch
 from random_models import CASES, Case, tables
 from torch import Tensor
 
-from rlstruct.search import SearchConfig, TreeSearch
-from rlstruct.search.selection import considered_visits, mask_logits
 from rlstruct.testing import forbid_host_sync
+from rlstruct_search import SearchConfig, TreeSearch
+from rlstruct_search.selection import considered_visits, mask_logits
 
 ANSWERS = np.load(pathlib.Path(__file__).with_name("mctx_answers.npz"))
 

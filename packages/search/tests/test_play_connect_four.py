@@ -85,3 +85,11 @@ def test_a_game_that_is_broken_off_and_runs_of_something_else(
     assert "no config.json" in capsys.readouterr().err
     assert main(["train", "alphazero", "--env", "CartPole-v1"]) == 2
     assert "two-player games" in capsys.readouterr().err
+
+
+def test_the_help_of_the_game_fits_a_narrow_screen(capsys: Capture) -> None:
+    assert main(["play", "connect-four", "--help"]) == 0
+    text = capsys.readouterr().out
+    assert "show this help message" in text
+    assert "`" not in text
+    assert max(map(len, text.splitlines())) <= 80

@@ -1,6 +1,7 @@
 """Write what mctx finds in random games into ``mctx_answers.npz``, for the tests.
 
-Run it in an environment that has ``mctx==0.0.71`` and ``jax[cpu]``: ``python tests/search/write_mctx_answers.py``.
+Run it in an environment that has ``mctx==0.0.71`` and ``jax[cpu]``:
+``python packages/search/tests/write_mctx_answers.py``.
 """
 
 from __future__ import annotations

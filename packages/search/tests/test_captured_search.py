@@ -12,8 +12,8 @@ from torch import nn
 
 from rlstruct.agents import ConvolutionalActorCritic
 from rlstruct.core import DictTensor
-from rlstruct.search import SearchAgent, SearchConfig
 from rlstruct.sims import ConnectFour
+from rlstruct_search import SearchAgent, SearchConfig
 
 CONFIG = SearchConfig(method="puct", n_simulations=6, max_depth=4)
 

@@ -7,7 +7,7 @@ import pathlib
 import pytest
 from positions import Bitboard, random_position, solve
 
-BENCHMARKS = pathlib.Path(__file__).resolve().parents[2] / "benchmarks"
+BENCHMARKS = pathlib.Path(__file__).resolve().parents[3] / "benchmarks"
 
 
 def test_the_solver_agrees_with_every_game_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:

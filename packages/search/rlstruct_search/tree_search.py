@@ -22,8 +22,8 @@ from rlstruct.engine.runner import Runner
 from rlstruct.functional import random
 from rlstruct.options import Options, option
 from rlstruct.profiling import operation
-from rlstruct.search import selection
-from rlstruct.search.tree import Model, Scores, Tensors, Tree, evaluate_masked
+from rlstruct_search import selection
+from rlstruct_search.tree import Model, Scores, Tensors, Tree, evaluate_masked
 
 _LEAST_LEVELS = 4
 
@@ -159,7 +159,7 @@ class TreeSearch:
 
         Args:
             state: [B, ...]
-            logits: from `rlstruct.search.selection.mask_logits`.  [B, A] float
+            logits: from `rlstruct_search.selection.mask_logits`.  [B, A] float
             value: [B] float
             noise: Gumbel or Dirichlet noise.  [B, A] float
             key: for the action (PUCT and UCT).  [B] int64
