@@ -29,6 +29,10 @@ ENTRIES = {
     "import rlstruct.sharing": "sharing",
     "from rlstruct.batchers import tune": "sharing",
     "from rlstruct import sims; sims.make('ALE/Pong-v5', 2)": "atari",
+    "import rlstruct.search": "search",
+    "import rlstruct.algos.alphazero": "search",
+    "from rlstruct.algos import AlphaZeroConfig": "search",
+    "from rlstruct.algos import alphazero": "search",
     **{
         f"from rlstruct.profiling import {name}": "profiler"
         for name in ("Report", "differences", "profile", "read", "save")

@@ -51,7 +51,10 @@ LAYERS = {
     "rlstruct.__main__": 7,
 }
 # The core loads add-ons by name. These modules keep names that have moved into add-ons.
-OLD_NAMES = {"rlstruct.batchers", "rlstruct.profiling", "rlstruct.sims.atari"}
+OLD_NAMES = {
+    *("rlstruct.batchers", "rlstruct.profiling", "rlstruct.sims.atari"),
+    *("rlstruct.search", "rlstruct.algos", "rlstruct.algos.alphazero"),
+}
 NOT_IMPORTED_BY_THE_LIBRARY = {"tests", "tutorials", "benchmarks"}
 # Edges inside one layer: small, acyclic, and each for the reason next to it.
 SAME_LAYER = {
@@ -64,7 +67,7 @@ SAME_LAYER = {
     ("rlstruct.in_place", "rlstruct.vec_env"),  # one that writes in place
 }
 # What the design takes away from algorithms: environments and agents arrive as factories.
-ALGORITHMS_MAY_IMPORT_OF_LAYER_4 = {"rlstruct.batchers", "rlstruct.search"}
+ALGORITHMS_MAY_IMPORT_OF_LAYER_4 = {"rlstruct.batchers"}
 
 FACTORIES = {
     *("zeros", "ones", "empty", "full", "tensor", "as_tensor", "asarray", "arange", "range", "linspace", "logspace"),
