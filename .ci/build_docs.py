@@ -28,14 +28,14 @@ BUILD = ROOT / "build" / "docs"
 PAGES, CODE, SITE = BUILD / "pages", BUILD / "code", BUILD / "site"
 PACKAGES = (  # by importance
     "rlstruct.batchers", "rlstruct", "rlstruct.core", "rlstruct.envs", "rlstruct.algos", "rlstruct.agents",
-    "rlstruct.sims", "rlstruct.functional", "rlstruct.testing", "rlstruct.profiling", "rlstruct.search",
-    "rlstruct_sharing", "rlstruct.adapters", "rlstruct.errors",
+    "rlstruct.sims", "rlstruct.functional", "rlstruct.testing", "rlstruct.profiling", "rlstruct_search",
+    "rlstruct_search.alphazero", "rlstruct_sharing", "rlstruct.adapters", "rlstruct.errors",
 )  # fmt: skip
 # Names that most users need; they come first on their page.
 FIRST = (
     "RL_Batcher", "EpisodeStatistics", "collect_episodes", "DictTensor", "TemporalDictTensor", "Trajectories",
     "GymEnv", "GymEnvInf", "GymVectorEnv", "run_training", "TrainingConfig", "TrainingResult", "RunFolder", "Callback",
-    "ppo", "a2c", "dqn", "reinforce", "alphazero", "ActorCriticAgent", "ActorCritic", "make", "TensorEnv",
+    "ppo", "a2c", "dqn", "reinforce", "ActorCriticAgent", "ActorCritic", "make", "TensorEnv",
 )  # fmt: skip
 HEADING = re.compile(r"# --- (.*?) -+$")
 # The last cell of a notebook whose tutorial draws pictures. It finds them in all folders below the notebook's own.
