@@ -15,14 +15,18 @@ import hypothesis
 import pytest
 import torch
 
-from rlstruct.errors import UsageError
+ROOT = os.path.dirname(__file__)
+# pytest puts it on the path, where ./rlstruct hides an rlstruct that is installed or laid out elsewhere.
+sys.path[:] = [place for place in sys.path if place != ROOT]
+
+from rlstruct.errors import UsageError  # noqa: E402
 
 torch.set_num_threads(1)
 # Programs that tests start, too: threads of OpenMP spin while they wait, and while other tests run
 # the training of the README takes 180 seconds of processor time in place of 22.
 os.environ.update(dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"))
 # Programs that tests start find fake_envs and fake_agents too.
-shared = os.path.join(os.path.dirname(__file__), "tests")
+shared = os.path.join(ROOT, "tests")
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [shared, os.environ.get("PYTHONPATH")]))
 # Ctrl-C does nothing to what a shell starts in the background, nor to its children: tests of it would wait for ever.
 signal.signal(signal.SIGINT, signal.default_int_handler)

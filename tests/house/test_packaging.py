@@ -111,6 +111,16 @@ def test_the_wheel_imports_outside_the_repository_and_names_the_extras_it_lacks(
     assert [file for file in files if not file.startswith(str(tmp_path))] == []
 
 
+def test_pytest_does_not_take_the_package_from_the_root(tmp_path: pathlib.Path) -> None:
+    """A conftest.py puts its folder on the path; `.ci/on_gpu.py` lays the package out elsewhere."""
+    arguments = ["--collect-only", "-q", "-p", "no:cacheprovider", "-c", str(ROOT / "pyproject.toml")]
+    arguments += ["--rootdir", str(ROOT), str(ROOT / "tests" / "test_device.py")]
+    code = f"import pytest, sys; pytest.main({arguments}); print({str(ROOT)!r} in sys.path)"
+    run = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    assert "test_device.py" in run.stdout, run.stderr
+    assert run.stdout.splitlines()[-1] == "False"
+
+
 def test_types_are_checked_on_the_wheel_from_another_directory() -> None:
     assert "make types" in (ROOT / ".ci" / "run").read_text()
     script = (ROOT / ".ci" / "check_wheel").read_text()
