@@ -22,7 +22,7 @@ from rlstruct.batchers import RL_Batcher
 from rlstruct.envs import GymEnv
 from rlstruct.functional import random
 
-COMMANDS = re.compile(r"rlstruct\.cli\.|rlstruct_.*\.command$")
+COMMANDS = re.compile(r"rlstruct\.cli\.|rlstruct_.*\.(command|connect_four)$")
 EXPECTED = {"rlstruct.core", "rlstruct.functional", "rlstruct.agents", "rlstruct.batchers", "rlstruct.algos"}
 
 

@@ -30,6 +30,8 @@ from rlstruct.options import option
 if TYPE_CHECKING:
     from rlstruct_search import alphazero as alphazero
     from rlstruct_search.alphazero import AlphaZeroConfig as AlphaZeroConfig
+else:
+    __getattr__ = attributes(__name__, {"AlphaZeroConfig": "rlstruct_search.alphazero", "alphazero": "rlstruct_search"})
 
 ALGORITHMS: dict[str, Algorithm[Any]] = {
     "reinforce": reinforce.train,
@@ -80,6 +82,5 @@ __all__ = [
     "sac",
 ]
 
-__getattr__ = attributes(__name__, {"AlphaZeroConfig": "rlstruct_search.alphazero", "alphazero": "rlstruct_search"})
 with contextlib.suppress(MissingPackageError):
     load("rlstruct_search.alphazero", "AlphaZero")  # adds itself to ALGORITHMS

@@ -11,6 +11,8 @@ from rlstruct.batchers.saved_state import BatcherState
 if TYPE_CHECKING:
     from rlstruct_sharing import Tuning as Tuning
     from rlstruct_sharing import tune as tune
+else:
+    __getattr__ = attributes(__name__, dict.fromkeys(("Tuning", "tune"), "rlstruct_sharing"))
 
 __all__ = [
     "BatcherState",
@@ -21,5 +23,3 @@ __all__ = [
     "RL_Batcher",
     "collect_episodes",
 ]
-
-__getattr__ = attributes(__name__, dict.fromkeys(("Tuning", "tune"), "rlstruct_sharing"))
