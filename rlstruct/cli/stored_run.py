@@ -17,7 +17,6 @@ from torch import nn
 
 from rlstruct import policies
 from rlstruct.addons import load
-from rlstruct.algos import ALGORITHMS
 from rlstruct.algos.checkpoint import read_checkpoint
 from rlstruct.algos.config import TrainingConfig
 from rlstruct.cli.agents import AgentChoice, algorithm_of, prepare
@@ -122,8 +121,9 @@ def undescribed(run: Path, names: Sequence[str]) -> dict[str, Any]:
         return dict(zip(("create_model", "create_agent"), map(imported, names[1:]), strict=False))
     with contextlib.suppress(UserError):  # no run of rlstruct train
         folder = run if run.is_dir() else run.parent
-        known = ALGORITHMS.get(read_settings(folder)[1]["algorithm"])
-        if known is not None and known.agents == "search" and is_own((settings := load_settings(folder)).task.env):
+        name = str(read_settings(folder)[1]["algorithm"])
+        search = not is_own(name) and algorithm_of(name).agents == "search"
+        if search and is_own((settings := load_settings(folder)).task.env):
             game = find(settings.task, auto_reset=True)
             agent = load("rlstruct_search", str(run)).SearchAgent
             return {"create_agent": partial(agent, create_simulator=game, discount=-settings.config.discount)}

@@ -10,6 +10,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from test_addons import run_without_addons
 
 import rlstruct
 from rlstruct import DictTensor
@@ -66,6 +67,8 @@ def test_the_game_of_the_guide_follows_its_rules_and_learns_by_self_play(
     assert "2 games against UCT with 4 simulations" in capsys.readouterr().out
     assert main(["play", str(run), "--steps", "3", "--out", "game.png"]) == 0
     assert main(["export", str(run)]) == 0
+    done = run_without_addons(f"from rlstruct.cli.main import main; main(['export', {str(run.resolve())!r}])", tmp_path)
+    assert "alphazero needs the add-on rlstruct-search, which is not installed" in done.stderr
     search = partial(SearchAgent, create_simulator=game, config=SearchConfig(n_simulations=4))
     policy = rlstruct.load(run, create_agent=search)
     assert policy.act({"board": np.zeros((2, 3, 3), bool), "legal": np.ones(9, bool)}) in range(9)
