@@ -7,6 +7,7 @@ import pickle
 import sys
 import traceback
 from importlib import metadata
+from typing import Any
 
 import pytest
 
@@ -129,3 +130,12 @@ def test_a_traceback_ends_with_the_page_that_explains_the_error() -> None:
             *_, last = traceback.format_exception(error)
             assert last == "See docs: faults#workererror, or run: rlstruct explain WorkerError\n"
             assert error.__notes__ == [last.strip()]
+
+
+@pytest.mark.parametrize("module", ["rlstruct.batchers.batcher", "rlstruct_ray", "rlstruct_search.agent"])
+def test_a_warning_names_the_line_that_called_the_library_or_an_add_on(module: str) -> None:
+    names: dict[str, Any] = {"__name__": module}
+    exec("from rlstruct.errors import warn_user\ndef call(): warn_user('slow')", names)
+    with pytest.warns(UserWarning, match="^slow$") as caught:
+        names["call"]()
+    assert [warning.filename for warning in caught] == [__file__]

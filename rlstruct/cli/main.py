@@ -108,7 +108,7 @@ def _short_warnings(command: str) -> Iterator[None]:
     def show(
         message: Warning | str, category: object, filename: str, lineno: int, file: object = None, line: object = None
     ) -> None:
-        names = [name for name in list(sys.modules) if name == "__main__" or name.startswith("rlstruct")]
+        names = [name for name in list(sys.modules) if f"{name}.".startswith(("__main__.", "rlstruct.", "rlstruct_"))]
         ours = {getattr(sys.modules.get(name), "__file__", None) for name in names}
         place = "" if filename in ours or filename.startswith("<") else f" ({filename}:{lineno})"
         sys.stderr.write(f"rlstruct {command}: warning: {' '.join(str(message).split())}{place}\n")

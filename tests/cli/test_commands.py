@@ -727,7 +727,8 @@ class Warns(gymnasium.Env[Any, Any]):
 
 
 @pytest.mark.filterwarnings("always::UserWarning")
-def test_a_warning_is_one_line_and_names_no_file_of_ours(capsys: Capture) -> None:
+def test_a_warning_is_one_line_and_names_no_file_of_ours(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "rlstructures", sys.modules[__name__])  # no add-on of ours
     gymnasium.register("Warns-v0", Warns, max_episode_steps=50)
     assert main(["train", "reinforce", "--env", "Warns-v0", *SMALL]) == 0
     lines = capsys.readouterr().err.splitlines()
