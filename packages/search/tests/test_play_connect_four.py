@@ -93,3 +93,20 @@ def test_the_help_of_the_game_fits_a_narrow_screen(capsys: Capture) -> None:
     assert "show this help message" in text
     assert "`" not in text
     assert max(map(len, text.splitlines())) <= 80
+
+
+@pytest.mark.parametrize(
+    "more",
+    [[], ["--learn"], pytest.param(["--n-learners", "1"], marks=pytest.mark.slow)],
+    ids=["collect", "learn", "learners"],
+)
+def test_alphazero_is_tuned(
+    more: list[str], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    pytest.importorskip("rlstruct_sharing")
+    monkeypatch.chdir(tmp_path)
+    words = ["--env", "ConnectFour-v0", "--network", "n_features=8", "--n-processes", "0", "--n-envs", "2"]
+    words += ["--n-timesteps", "2", "--seconds", "4", "--no-progress", "--out", "tuned"]
+    assert main(["tune", "alphazero", *words, *more]) == 0
+    assert "preset: rlstruct train --config tuned" in capsys.readouterr().out
+    assert '"n_envs": 2' in (tmp_path / "tuned" / "config.json").read_text()

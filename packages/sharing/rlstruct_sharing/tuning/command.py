@@ -166,13 +166,15 @@ def _tune_training(algorithm: str, given: TuneTraining) -> None:
         task = replace(task, network=tuple(f"{key}={json.dumps(value)}" for key, value in preset.network.items()))
     factory, choice = prepare(algorithm, task)
     config = with_stacks(config, factory.stack)
-    model = choice.create_model()
+    model, create_agent, arrange = choice.create_model(), choice.create_agent, algorithm_of(algorithm).arrange
+    if arrange is not None:
+        _, create_agent, _ = arrange(config, create_agent, factory)
 
-    learner_args = algorithm, config, choice.create_agent, model
+    learner_args = algorithm, config, create_agent, model
     agent_args = {"model": model, "copy_model": True, "device": options.device, "stochastic": True}
     answer = _search(
         options,
-        choice.create_agent,
+        create_agent,
         PlacedEnv(factory, options.device),
         (config.n_timesteps,),
         fewest=getattr(config, "n_minibatches", 1) if given.learn else 1,

@@ -74,8 +74,8 @@ def _train(
     """Train without evaluations and checkpoints, and send the steps per second."""
     torch.set_num_threads(1)
     watch = Stopwatch(seconds)
-    timed = replace(
-        config, n_env_steps=_NEVER, evaluation_interval=_NEVER, evaluation_episodes=1, evaluation_processes=0,
+    timed = replace(  # AlphaZero needs an even number of episodes
+        config, n_env_steps=_NEVER, evaluation_interval=_NEVER, evaluation_episodes=2, evaluation_processes=0,
         checkpoint_interval=_NEVER, target_return=None,
     )  # fmt: skip
     algorithm_of(algorithm)(timed, *factories, callbacks=[watch])
