@@ -96,17 +96,22 @@ def test_the_help_of_the_game_fits_a_narrow_screen(capsys: Capture) -> None:
 
 
 @pytest.mark.parametrize(
-    "more",
-    [[], ["--learn"], pytest.param(["--n-learners", "1"], marks=pytest.mark.slow)],
+    ("n_envs", "more"),
+    [
+        ("2", []),
+        ("2", ["--learn"]),
+        # Learning starts after 10,000 moves.
+        pytest.param("64", ["--n-learners", "1"], marks=pytest.mark.slow),
+    ],
     ids=["collect", "learn", "learners"],
 )
 def test_alphazero_is_tuned(
-    more: list[str], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+    n_envs: str, more: list[str], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     pytest.importorskip("rlstruct_sharing")
     monkeypatch.chdir(tmp_path)
-    words = ["--env", "ConnectFour-v0", "--network", "n_features=8", "--n-processes", "0", "--n-envs", "2"]
+    words = ["--env", "ConnectFour-v0", "--network", "n_features=8", "--n-processes", "0", "--n-envs", n_envs]
     words += ["--n-timesteps", "2", "--seconds", "4", "--no-progress", "--out", "tuned"]
     assert main(["tune", "alphazero", *words, *more]) == 0
     assert "preset: rlstruct train --config tuned" in capsys.readouterr().out
-    assert '"n_envs": 2' in (tmp_path / "tuned" / "config.json").read_text()
+    assert f'"n_envs": {n_envs}' in (tmp_path / "tuned" / "config.json").read_text()
