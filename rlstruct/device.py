@@ -73,17 +73,6 @@ def device_count(device_type: str) -> int:
     return 0 if backend is None or not hasattr(backend, "device_count") else int(backend.device_count())
 
 
-def free_memory(device: torch.device) -> int | None:
-    """Return the number of bytes that can be allocated on a device now; None if unknown."""
-    if device.type == "cuda":
-        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return int(torch.cuda.mem_get_info(device)[0]) + unused
-    try:
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if device.type == "cpu" else None
-    except (ValueError, OSError, AttributeError):  # not on every system
-        return None
-
-
 def usable_cores() -> int:
     """Count the cores that this process may use, which may be fewer than the machine has."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -6,6 +6,7 @@ it begins. On the CPU, simulations can run as compiled code that writes into the
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 from rlstruct.core import DictTensor
-from rlstruct.device import DeviceLike, free_memory, resolve_device
+from rlstruct.device import DeviceLike, resolve_device
 from rlstruct.engine.compiled import Compiled, warn_uncompiled
 from rlstruct.engine.executors import EXECUTORS
 from rlstruct.engine.runner import Runner
@@ -270,3 +271,14 @@ class TreeSearch:
                 action = drawn if explore is None else torch.where(explore > 0.0, drawn, action)
         expected = (policy * torch.where(visits > 0, q, value.unsqueeze(-1))).sum(-1)
         return SearchResult(action, policy, value, expected, visits, q, tree)
+
+
+def free_memory(device: torch.device) -> int | None:
+    """Return the number of bytes that can be allocated on a device now; None if unknown."""
+    if device.type == "cuda":
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(torch.cuda.mem_get_info(device)[0]) + unused
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if device.type == "cpu" else None
+    except (ValueError, OSError, AttributeError):  # not on every system
+        return None
