@@ -2,8 +2,8 @@
 
     python tutorials/12_why_is_my_training_slow.py
 
-`rlstruct profile train a2c --env CartPole-v1` does the same for any training. Needs the add-on `packages/profiler`, and
-matplotlib for the pictures (the extra `train`).
+`rlstruct profile train a2c --env CartPole-v1` does the same for any training. It needs the add-on rlstruct-profiler,
+and matplotlib for the pictures (the extra `train`).
 """
 
 import time

@@ -2,7 +2,7 @@
 
 A tree search looks ahead in 32 games at once: each simulation is one call of the network with 32 positions. The search
 plays against itself, the network learns what the search found, and the search with that network is stronger. The last
-line says how to play against it.
+line says how to play against it. It needs the add-on rlstruct-search.
 """
 
 from functools import partial

@@ -2,7 +2,7 @@
 
     python tutorials/16_a_cluster_on_a_laptop.py
 
-Needs Ray: `pip install 'ray>=2.40'`. On the command line, for any training:
+It needs the add-on rlstruct-ray. On the command line, for any training:
 `rlstruct train a2c --env CartPole-v1 --n-processes 8 --cluster auto`
 """
 

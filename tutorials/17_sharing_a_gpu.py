@@ -2,9 +2,9 @@
 
     python tutorials/17_sharing_a_gpu.py
 
-Runs on the first GPU, or on the CPU, where the processes share cores. Needs matplotlib for the picture (the extra
-`train`), and on a GPU the add-on of `packages/sharing`. `rlstruct devices` says what your machine supports: MPS, MIG,
-or taking turns.
+Runs on the first GPU, or on the CPU, where the processes share cores. It needs matplotlib for the picture (the extra
+`train`), and on a GPU the add-on rlstruct-sharing. `rlstruct devices` says what your machine supports: MPS, MIG, or
+taking turns.
 """
 
 import time

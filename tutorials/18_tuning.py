@@ -3,7 +3,7 @@
     python tutorials/18_tuning.py
 
 `rlstruct tune ppo --env CartPole-v1 --learn` does the same for any training, and `--n-learners 1 2 4` also tries
-numbers of learners. Needs the add-on of `packages/sharing`, and matplotlib for the picture (the extra `train`).
+numbers of learners. It needs the add-on rlstruct-sharing, and matplotlib for the picture (the extra `train`).
 """
 
 import matplotlib.pyplot as plt
