@@ -12,6 +12,8 @@ import pytest
 from rlstruct import addons
 from rlstruct.errors import MissingPackageError
 
+ROOT = pathlib.Path(__file__).parents[1]
+
 # Makes the add-ons of this environment invisible, as in one that has only rlstruct.
 HIDE = """
 import importlib.metadata, sys
@@ -89,3 +91,20 @@ def test_attributes_are_those_of_the_addon_and_no_others() -> None:
     assert get("OrderedDict") is collections.OrderedDict
     with pytest.raises(AttributeError, match=r"module 'some\.package' has no attribute 'other'"):
         get("other")
+
+
+def test_each_module_of_an_addon_can_be_imported_first() -> None:
+    files = [file for file in ROOT.glob("packages/*/rlstruct_*/**/*.py") if "rlstruct_atari" not in file.parts]
+    names = [".".join(file.relative_to(ROOT).with_suffix("").parts[2:]).removesuffix(".__init__") for file in files]
+    assert "rlstruct_search.arena" in names
+    code = f"""
+import importlib, os, gymnasium, torch  # once for all
+for name in {sorted(names)}:
+    if os.fork() == 0:
+        importlib.import_module(name)
+        os._exit(0)
+    if os.wait()[1] != 0:
+        print(name)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200, check=False)
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr

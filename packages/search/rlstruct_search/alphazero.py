@@ -29,7 +29,7 @@ from rlstruct.options import option
 from rlstruct.profiling import operation
 from rlstruct.rl_agent import RL_Agent
 from rlstruct_search import SearchAgent, SearchConfig, split_frames
-from rlstruct_search.arena import Arena, Player, RandomPlayer
+from rlstruct_search import arena as matches  # a module: it imports rlstruct.algos, which imports this one
 
 _SEEDS_OF_ARENA = 500_000
 
@@ -181,7 +181,7 @@ def self_play(
     return replace(config, compile_agent=False), searching, partial(arena, config, create_agent, create_env)
 
 
-def arena(config: AlphaZeroConfig, create_agent: CreateAgent, create_env: CreateEnv, model: nn.Module) -> Arena:
+def arena(config: AlphaZeroConfig, create_agent: CreateAgent, create_env: CreateEnv, model: nn.Module) -> matches.Arena:
     """Create the evaluator of a training: games of ``model`` against the opponent, on the evaluation's device.
 
     Args:
@@ -196,11 +196,11 @@ def arena(config: AlphaZeroConfig, create_agent: CreateAgent, create_env: Create
     agent = create(model, config=search, stochastic=False, copy_model=True)
     games = partial(create_env, device=device, auto_reset=False)
     actions = cast("spaces.Discrete", games(n_envs=1).action_space)
-    opponent: Player = RandomPlayer(int(actions.n))
+    opponent: matches.Player = matches.RandomPlayer(int(actions.n))
     if config.opponent == "uct":
         uct = replace(config.search(config.opponent_simulations), method="uct", temperature=0.0, exploring_moves=None)
         opponent = SearchAgent(create_simulator=create_env, discount=-config.discount, device=device, config=uct)
-    return Arena(agent, opponent, games, n_games=config.evaluation_episodes, seed=config.seed + _SEEDS_OF_ARENA)
+    return matches.Arena(agent, opponent, games, n_games=config.evaluation_episodes, seed=config.seed + _SEEDS_OF_ARENA)
 
 
 train: Algorithm[AlphaZeroConfig] = Algorithm(
