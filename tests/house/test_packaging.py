@@ -62,6 +62,7 @@ def test_an_addon_is_described_like_the_core(folder: pathlib.Path, pyproject: di
         assert addon["project"][name] == pyproject["project"][name]
     assert f"rlstruct=={pyproject['project']['version']}" in addon["project"]["dependencies"]
     assert (folder / "py.typed").exists()
+    assert (folder.parent / "LICENSE").read_text() == (ROOT / "LICENSE").read_text()
     words = f"pip install -e packages/{folder.parent.name}"
     assert words in (folder.parent / "README.md").read_text()
 

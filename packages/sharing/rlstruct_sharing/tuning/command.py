@@ -17,7 +17,6 @@ from torch import nn
 from rlstruct.algos.build import PlacedEnv
 from rlstruct.algos.config import TrainingConfig
 from rlstruct.algos.presets import PRESETS
-from rlstruct.batchers import Tuning, tune
 from rlstruct.batchers.workers.placement import Mode
 from rlstruct.cli.agents import algorithm_of, prepare, with_stacks
 from rlstruct.cli.environments import Task, imported, read_settings
@@ -25,7 +24,7 @@ from rlstruct.cli.messages import UserError, check_device, say
 from rlstruct.cli.stored_run import RunSettings, versions
 from rlstruct.core import Trajectories
 from rlstruct.device import resolve_device
-from rlstruct_sharing.tuning.tune import default_sharing
+from rlstruct_sharing.tuning.tune import Tuning, default_sharing, tune
 from rlstruct_sharing.tuning.tune_learners import rate_of, tune_learners
 
 _HALF = 0.5  # progress of the training that probes imitate; by then every algorithm learns
