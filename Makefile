@@ -55,8 +55,9 @@ types: $(INSTALLED) ## build and install the wheel elsewhere, check its types an
 	bash .ci/check_wheel
 
 wheel: $(INSTALLED) ## build the wheels of rlstruct and its add-ons into dist/
-	rm -rf build packages/*/build
+	rm -rf build
 	for place in . $(ADDONS); do $(RUN) -m build --wheel --no-isolation --outdir dist $$place || exit 1; done
+	rm -rf packages/*/build
 
 docs: $(INSTALLED) ## build the documentation site into build/docs/site
 	$(RUN) .ci/build_docs.py

@@ -20,7 +20,8 @@ FOLDERS = {
     "batchers": "rlstruct.batchers",
     "algos": "rlstruct.algos",
 }
-ADDONS = sorted(ROOT.glob("packages/*/rlstruct_*"))  # separate distributions; each folder installs under its name
+# Separate distributions; each of these folders installs under its name.
+ADDONS = sorted(file.parent for file in ROOT.glob("packages/*/rlstruct_*/__init__.py"))
 
 LAYERS = {
     "rlstruct.errors": 0,
