@@ -33,9 +33,8 @@ from rlstruct.algos.ppo import PPOConfig, train
 from rlstruct.algos.training import TrainingLoop
 from rlstruct.batchers import RL_Batcher
 from rlstruct.errors import SharingError
-from rlstruct.profiling.operations import VARIABLE
 from rlstruct.sims import make
-from rlstruct_profiler.settings import settings
+from rlstruct_profiler.settings import VARIABLE, settings
 from rlstruct_sharing import GpuSharing, Mode
 
 MODES: tuple[Mode, ...] = ("none", "mps", "mig")
