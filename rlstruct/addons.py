@@ -11,10 +11,10 @@ from rlstruct.errors import MissingPackageError
 
 
 def load(name: str, where: str) -> ModuleType:
-    """Import a module of an add-on.
+    """Import a module by its name, and say what to install if it belongs to an add-on that is missing.
 
     Args:
-        name: a module of the add-on, such as ``"rlstruct_atari.env"``, which is in ``packages/atari``.
+        name: any module; ``"rlstruct_atari.env"``, for example, belongs to the add-on in ``packages/atari``.
         where: what needs it, for the message.
 
     Raises:
