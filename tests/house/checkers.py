@@ -86,9 +86,6 @@ IMITATING = {ROOT / "rlstruct" / "__init__.py", SIMULATED / "_sim_devices.py", S
 
 IMPORT_BY_STRING = {"importlib.import_module", "import_module", "__import__"}
 
-MAX_MODULE_LINES = 400
-MAX_FUNCTION_LINES = 50
-
 
 def core_files() -> list[pathlib.Path]:
     """Every source file that rlstruct itself installs."""
@@ -237,21 +234,6 @@ def unexplained_complaints(source: str) -> list[str]:
         for node in ast.walk(ast.parse(source))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ours
     ]
-
-
-def size_complaints(source: str) -> list[str]:
-    """Modules and bodies of functions that a screen does not hold; signatures and docstrings do not count."""
-    complaints = []
-    if (length := len(source.splitlines())) > MAX_MODULE_LINES:
-        complaints.append(f"{length} lines in one module, at most {MAX_MODULE_LINES}")
-    for node in ast.walk(ast.parse(source)):
-        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            continue
-        body = node.body[1:] if ast.get_docstring(node) is not None else node.body
-        length = (body[-1].end_lineno or 0) - body[0].lineno + 1 if body else 0
-        if length > MAX_FUNCTION_LINES:
-            complaints.append(f"{node.lineno}: {node.name} has {length} lines, at most {MAX_FUNCTION_LINES}")
-    return complaints
 
 
 def private_complaints(source: str) -> list[str]:

@@ -21,7 +21,6 @@ from checkers import (
     library_files,
     module_name,
     private_complaints,
-    size_complaints,
     sync_complaints,
     unexplained_complaints,
 )
@@ -33,7 +32,7 @@ def in_all(files: list[pathlib.Path], checker: Checker) -> list[str]:
     return [f"{file.relative_to(ROOT)}:{complaint}" for file in files for complaint in checker(file.read_text())]
 
 
-@pytest.mark.parametrize("checker", [factory_complaints, sync_complaints, craft_complaints, size_complaints])
+@pytest.mark.parametrize("checker", [factory_complaints, sync_complaints, craft_complaints])
 def test_the_library_keeps_the_rule(checker: Checker) -> None:
     complaints = in_all(library_files(), checker)
     assert not complaints, "\n".join(complaints)
