@@ -18,7 +18,7 @@ from rlstruct.device import DeviceLike, resolve_device
 from rlstruct.errors import BadValueError, DeviceMismatchError, ShapeMismatchError
 from rlstruct.functional import random
 from rlstruct.functional.q_learning import n_step_reward
-from rlstruct.options import Range
+from rlstruct.options import Range, check_seed
 from rlstruct.profiling import operation
 
 _POSITIVE = 2**63 - 1
@@ -79,7 +79,7 @@ class ReplayBuffer:
         self._state: dict[str, Tensor] = {}  # one number per environment
         self._ring, self._width = 0, 0
         self._bases = torch.zeros(0, dtype=torch.int64, device=self.device)
-        self._seed = torch.full((1,), seed, dtype=torch.int64, device=self.device)
+        self._seed = torch.full((1,), check_seed("ReplayBuffer", "seed", seed), dtype=torch.int64, device=self.device)
         self._n_draws = 0
         self._drawable = False  # True once at least one step can certainly be sampled
 

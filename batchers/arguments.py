@@ -16,7 +16,7 @@ from rlstruct.batchers.collector_factory import CollectorFactory, expect_type
 from rlstruct.core import DictTensor
 from rlstruct.device import DeviceLike, resolve_device
 from rlstruct.errors import BadTypeError, BadValueError, BatcherStateError, ShapeMismatchError, warn_user
-from rlstruct.options import Range
+from rlstruct.options import Range, check_seed
 from rlstruct.rl_agent import RL_Agent
 from rlstruct.vec_env import VecEnv, expect_on_cpu
 
@@ -144,14 +144,14 @@ def choose_seeds(seed: int | None, seeds: Sequence[int] | None, n: int) -> tuple
         raise BadValueError("RL_Batcher: both seed and seeds are passed. Pass only one.")
     if seeds is not None:
         return one_each("seeds", seeds, n)
-    return (secrets.randbits(31) if seed is None else whole("seed", seed),)
+    return (secrets.randbits(31) if seed is None else check_seed("RL_Batcher", "seed", seed),)
 
 
 def one_each(name: str, values: Sequence[int], n: int) -> tuple[int, ...]:
-    """Return whole numbers, one for each of n processes. Raise ValueError if there are more or fewer."""
+    """Return seeds, one for each of n processes. Raise ValueError if there are more or fewer."""
     if len(values) != n:
         raise BadValueError(f"RL_Batcher: {name} has {len(values)} entries, expected {n}, one per process.")
-    return tuple(whole(f"{name}[{index}]", value) for index, value in enumerate(values))
+    return tuple(check_seed("RL_Batcher", f"{name}[{index}]", value) for index, value in enumerate(values))
 
 
 def check_info(name: str, info: DictTensor | None) -> DictTensor:

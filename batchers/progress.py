@@ -171,7 +171,9 @@ def worker_error(
 
 def describe_environments(environments: range) -> str:
     """Describe a range of environments."""
-    return f"environments {environments.start} to {environments.stop - 1}" if environments else "no environment yet"
+    if len(environments) < 2:
+        return f"environment {environments.start}" if environments else "no environment yet"
+    return f"environments {environments.start} to {environments.stop - 1}"
 
 
 def describe_arguments(observation: DictTensor, state: DictTensor, agent_info: DictTensor) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
+import operator
 import re
 import types
 from collections.abc import Iterable
@@ -66,6 +67,28 @@ class Range:
             words = {"at least": self.at_least, "more than": self.above, "at most": self.at_most}
             bounds = " and ".join(f"{word} {bound}" for word, bound in words.items() if bound is not None)
         return ", or ".join(filter(None, [bounds, "None" * self.or_none]))
+
+
+def check_seed(where: str, name: str, seed: object, n: int = 1) -> int:
+    """Return a seed as an int, for n environments of which number j draws from ``seed + j``.
+
+    Raises:
+        TypeError: it is not a whole number.
+        ValueError: it is negative, or the n seeds do not all fit into 63 bits.
+
+    >>> check_seed("GymEnv", "seed", 3)
+    3
+    """
+    try:
+        number = operator.index(seed)  # type: ignore[arg-type]  # also numpy's integers
+    except TypeError:
+        fix = "Pass an int." if n == 1 else "Pass one int s: environment j gets the seed s + j."
+        raise BadTypeError(
+            f"{where}: {name} is {seed!r}, a {type(seed).__name__}; expected a whole number. {fix}"
+        ) from None
+    if not 0 <= number < 2**63 - n:
+        raise BadValueError(f"{where}: {name} is {number}, expected 0 to 2**63 - {n + 1}.")
+    return number
 
 
 def option(

@@ -112,6 +112,14 @@ def nest(space: Space, values: Mapping[str, Element], key: str) -> Element:
     return values[key]
 
 
+def as_tensor(values: Element) -> Tensor:
+    """Return a tensor, or a copy of an array, list or number as one on the CPU.
+
+    torch itself takes no array with negative strides, and warns about read-only ones.
+    """
+    return values if isinstance(values, Tensor) else torch.from_numpy(np.array(values))
+
+
 class Limits:
     """Bounds of the discrete parts of a space, for actions that are used as indices.
 

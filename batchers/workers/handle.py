@@ -68,7 +68,7 @@ class WorkerHandle:
                 pass
             raise self.death_error() from None
         except OSError as error:
-            text = f"has read none of its orders for {self._timeout:g} s; it is in {self.link.where()}."
+            text = f"has read none of its orders for {self._timeout:g} s; it is {self.link.where()}."
             raise self._about(WorkerError, text) from error
         self._weights = order.weights or self._weights
 
@@ -146,7 +146,7 @@ class WorkerHandle:
     def timeout_error(self, seconds: float, others: Sequence[WorkerHandle]) -> WorkerTimeout:
         """Create the error for this worker, and others, that gave no answer in time."""
         text = (
-            f"gave no answer within {seconds:g} s; it is in {self.link.where()}. "
+            f"gave no answer within {seconds:g} s; it is {self.link.where()}. "
             "If that is normal, pass a longer timeout to RL_Batcher or get(); otherwise close() the batcher."
         )
         if others:

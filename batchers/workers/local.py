@@ -194,12 +194,12 @@ class LocalLink:
         return self._steps[buffer]
 
     def where(self) -> str:
-        """Return phase and step."""
+        """Describe phase and step; see `Link.where`."""
         if not self.progress.started:
-            return "its start, while Python imports your main script"
+            return "in its start, while Python imports your main script"
         if self.progress.phase is Phase.WAIT:
-            return "no call of yours: it waits for orders"
-        return f"{self.progress.phase.words}, step {self.progress.step}"
+            return "idle, waiting for the next command"
+        return f"in {self.progress.phase.words}, step {self.progress.step}"
 
     def ended(self) -> bool:
         """Return True if the process has ended."""
@@ -223,7 +223,7 @@ class LocalLink:
             hint = " Unless somebody killed it, the machine ran out of memory, and the kernel log says so."
         elif not self.progress.started:
             hint = " Its traceback, printed above on standard error, says why it could not start."
-        return f"{how} in {self.where()}.{hint}"
+        return f"{how} while it was {self.where()}.{hint}"
 
     def stop(self) -> None:
         """Ask the worker to end at its next phase, or when it next reads an order."""

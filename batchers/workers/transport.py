@@ -64,7 +64,7 @@ class Link(Protocol):
         """Return the steps of a batch, which was written to this buffer."""
 
     def where(self) -> str:
-        """Describe what the worker is doing, for an error message."""
+        """Complete the sentence "the worker is …", such as "in its start", for an error message."""
 
     def ended(self) -> bool:
         """Return True if the worker is known to have ended."""

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from rlstruct.core import DictTensor
 from rlstruct.errors import BadTypeError, BadValueError, ShapeMismatchError, UsageError
-from rlstruct.spaces import Element, Leaf, leaves, nest
+from rlstruct.options import check_seed
+from rlstruct.spaces import Element, Leaf, as_tensor, leaves, nest
 from rlstruct.vec_env import VecEnv
 
 
@@ -94,11 +95,8 @@ class GymnasiumVectorEnv(VectorEnv[Element, Element, Any]):
                 "GymnasiumVectorEnv.reset: options['reset_mask'] asks for a reset of some environments, but each "
                 f"restarts by itself (autoreset mode {self._mode.name}). Leave it out."
             )
-        if seed is not None and not isinstance(seed, int):
-            raise BadTypeError(
-                f"GymnasiumVectorEnv.reset: seed is a {type(seed).__name__}, expected an int or None. Pass one "
-                "number s: environment j gets the seed s + j."
-            )
+        if seed is not None:
+            seed = check_seed("GymnasiumVectorEnv.reset", "seed", seed, self.num_envs)
         super().reset(seed=seed)
         if seed is not None and not (self._fresh and seed == self._seed):
             self.env.close()
@@ -106,9 +104,7 @@ class GymnasiumVectorEnv(VectorEnv[Element, Element, Any]):
             self.env = self._made()
         self._fresh, self._begun = False, True
         self._returns[:], self._lengths[:] = 0, 0
-        info = {
-            key: torch.as_tensor(value, device="cpu").expand(self.num_envs) for key, value in (options or {}).items()
-        }
+        info = {key: as_tensor(value).to("cpu").expand(self.num_envs) for key, value in (options or {}).items()}
         observation, _ = self.env.reset(DictTensor(info))
         return self._observation(observation), {}
 
@@ -162,7 +158,7 @@ class GymnasiumVectorEnv(VectorEnv[Element, Element, Any]):
         return env
 
     def _column(self, leaf: Leaf, values: Element) -> Tensor:
-        column = values if isinstance(values, Tensor) else torch.from_numpy(np.asarray(values))
+        column = as_tensor(values)
         if column.shape != (expected := (self.num_envs, *leaf.shape)):
             raise ShapeMismatchError(
                 f"GymnasiumVectorEnv.step: {leaf.key!r} has shape {list(column.shape)}, expected {list(expected)}: "

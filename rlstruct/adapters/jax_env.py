@@ -17,6 +17,7 @@ from rlstruct.adapters.torch_vector_env import TensorsEnv
 from rlstruct.core import Layout, expect
 from rlstruct.device import DeviceLike, resolve_device
 from rlstruct.errors import BadTypeError, BadValueError, UsageError, import_extra
+from rlstruct.options import check_seed
 
 Jax = Any  # a pytree of JAX arrays, or an object of a library that is not a dependency
 
@@ -51,6 +52,7 @@ class JaxEnv(TensorsEnv):
     ) -> None:  # fmt: skip
         if min(n_envs, 1 if time_limit is None else time_limit) < 1:
             raise BadValueError(f"JaxEnv: got {n_envs=} and {time_limit=}, expected at least 1.")
+        seed = check_seed("JaxEnv", "seed", seed, n_envs)
         self._jax, place = import_extra("jax", "jax", "JaxEnv"), resolve_device(device)
         env = env if hasattr(env, "step_env") else _as_gymnax(env, params)
         params = env.default_params if params is None else params

@@ -16,6 +16,7 @@ from rlstruct.device import DeviceLike, resolve_device
 from rlstruct.errors import BadValueError, import_extra
 from rlstruct.functional.masks import rows_of
 from rlstruct.functional.random import child_key
+from rlstruct.options import check_seed
 from rlstruct.spaces import Space
 
 Model = Any  # a mujoco.MjModel: MuJoCo is not a dependency
@@ -71,6 +72,7 @@ class MujocoWarpEnv(TensorsEnv):
     ) -> None:  # fmt: skip
         if min(n_envs, frame_skip, 1 if time_limit is None else time_limit) < 1:
             raise BadValueError(f"MujocoWarpEnv: got {n_envs=}, {frame_skip=}, {time_limit=}, expected at least 1.")
+        seed = check_seed("MujocoWarpEnv", "seed", seed, n_envs)
         self._mjw = import_extra("mujoco_warp", "mujoco-warp", "MujocoWarpEnv")
         self._warp = import_extra("warp", "mujoco-warp", "MujocoWarpEnv")
         self._outcome = getattr(task, "judge", None) or task.reward_and_terminated  # judge: its name in 0.3

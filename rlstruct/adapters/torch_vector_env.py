@@ -12,6 +12,7 @@ from rlstruct.core import DictTensor, Layout, expect
 from rlstruct.device import DeviceLike, resolve_device
 from rlstruct.errors import BadValueError, UsageError
 from rlstruct.functional.masks import rows_of
+from rlstruct.options import check_seed
 from rlstruct.profiling import operation
 from rlstruct.spaces import Element, Space, leaves, nest, zeros
 from rlstruct.vec_env import Observed, StepResult, VecEnv, check_action
@@ -146,7 +147,7 @@ class TorchVectorEnv(TensorsEnv):
         if missing_final not in ("raise", "previous"):
             raise BadValueError(f"TorchVectorEnv: missing_final={missing_final!r}, expected 'raise' or 'previous'.")
         self.vec = vec
-        self._seed = seed
+        self._seed = None if seed is None else check_seed("TorchVectorEnv", "seed", seed, self._n_envs)
         self._keeps_previous = missing_final == "previous"
         self._previous: Element = None  # a copy of the last observation
         self._closed = False

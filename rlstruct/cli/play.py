@@ -42,7 +42,7 @@ class Play(Options):
     out: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
     steps: int = option(200, at_least=1)
     n_envs: int = option(1, at_least=1, at_most=64)
-    seed: int = 0
+    seed: int = option(0, at_least=0)
     factory: tuple[str, ...] = ()
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from rlstruct.core.layout import Layout, as_dict, expect, validate
+from rlstruct.core.layout import Layout, as_dict, check_indices, expect, validate
 from rlstruct.core.named import NamedTensors, join
 from rlstruct.errors import BadIndexError, BadTypeError, BadValueError, ShapeMismatchError
 
@@ -255,6 +255,7 @@ class TemporalDictTensor(NamedTensors):
         """
         where, device = f"{type(self).__name__}.temporal_multi_index:", self.lengths.device
         expect(where, {"t": t}, _STEP, device=device, rows=self.n_elems(), fix="Give one step for each row.")
+        check_indices(f"{where} t", t, self.n_steps(), f"{next(iter(self._tensors), 't')!r} has T")
         rows = torch.arange(t.shape[0], device=t.device)
         return DictTensor.unchecked({key: v[rows, t] for key, v in self._tensors.items()})
 

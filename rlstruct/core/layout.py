@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from rlstruct.errors import BadKeyError, BadTypeError, DeviceMismatchError, ShapeMismatchError
+from rlstruct.errors import BadIndexError, BadKeyError, BadTypeError, DeviceMismatchError, ShapeMismatchError
 
 
 class Named(Protocol):
@@ -253,6 +253,27 @@ def check_pair(cls: type, leading: int, key: str, tensor: Tensor, first_key: str
         moves = " or ".join(f".to({str(one.device)!r})" for one in (tensor, first))
         fix = f"{first_key!r} is on {first.device}; move the misplaced one with {moves}, or create it with device=..."
     expect(where, {key: tensor}, device=first.device, rows=lead, fix=fix)
+
+
+def check_indices(where: str, index: Tensor, n: int, size: str) -> None:
+    """Raise IndexError unless all indices [K] int64 are from 0 to n - 1. They are read only where that is cheap.
+
+    Args:
+        where: start of the message, with the name of the index.
+        index: on the CPU it is checked; not on other devices, nor while torch traces.
+        n: length of the axis.
+        size: name of the length, such as ``"B"`` or ``"'frame' has B"``.
+    """
+    if type(index) is not Tensor or not index.is_cpu or torch.compiler.is_compiling():
+        return
+    values = index.detach().numpy()  # sync: a view of CPU memory
+    wrong = (values < 0) | (values >= n)
+    if wrong.any():
+        k = int(wrong.argmax())
+        raise BadIndexError(
+            f"{where}[{k}] is {values[k]}, expected 0 to {n - 1}, as {size} = {n}. Negative numbers do not count from "
+            "the end here."
+        )
 
 
 def as_dict(cls: type, tensors: Any) -> dict[str, Any]:  # noqa: ANN401 - perhaps no mapping

@@ -24,6 +24,7 @@ from rlstruct.envs.rows import (
 )
 from rlstruct.errors import BadTypeError, BadValueError, ShapeMismatchError, tag_environment
 from rlstruct.in_place import Ended, ObservationBuffer
+from rlstruct.options import check_seed
 from rlstruct.profiling import operation
 from rlstruct.spaces import Element
 from rlstruct.vec_env import Observed
@@ -59,6 +60,7 @@ class GymEnv(RowsEnv):
     def __init__(self, envs: Sequence[gymnasium.Env[Any, Any]], seed: int | None = None) -> None:
         self.envs = _checked(envs, type(self).__name__)
         super().__init__(len(self.envs), self.envs[0].observation_space, self.envs[0].action_space)
+        seed = None if seed is None else check_seed(type(self).__name__, "seed", seed, len(self.envs))
         self._seeds: list[int | None] = [None if seed is None else seed + j for j in range(len(self.envs))]
         if seed is not None:
             for j, env in enumerate(self.envs):

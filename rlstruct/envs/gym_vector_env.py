@@ -15,6 +15,7 @@ from rlstruct.envs.autoreset import make_restarter
 from rlstruct.envs.rows import RowsEnv, copy_idle_rows, options_of, restart
 from rlstruct.errors import BadTypeError, BadValueError, tag_environment
 from rlstruct.in_place import Ended, ObservationBuffer
+from rlstruct.options import check_seed
 from rlstruct.profiling import operation
 from rlstruct.vec_env import Observed
 
@@ -63,6 +64,7 @@ class GymVectorEnv(RowsEnv):
         reset_mask: bool | None = None,
     ) -> None:
         _check_vector(vec)
+        seed = None if seed is None else check_seed("GymVectorEnv", "seed", seed, int(vec.num_envs))
         self.vec = vec
         self.auto_reset = not episodic
         super().__init__(int(vec.num_envs), vec.single_observation_space, vec.single_action_space)

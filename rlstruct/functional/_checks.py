@@ -20,6 +20,32 @@ def same_shape(where: str, *, temporal: bool = False, **tensors: Tensor) -> None
             )
 
 
+def axes(where: str, **tensors: tuple[Tensor, str]) -> None:
+    """Raise unless every tensor has the axes of its form, and axes with the same letter the same size.
+
+    A form is ``"B K A"`` for three axes; ``"... A"`` allows any number of axes before the last; an axis ``1`` has one
+    entry.
+
+    >>> axes("entropy", logits=(torch.zeros(4, 2), "... A"), action=(torch.zeros(4), "..."))
+    """
+    sizes: dict[str, object] = {"1": 1}
+    for name, (tensor, form) in tensors.items():
+        letters = form.split()
+        free = letters[0] == "..."
+        n = tensor.dim() - len(letters) + free  # axes before the named ones
+        fits = n >= 0 and (free or n == 0)
+        if fits:
+            found = [tensor.shape[:n], *tensor.shape[n:]] if free else [*tensor.shape]
+            fits = all([sizes.setdefault(letter, size) == size for letter, size in zip(letters, found, strict=True)])
+        if not fits:
+            wanted = "; ".join(f"{key} [{', '.join(one.split())}]" for key, (_, one) in tensors.items())
+            shapes = ", ".join(f"{key} {list(one.shape)}" for key, (one, _) in tensors.items())
+            raise ShapeMismatchError(
+                f"{where}: {name} is {list(tensor.shape)}, expected {wanted}, with the same size for the same letter; "
+                f"got {shapes}."
+            )
+
+
 def fractions(where: str, **numbers: float) -> None:
     """Raise ValueError unless all numbers are in [0, 1]."""
     for name, number in numbers.items():

@@ -5,11 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from rlstruct.errors import BadValueError
 from rlstruct.functional import random
+from rlstruct.functional._checks import axes
 
 
 def sample(logits: Tensor, key: Tensor) -> Tensor:
-    """Draw one class, or K independent ones, for each key.
+    """Draw one class, or K independent ones, for each key: `rlstruct.functional.random.categorical`.
 
     Args:
         logits: unnormalised log-probabilities; a class at -inf is never drawn.  [B, A] or [B, K, A] float
@@ -18,10 +20,7 @@ def sample(logits: Tensor, key: Tensor) -> Tensor:
     Returns:
         [B] or [B, K] int64, from 0 to A - 1.
     """
-    if logits.dim() == 2:
-        return random.categorical(logits, key)
-    keys = random.split(key, logits.shape[1])  # [B, K]
-    return random.categorical(logits.flatten(0, 1), keys.flatten()).view_as(keys)
+    return random.categorical(logits, key)
 
 
 def log_probability(logits: Tensor, action: Tensor) -> Tensor:
@@ -34,9 +33,14 @@ def log_probability(logits: Tensor, action: Tensor) -> Tensor:
     Returns:
         log softmax(logits)[action].  [...], dtype of logits
 
+    Raises:
+        ShapeMismatchError: there is not one action for each row of logits.
+        ValueError: on the CPU, an action is not from 0 to A - 1.
+
     >>> log_probability(torch.zeros(1, 2), torch.tensor([1]))
     tensor([-0.6931])
     """
+    axes("log_probability", logits=(logits, "... A"), action=(action, "..."))
     return _chosen(logits.log_softmax(dim=-1), action)
 
 
@@ -52,11 +56,13 @@ def entropy(logits: Tensor) -> Tensor:
     >>> entropy(torch.tensor([[0.0, 0.0, -torch.inf]]))
     tensor([0.6931])
     """
+    axes("entropy", logits=(logits, "... A"))
     return _entropy(logits.log_softmax(dim=-1))
 
 
 def log_probability_and_entropy(logits: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
     """Return `log_probability` and `entropy`, normalising the logits once for both."""
+    axes("log_probability_and_entropy", logits=(logits, "... A"), action=(action, "..."))
     log_probabilities = logits.log_softmax(dim=-1)
     return _chosen(log_probabilities, action), _entropy(log_probabilities)
 
@@ -64,7 +70,17 @@ def log_probability_and_entropy(logits: Tensor, action: Tensor) -> tuple[Tensor,
 def _chosen(log_probabilities: Tensor, action: Tensor) -> Tensor:
     if not action.is_cpu:  # an index out of range would end all work on CUDA, before the batcher can report the action
         action = action.clamp(0, log_probabilities.shape[-1] - 1)
-    return log_probabilities.gather(-1, action.unsqueeze(-1)).squeeze(-1)
+    try:
+        return log_probabilities.gather(-1, action.unsqueeze(-1)).squeeze(-1)
+    except RuntimeError:
+        A = log_probabilities.shape[-1]
+        if not bool(((action < 0) | (action >= A)).any()):  # sync: of CPU memory, for an error
+            raise
+        lowest, highest = int(action.min()), int(action.max())  # sync: as above
+        raise BadValueError(
+            f"log_probability: actions are {lowest} to {highest}, expected 0 to {A - 1}, as there are logits of {A} "
+            "actions. Actions of Discrete(n, start=…) begin with start: subtract it."
+        ) from None
 
 
 def _entropy(log_probabilities: Tensor) -> Tensor:

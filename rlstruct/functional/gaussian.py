@@ -10,6 +10,7 @@ import math
 from torch import Tensor
 
 from rlstruct.functional import random
+from rlstruct.functional._checks import axes
 
 _HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
 
@@ -25,6 +26,7 @@ def sample(mean: Tensor, log_std: Tensor, key: Tensor) -> Tensor:
     Returns:
         mu + sigma * e, with e standard normal.  [B, D], dtype of mean
     """
+    axes("gaussian.sample", mean=(mean, "B D"), key=(key, "B"), log_std=(log_std, "B D" if log_std.dim() > 1 else "D"))
     noise = random.normal(key, (mean.shape[-1],)).to(mean.dtype)
     return mean + log_std.exp() * noise
 
@@ -44,6 +46,8 @@ def log_probability(mean: Tensor, log_std: Tensor, action: Tensor) -> Tensor:
     >>> log_probability(torch.zeros(1, 2), torch.zeros(1, 2), torch.zeros(1, 2))
     tensor([-1.8379])
     """
+    spread = "... D" if log_std.dim() > 1 else "D"
+    axes("gaussian.log_probability", mean=(mean, "... D"), action=(action, "... D"), log_std=(log_std, spread))
     deviation = (action.to(mean.dtype) - mean) * (-log_std).exp()
     return -(0.5 * deviation.square() + log_std + _HALF_LOG_TWO_PI).sum(dim=-1)
 
@@ -61,4 +65,5 @@ def entropy(log_std: Tensor) -> Tensor:
     >>> entropy(torch.zeros(1, 2))
     tensor([2.8379])
     """
+    axes("gaussian.entropy", log_std=(log_std, "... D"))
     return (log_std + 0.5 + _HALF_LOG_TWO_PI).sum(dim=-1)

@@ -53,5 +53,8 @@ def masked_dicttensor(dicttensor0: DictTensor, dicttensor1: DictTensor, mask: Te
 
 
 def rows_of(mask: Tensor, like: Tensor) -> Tensor:
-    """View a mask [B] so that it selects rows of ``like`` [B, ...]."""
+    """View a mask [B] so that it selects rows of ``like`` [B, ...].
+
+    The shapes are not compared: callers are inner loops whose masks and rows come from one place.
+    """
     return mask if like.dim() == 1 else mask.view(-1, *[1] * (like.dim() - 1))

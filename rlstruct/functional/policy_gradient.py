@@ -2,7 +2,7 @@
 
 ``mask`` [B, T] float or bool is 1 on real steps, 0 on padding; a loss is the mean over the real steps. Without a mask
 (None) the losses of all steps are returned, [B, T]. Targets and advantages are constants, and all tensors are on one
-device.
+device. Flat minibatches, [N] instead of [B, T], are fine too: any shape, the same for all tensors of a call.
 """
 
 from __future__ import annotations

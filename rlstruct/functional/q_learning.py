@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import huber_loss
 
-from rlstruct.functional._checks import same_shape
+from rlstruct.functional._checks import axes, same_shape
 
 
 def n_step_reward(reward: Tensor, real: Tensor, discount: float) -> tuple[Tensor, Tensor]:
@@ -27,7 +27,7 @@ def n_step_reward(reward: Tensor, real: Tensor, discount: float) -> tuple[Tensor
     >>> n_step_reward(torch.tensor([[1.0, 2.0, 4.0]]), torch.tensor([[True, True, False]]), 0.5)
     (tensor([2.]), tensor([2]))
     """
-    same_shape("n_step_reward", reward=reward, real=real)
+    axes("n_step_reward", reward=(reward, "B n"), real=(real, "B n"))
     leading = real.to(torch.int64).cumprod(dim=1).bool()  # [B, n]
     power = torch.arange(reward.shape[1], device=reward.device, dtype=reward.dtype)
     partial = torch.where(leading, reward * discount**power, 0.0).sum(dim=1)
@@ -41,16 +41,16 @@ def double_q_value(online_values: Tensor, target_values: Tensor) -> Tensor:
     and evaluating by the same numbers would mistake noise for value.
 
     Args:
-        online_values: Q(s, a) of the learning network, which chooses.  [B, A] float
-        target_values: Q'(s, a) of the target network, which evaluates. [B, A] float, same device
+        online_values: Q(s, a) of the learning network, which chooses.  [..., A] float
+        target_values: Q'(s, a) of the target network, which evaluates. [..., A] float, same device
 
     Returns:
-        Q'(s, argmax_a Q(s, a)).  [B]
+        Q'(s, argmax_a Q(s, a)).  [...]
 
     >>> double_q_value(torch.tensor([[1.0, 3.0]]), torch.tensor([[7.0, 5.0]]))
     tensor([5.])
     """
-    same_shape("double_q_value", online_values=online_values, target_values=target_values)
+    axes("double_q_value", online_values=(online_values, "... A"), target_values=(target_values, "... A"))
     return target_values.gather(-1, online_values.argmax(dim=-1, keepdim=True)).squeeze(-1)
 
 
@@ -62,13 +62,13 @@ def td_target(reward: Tensor, discount: Tensor, terminated: Tensor, next_value: 
     in reinforcement learning", ICML 2018).
 
     Args:
-        reward: reward of one step, or of m steps, see `n_step_reward`.  [B] float
-        discount: factor of the next state's value, discount^m.  [B] float, same device
-        terminated: the next state is terminal.  [B] bool
-        next_value: value of the next state, see `double_q_value`; not read where terminated.  [B] float
+        reward: reward of one step, or of m steps, see `n_step_reward`.  [...] float
+        discount: factor of the next state's value, discount^m.  [...] float, same shape and device
+        terminated: the next state is terminal.  [...] bool, same shape
+        next_value: value of the next state, see `double_q_value`; not read where terminated.  [...] float, same shape
 
     Returns:
-        reward + discount * (1 - terminated) * next_value, without gradient.  [B]
+        reward + discount * (1 - terminated) * next_value, without gradient.  [...]
 
     >>> td_target(torch.ones(2), torch.full((2,), 0.5), torch.tensor([True, False]), torch.full((2,), 8.0))
     tensor([1., 5.])
@@ -84,9 +84,9 @@ def q_loss(value: Tensor, target: Tensor, weight: Tensor, delta: float = 1.0) ->
     bias of a replay that prefers some transitions.
 
     Args:
-        value: Q(s, a) of the action taken, carries the gradient.  [B] float
-        target: see `td_target`; a constant.                       [B] float, same device
-        weight: importance of each transition; ones for uniform replay.  [B] float
+        value: Q(s, a) of the action taken, carries the gradient.  [...] float
+        target: see `td_target`; a constant.                       [...] float, same shape and device
+        weight: importance of each transition; ones for uniform replay.  [...] float, same shape
         delta: errors above this size count linearly.
 
     Returns:
@@ -105,13 +105,14 @@ def duelling_values(value: Tensor, advantage: Tensor) -> Tensor:
     Wang et al., "Dueling network architectures for deep reinforcement learning" (ICML 2016), equation 9.
 
     Args:
-        value: V(s).                              [B, 1] float
-        advantage: A(s, a), up to a constant.     [B, A] float, same device
+        value: V(s).                              [..., 1] float
+        advantage: A(s, a), up to a constant.     [..., A] float, same device
 
     Returns:
-        V(s) + A(s, a) - mean over a' of A(s, a').  [B, A]
+        V(s) + A(s, a) - mean over a' of A(s, a').  [..., A]
 
     >>> duelling_values(torch.tensor([[5.0]]), torch.tensor([[1.0, 3.0]]))
     tensor([[4., 6.]])
     """
+    axes("duelling_values", value=(value, "... 1"), advantage=(advantage, "... A"))
     return value + advantage - advantage.mean(dim=-1, keepdim=True)

@@ -20,7 +20,8 @@ import math
 import torch
 from torch import Tensor
 
-from rlstruct.errors import BadValueError
+from rlstruct.errors import BadValueError, ShapeMismatchError
+from rlstruct.functional._checks import axes
 
 #: Default stream of each distribution. Callers choose streams below 2^28, which never overlap these. `categorical`,
 #: which most agents call in every step, needs no stream: it uses the key's lower bits, number 0 the upper ones.
@@ -92,13 +93,14 @@ def step_keys(seed: Tensor, episode: int | Tensor, step: Tensor) -> Tensor:
     Returns:
         Keys that differ in all 64 bits between any two environments, resets or steps.  [T, B] int64
     """
+    axes("step_keys", seed=(seed, "B"), step=(step, "T"))
     lane = _wrap((episode + 1) * _MIX_1) if isinstance(episode, int) else (episode + 1) * _MIX_1
     stream = _mix_full(seed + _GAMMA).add_(lane)
     return _mix_full(_mix_full(stream).unsqueeze(0) + (step.unsqueeze(1) + 1) * _GAMMA)  # [T, B]
 
 
 def split(key: Tensor, n: int) -> Tensor:
-    """Derive n new keys [B, n] int64 from each key [B], for an agent that draws several times in a step.
+    """Derive n new keys [..., n] int64 from each key [...], for an agent that draws several times in a step.
 
     >>> torch.equal(split(torch.tensor([1]), 2), split(torch.tensor([1]), 2))
     True
@@ -107,7 +109,9 @@ def split(key: Tensor, n: int) -> Tensor:
 
 
 def child_key(key: Tensor, n: Tensor | int) -> Tensor:
-    """Derive new key number n, from 0, of each key [B] int64: column n of `split`; n may differ from row to row.
+    """Derive new key number n, from 0, of each key [...] int64: column n of `split`.
+
+    ``n`` is a number, or a tensor of one number for each key, [...] int64; a single key may have many numbers.
 
     Such keys form a tree: a seed's children are episodes, an episode's children steps.
 
@@ -123,14 +127,14 @@ def uniform(key: Tensor, shape: tuple[int, ...] = (), stream: int | None = None)
     """Draw uniformly from [0, 1).
 
     Args:
-        key: [B] int64.
+        key: [...] int64, any number of axes.
         shape: shape of the draws for each key. Memory holds draw 0 of all keys, then draw 1, and so on: a compiler
             vectorises ``uniform(key, (4,)).t().unbind(0)``, but not access by columns.
         stream: 0 to 2^28; None takes the distribution's default. Draws with the same key and different streams are
             independent, if the ranges ``stream .. stream + prod(shape)`` do not overlap.
 
     Returns:
-        [B, *shape] float32, multiples of 2^-24.
+        [..., *shape] float32, multiples of 2^-24.
     """
     start = DEFAULT_STREAMS["uniform"] if stream is None else stream
     upper = (_bits(key, shape, start) >> 40).bitwise_and_(_LOW[40])
@@ -145,6 +149,7 @@ def symmetric_uniform(
     Returns:
         n tensors [B] of ``dtype``; with an explicit stream number i comes from ``uniform(key, (n,), stream)[:, i]``.
     """
+    axes("symmetric_uniform", key=(key, "B"))
     start = DEFAULT_STREAMS["symmetric_uniform"] if stream is None else stream
     if type(key) is not Tensor:  # traced: a compiler fuses single draws into one loop and mixes each key once
         drawn = (uniform(key, (), start + 1 + i) for i in range(n))
@@ -156,25 +161,25 @@ def normal(key: Tensor, shape: tuple[int, ...] = (), stream: int | None = None) 
     """Draw from the standard normal distribution (Box and Muller, 1958); arguments as `uniform`, twice as many numbers.
 
     Returns:
-        [B, *shape] float32, equal on all devices to rounding.
+        [..., *shape] float32, equal on all devices to rounding.
     """
     start = DEFAULT_STREAMS["normal"] if stream is None else stream
-    u = uniform(key, (2, *shape), start)
-    radius = (1.0 - u[:, 0]).log_().mul_(-2.0).sqrt_()
-    return radius.mul_((u[:, 1] * (2.0 * math.pi)).cos_())
+    first, second = uniform(key, (2, *shape), start).unbind(key.dim())
+    radius = (1.0 - first).log_().mul_(-2.0).sqrt_()
+    return radius.mul_((second * (2.0 * math.pi)).cos_())
 
 
 def randint(key: Tensor, high: int, shape: tuple[int, ...] = (), stream: int | None = None) -> Tensor:
     """Draw integers uniformly from 0 to high - 1.
 
     Args:
-        key: [B] int64.
+        key: [...] int64, any number of axes.
         high: number of values, 1 to 2^31; the bias is at most high / 2^32.
         shape: shape of the draws for each key.
         stream: as in `uniform`.
 
     Returns:
-        [B, *shape] int64.
+        [..., *shape] int64.
     """
     if not 1 <= high <= 2**31:
         raise BadValueError(f"randint: high is {high}, expected 1 to 2**31.")
@@ -187,14 +192,27 @@ def categorical(logits: Tensor, key: Tensor, stream: int | None = None) -> Tenso
     """Draw one class from each row of logits, by inverting the cumulative distribution.
 
     Args:
-        logits: unnormalised log-probabilities; a class at -inf is never drawn.  [B, A] float
-        key: [B] int64.
+        logits: unnormalised log-probabilities; a class at -inf is never drawn. For K independent choices per key, such
+            as the parts of a MultiDiscrete action, [B, K, A].  [B, A] or [B, K, A] float
+        key: [B] int64. K choices draw from the K keys of `split`; keys of your own for all rows, [B, K], work too.
+            With more keys, [n, B] or [n, B, K], each row of logits is drawn from n times.
         stream: as in `uniform`.
 
     Returns:
-        [B] int64, from 0 to A - 1; the invalid class A in rows whose logits contain NaN or are all -inf. Batchers check
-        for such actions once per batch, and raise.
+        The shape of the keys, [B] or [B, K] int64, from 0 to A - 1; the invalid class A in rows whose logits contain
+        NaN or are all -inf. Batchers check for such actions once per batch, and raise.
+
+    Raises:
+        ShapeMismatchError: there is no key for each row of logits.
     """
+    rows = logits.shape[:-1]
+    if len(rows) == 2 and key.dim() == 1 and key.shape == rows[:1]:
+        key = split(key, rows[1])  # [B, K]
+    if len(rows) not in (1, 2) or key.shape[-len(rows) :] != rows:
+        raise ShapeMismatchError(
+            f"categorical: logits is {list(logits.shape)} and key {list(key.shape)}, expected logits [B, A] or "
+            "[B, K, A], and a key [B]. Rows that shared a key would draw the same class."
+        )
     traced = type(logits) is not Tensor or torch.compiler.is_compiling()
     prepared: Tensor | None = None if traced or stream is not None else getattr(key, _PREPARED, None)
     if prepared is not None:
@@ -208,7 +226,7 @@ def categorical(logits: Tensor, key: Tensor, stream: int | None = None) -> Tenso
         scores = logits if logits.dtype is torch.float32 else logits.to(torch.float32)
         cumulative = (scores.contiguous() - scores.amax(-1, keepdim=True)).exp_().cumsum(-1)
     scaled = u * cumulative.narrow(-1, -1, 1)
-    if (traced and logits.is_cpu) or key.shape != logits.shape[:-1]:
+    if (traced and logits.is_cpu) or key.shape != rows:
         # Fuses into one loop. Counting down from A gives A for NaN, because comparisons with NaN are False.
         return logits.shape[-1] - (cumulative > scaled).sum(-1)
     return torch.searchsorted(cumulative, scaled, right=True).squeeze(-1)  # NaN sorts above every number
@@ -254,7 +272,7 @@ def gumbel(key: Tensor, shape: tuple[int, ...] = (), stream: int | None = None) 
     """Draw from the standard Gumbel distribution, -log(-log(u)); arguments as `uniform`.
 
     Returns:
-        [B, *shape] float32, equal on all devices to rounding.
+        [..., *shape] float32, equal on all devices to rounding.
     """
     start = DEFAULT_STREAMS["gumbel"] if stream is None else stream
     u = uniform(key, shape, start).add_(2.0**-25)  # strictly between 0 and 1
@@ -276,6 +294,7 @@ def dirichlet(key: Tensor, concentration: float, among: Tensor, stream: int | No
     Returns:
         [B, A] float32; a row sums to 1, or to 0 if no class takes part.
     """
+    axes("dirichlet", key=(key, "B"), among=(among, "B A"))
     start = DEFAULT_STREAMS["dirichlet"] if stream is None else stream
     A = among.shape[-1]
     shape = (_TRIES, A)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rlstruct.functional._checks import fractions, same_shape
+from rlstruct.functional._checks import axes, fractions, same_shape
 from rlstruct.functional.scan import backward_recurrence
 
 
@@ -76,6 +76,7 @@ def discounted_sum(reward: Tensor, done: Tensor, mask: Tensor, discount: float, 
     addend = torch.where(real, reward, 0.0)
     decay = torch.ones_like(reward).masked_fill(real, discount)
     if before is not None:
+        axes("discounted_sum", reward=(reward, "B T"), before=(before, "B"))
         addend = torch.cat([addend[:, :1] + decay[:, :1] * before.unsqueeze(1), addend[:, 1:]], dim=1)
     goes_on = torch.nn.functional.pad(~done.bool()[:, :-1], (1, 0))  # False before the first column
     return backward_recurrence(addend.flip(1), (goes_on * decay).flip(1)).flip(1)

@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from rlstruct.functional._checks import axes
+
 
 def backward_recurrence(addend: Tensor, factor: Tensor) -> Tensor:
     """Solve ``x[b, t] = addend[b, t] + factor[b, t] * x[b, t + 1]`` with x = 0 after the last step.
@@ -24,6 +26,7 @@ def backward_recurrence(addend: Tensor, factor: Tensor) -> Tensor:
     >>> backward_recurrence(torch.ones(1, 3), torch.full((1, 3), 0.5))
     tensor([[1.7500, 1.5000, 1.0000]])
     """
+    axes("backward_recurrence", addend=(addend, "B T"), factor=(factor, "B T"))
     n_steps = addend.shape[1]
     reach = 1
     while reach < n_steps:

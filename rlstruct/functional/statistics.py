@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from rlstruct.functional._checks import same_shape
 from rlstruct.functional.all_reduce import sum_over_learners
 
 
@@ -23,6 +24,7 @@ def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
     >>> masked_mean(torch.tensor([1.0, 3.0, float("nan")]), torch.tensor([1.0, 1.0, 0.0]))
     tensor(2.)
     """
+    same_shape("masked_mean", values=values, mask=mask)
     real = mask.bool()
     return torch.where(real, values, 0.0).sum() / real.sum().clamp(min=1)
 
@@ -33,6 +35,7 @@ def masked_means(mask: Tensor, *values: Tensor) -> tuple[Tensor, ...]:
     >>> masked_means(torch.tensor([1, 1, 0]), torch.tensor([1.0, 3.0, 9.0]), torch.tensor([0.0, 5.0, 9.0]))
     (tensor(2.), tensor(2.5000))
     """
+    same_shape("masked_means", mask=mask, **{f"values[{i}]": one for i, one in enumerate(values)})
     real = mask.bool()
     sums = torch.where(real, torch.stack(values), 0.0).flatten(1).sum(1)
     return (sums / real.sum().clamp(min=1)).unbind()
@@ -56,7 +59,12 @@ def whiten(values: Tensor, mask: Tensor, epsilon: float = 1e-8) -> Tensor:
 
 
 def whiten_each(values: Sequence[Tensor], masks: Sequence[Tensor], epsilon: float = 1e-8) -> list[Tensor]:
-    """Whiten each of several tensors, with as few sums over the learners as `whiten` needs for one."""
+    """Whiten each of several tensors, with as few sums over the learners as `whiten` needs for one.
+
+    Each tensor has its own mask of the same shape, which may differ from tensor to tensor.
+    """
+    for one, mask in zip(values, masks, strict=True):
+        same_shape("whiten", values=one, mask=mask)
     reals = [mask.bool() for mask in masks]
     known = [torch.where(real, one, 0.0) for one, real in zip(values, reals, strict=True)]
     counted = [torch.stack([real, one]).flatten(1).sum(1) for one, real in zip(known, reals, strict=True)]

@@ -15,6 +15,7 @@ from rlstruct.core.layout import spec_of
 from rlstruct.device import DeviceLike, resolve_device
 from rlstruct.errors import BadKeyError, BadTypeError, ShapeMismatchError
 from rlstruct.functional import random
+from rlstruct.options import check_seed
 from rlstruct.rl_agent import RL_Agent
 
 
@@ -57,7 +58,7 @@ class Policy:
         self.model = model.to(self.device).eval()
         self.specs, self.stochastic = specs, stochastic
         self.last = DictTensor()
-        self.create_agent, self._seed = create_agent, seed
+        self.create_agent, self._seed = create_agent, check_seed("Policy", "seed", seed)
         self._agents: dict[bool, RL_Agent] = {}
         if self.agent(stochastic).require_history():
             raise BadTypeError(
@@ -95,7 +96,7 @@ class Policy:
             self._state: DictTensor | None = None
             self._initial: Tensor | None = None
             return
-        begun = torch.as_tensor(where, device=self.device)
+        begun = (where if isinstance(where, Tensor) else torch.from_numpy(np.array(where))).to(self.device)
         if self._initial is None or begun.shape != self._initial.shape or begun.dtype != torch.bool:
             known = "none yet" if self._initial is None else f"[{len(self._initial)}]"
             raise ShapeMismatchError(

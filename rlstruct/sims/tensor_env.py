@@ -24,12 +24,14 @@ from gymnasium import spaces
 from torch import Tensor
 
 from rlstruct.core import DictTensor, Layout, expect
+from rlstruct.core.layout import check_indices
 from rlstruct.core.named import part_of
 from rlstruct.device import DeviceLike, resolve_device
 from rlstruct.engine.compiled import Compiled
 from rlstruct.errors import BadValueError, UsageError
 from rlstruct.functional.masks import rows_of
 from rlstruct.functional.random import child_key, randint, uniform
+from rlstruct.options import check_seed
 from rlstruct.profiling import operation
 from rlstruct.sims._simulation import Simulation, StartStates
 from rlstruct.sims._state import Tensors, fields_of, layout_of_rows
@@ -59,7 +61,7 @@ class TensorEnv(VecEnv, Generic[State]):
 
     Args:
         n_envs: B.
-        seed: environment j draws from ``seed + j``.
+        seed: environment j draws from ``seed + j``; at least 0.
         device: device of the simulation.
         dtype: of floating-point states and frames. ``torch.float64`` also turns a float32 observation space into one of
             float64.
@@ -98,6 +100,7 @@ class TensorEnv(VecEnv, Generic[State]):
             raise BadValueError(
                 f"{self._name}: got n_envs={n_envs}, time_limit={time_limit}, expected at least 1 each."
             )
+        seed = check_seed(self._name, "seed", seed, n_envs)
         self._device = resolve_device(device)
         if backend not in ("torch", "compile", "warp"):
             raise BadValueError(f"{self._name}: got backend={backend!r}, expected 'torch', 'compile' or 'warp'.")
@@ -237,7 +240,7 @@ class TensorEnv(VecEnv, Generic[State]):
             ids: a list or [K] int64 on the device; None for all.
         """
         self._check_begun("get_state")
-        rows, fields = self._rows(ids), part_of(self._carry, "state/")
+        rows, fields = self._rows("get_state", ids), part_of(self._carry, "state/")
         state: State = self._simulation.state({name: v.index_select(0, rows) for name, v in fields.items()})
         return state
 
@@ -253,7 +256,7 @@ class TensorEnv(VecEnv, Generic[State]):
         """
         self._check_begun("set_state")
         carry, fields = self._carry, part_of(self._carry, "state/")
-        rows = self._rows(ids)
+        rows = self._rows("set_state", ids)
         given = {name: value.to(self._device) for name, value in fields_of("set_state", state).items()}
         if all(value.shape[:1] == (1,) for value in given.values()):
             given = {name: value.expand(len(rows), *value.shape[1:]) for name, value in given.items()}
@@ -349,8 +352,10 @@ class TensorEnv(VecEnv, Generic[State]):
         rows = self._n_envs if n is None else n
         expect(f"{self._name}.{where}", found, layout, device=self._device, rows=rows, fix=fix)
 
-    def _rows(self, ids: Sequence[int] | Tensor | None) -> Tensor:
-        return torch.as_tensor(range(self._n_envs) if ids is None else ids, dtype=torch.int64, device=self._device)
+    def _rows(self, method: str, ids: Sequence[int] | Tensor | None) -> Tensor:
+        rows = torch.as_tensor(range(self._n_envs) if ids is None else ids, dtype=torch.int64, device=self._device)
+        check_indices(f"{self._name}.{method}: ids", rows, self._n_envs, "B")
+        return rows
 
     def _check_begun(self, method: str) -> None:
         if "elapsed" not in self._carry:

@@ -43,9 +43,9 @@ INSIDE = {
     "factory raises": r"raised in create_env / create_agent.*ValueError: no such map",
     "agent raises": r"raised in agent.*ValueError: lost",
     "close raises": None,
-    "os._exit": r"exited with code 7 in environment\.step",
+    "os._exit": r"exited with code 7 while it was in environment\.step",
     "SystemExit": r"raised in environment\.step.*SystemExit: 4",
-    "segmentation fault": r"was killed by SIGSEGV in environment\.step",
+    "segmentation fault": r"was killed by SIGSEGV while it was in environment\.step",
     "slow step": None,
     "hangs": r"gave no answer within",
 }

@@ -49,7 +49,7 @@ class InlineLink:
         return Rollout(self._worker.buffers[buffer])
 
     def where(self) -> str:
-        return "this process"
+        return "in this process"
 
     def ended(self) -> bool:
         return False

@@ -199,7 +199,7 @@ def test_a_worker_that_still_imports_the_script_may_be_killed_and_is_not_waited_
     code, out, err = Program(tmp_path, program, guard=False).end()
     assert (code, err) == (0, "")
     message, *_, seconds = out.splitlines()
-    assert "was killed by SIGKILL in its start, while Python imports your main script" in message
+    assert "was killed by SIGKILL while it was in its start, while Python imports your main script" in message
     assert float(seconds) < PROMPT
 
 

@@ -110,10 +110,10 @@ class RayLink:
         return Rollout(from_bytes(batch.tensors), packed=True)
 
     def where(self) -> str:
-        """Return order and node, or the resources that the actor waits for."""
+        """Name order and node, or the resources that the actor waits for; see `Link.where`."""
         if self._node:
-            return f"its order {self.answers[0][1]!r} on node {self._node}"
-        return f"Ray's queue: it asks for {self._options}, and the nodes have {ray.available_resources()} available"
+            return f"in its order {self.answers[0][1]!r} on node {self._node}"
+        return f"in Ray's queue: it asks for {self._options}, and the nodes have {ray.available_resources()} available"
 
     def ended(self) -> bool:
         """Return False: Ray reports it with the next answer."""
