@@ -40,7 +40,8 @@ def log_probability(logits: Tensor, action: Tensor) -> Tensor:
     >>> log_probability(torch.zeros(1, 2), torch.tensor([1]))
     tensor([-0.6931])
     """
-    axes("log_probability", logits=(logits, "... A"), action=(action, "..."))
+    if action.shape != logits.shape[:-1] or not logits.shape:
+        axes("log_probability", logits=(logits, "... A"), action=(action, "..."))
     return _chosen(logits.log_softmax(dim=-1), action)
 
 
@@ -62,7 +63,8 @@ def entropy(logits: Tensor) -> Tensor:
 
 def log_probability_and_entropy(logits: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
     """Return `log_probability` and `entropy`, normalising the logits once for both."""
-    axes("log_probability_and_entropy", logits=(logits, "... A"), action=(action, "..."))
+    if action.shape != logits.shape[:-1] or not logits.shape:
+        axes("log_probability_and_entropy", logits=(logits, "... A"), action=(action, "..."))
     log_probabilities = logits.log_softmax(dim=-1)
     return _chosen(log_probabilities, action), _entropy(log_probabilities)
 

@@ -26,7 +26,9 @@ def sample(mean: Tensor, log_std: Tensor, key: Tensor) -> Tensor:
     Returns:
         mu + sigma * e, with e standard normal.  [B, D], dtype of mean
     """
-    axes("gaussian.sample", mean=(mean, "B D"), key=(key, "B"), log_std=(log_std, "B D" if log_std.dim() > 1 else "D"))
+    if mean.dim() != 2 or key.shape != mean.shape[:1] or log_std.shape not in (mean.shape, mean.shape[1:]):
+        spread = "B D" if log_std.dim() > 1 else "D"
+        axes("gaussian.sample", mean=(mean, "B D"), key=(key, "B"), log_std=(log_std, spread))
     noise = random.normal(key, (mean.shape[-1],)).to(mean.dtype)
     return mean + log_std.exp() * noise
 
@@ -46,8 +48,9 @@ def log_probability(mean: Tensor, log_std: Tensor, action: Tensor) -> Tensor:
     >>> log_probability(torch.zeros(1, 2), torch.zeros(1, 2), torch.zeros(1, 2))
     tensor([-1.8379])
     """
-    spread = "... D" if log_std.dim() > 1 else "D"
-    axes("gaussian.log_probability", mean=(mean, "... D"), action=(action, "... D"), log_std=(log_std, spread))
+    if not mean.shape or action.shape != mean.shape or log_std.shape not in (mean.shape, mean.shape[-1:]):
+        spread = "... D" if log_std.dim() > 1 else "D"
+        axes("gaussian.log_probability", mean=(mean, "... D"), action=(action, "... D"), log_std=(log_std, spread))
     deviation = (action.to(mean.dtype) - mean) * (-log_std).exp()
     return -(0.5 * deviation.square() + log_std + _HALF_LOG_TWO_PI).sum(dim=-1)
 

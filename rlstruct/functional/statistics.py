@@ -24,7 +24,8 @@ def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
     >>> masked_mean(torch.tensor([1.0, 3.0, float("nan")]), torch.tensor([1.0, 1.0, 0.0]))
     tensor(2.)
     """
-    same_shape("masked_mean", values=values, mask=mask)
+    if values.shape != mask.shape:
+        same_shape("masked_mean", values=values, mask=mask)
     real = mask.bool()
     return torch.where(real, values, 0.0).sum() / real.sum().clamp(min=1)
 

@@ -247,7 +247,9 @@ def test_mistakes_are_named() -> None:
         ours.step(np.zeros(2, np.int64))
     with pytest.raises(ValueError, match="reset_mask"):
         ours.reset(options={"reset_mask": np.ones(2, np.bool_)})
-    with pytest.raises(TypeError, match=r"seed is .3, 4., a list; expected a whole number.*environment j gets the seed s \+ j"):
+    with pytest.raises(
+        TypeError, match=r"seed is .3, 4., a list; expected a whole number.*environment j gets the seed s \+ j"
+    ):
         ours.reset(seed=[3, 4])  # type: ignore[arg-type]
     ours.reset()
     with pytest.raises(ShapeMismatchError, match=r"'action' has shape \[3\], expected \[2\]"):

@@ -290,7 +290,8 @@ def test_a_stopped_worker_does_not_block_orders() -> None:
     run(batcher)
     time.sleep(0.5)  # its answer is out a little earlier than it waits for orders
     kill_worker(batcher, 0, signal.SIGSTOP)
-    with pytest.raises(WorkerError, match=f"read none of its orders for {seconds:g} s; it is idle, waiting for the next command"):
+    where = "it is idle, waiting for the next command"
+    with pytest.raises(WorkerError, match=f"read none of its orders for {seconds:g} s; {where}"):
         batcher.reset(agent_info=DictTensor({"e": torch.zeros(1, 500_000)}))
     close_leaves_nothing(batcher)
 
