@@ -21,8 +21,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 HERE = Path(__file__).parent
 PEERS = HERE / "peers"
 PEERS_PYTHON = str(HERE.parent / ".venv-peers/bin/python")
@@ -124,6 +122,8 @@ class Player:
         return {**answer, "cpu": self._cpu_seconds() - before}
 
     def _cpu_seconds(self) -> float:
+        import psutil  # here, so that a benchmark's --help works without it
+
         process = psutil.Process(self.process.pid)
         seconds = 0.0
         for one in (process, *process.children(recursive=True)):

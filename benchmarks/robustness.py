@@ -18,11 +18,13 @@ import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import _report
-import psutil
 from _contenders import PEERS, PEERS_PYTHON, Lines
+
+if TYPE_CHECKING:  # imported where it is used, so that a benchmark's --help works without it
+    import psutil
 
 SHARED = Path("/dev/shm")
 PATIENCE = 30.0
@@ -88,6 +90,8 @@ class Program:
 
     def workers(self) -> list[psutil.Process]:
         """The processes that environments said they live in, by index."""
+        import psutil
+
         files = sorted(Path(self.folder.name).glob("pid*"))
         while not all(file.read_text() for file in files):
             time.sleep(0.01)  # a file appears before its text
@@ -95,6 +99,8 @@ class Program:
 
     def family(self) -> list[psutil.Process]:
         """All processes of the program: workers, and what helps them."""
+        import psutil
+
         main = psutil.Process(self.process.pid)
         return [main, *main.children(recursive=True)]
 
@@ -108,6 +114,8 @@ class Program:
 
 def break_one(python: str, library: str, fault: str) -> Outcome:
     """Do a fault to a library, and return what it tells, how long it takes and what it leaves behind."""
+    import psutil
+
     if not Path(python).exists():
         return Outcome("not installed", "not installed")
     program = Program(python, library)
@@ -232,6 +240,8 @@ def unlinked(names: set[str]) -> list[str]:
 
 def alive(process: psutil.Process) -> bool:
     """Return True if the process still runs; a zombie does not."""
+    import psutil
+
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -240,6 +250,8 @@ def alive(process: psutil.Process) -> bool:
 
 def _is_helper(process: psutil.Process, workers: list[psutil.Process]) -> bool:
     """Python's resource tracker and fork server, and ours, live as long as the main process does."""
+    import psutil
+
     try:
         words = " ".join(process.cmdline())
     except (psutil.NoSuchProcess, psutil.ZombieProcess):

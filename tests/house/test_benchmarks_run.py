@@ -39,6 +39,30 @@ def test_a_benchmark_finds_all_that_it_imports(name: str, monkeypatch: pytest.Mo
     assert importlib.import_module(name).__doc__
 
 
+def test_every_benchmark_shows_its_help_without_optional_packages() -> None:
+    program = """if True:
+        import importlib.abc, runpy, sys
+
+        class Missing(importlib.abc.MetaPathFinder):
+            def find_spec(self, name, path=None, target=None):
+                if name.partition(".")[0] in {"psutil", "optuna", "pynvml", "warp", "envpool", "jax", "ray", "ale_py"}:
+                    raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+        sys.meta_path.insert(0, Missing())
+        sys.path.insert(0, "benchmarks")
+        for script in sys.argv[1:]:
+            sys.argv = [script, "--help"]
+            try:
+                runpy.run_path(f"benchmarks/{script}.py", run_name="__main__")
+            except SystemExit as ended:
+                print("ENDED", script, ended.code)
+    """
+    command = [sys.executable, "-c", program, *SCRIPTS]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    ends = re.findall("^ENDED (.*)$", done.stdout, re.MULTILINE)
+    assert ends == [f"{name} 0" for name in SCRIPTS], done.stderr[-2000:]
+
+
 def test_the_tables_of_the_page_are_what_the_results_say(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     import tables

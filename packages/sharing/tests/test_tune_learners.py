@@ -61,6 +61,7 @@ def test_speed_on_more_gpus_is_measured_where_they_are_and_projected_beyond(
     ("words", "said"),
     [
         (["--gpus", "2"], "--gpus needs --n-learners"),
+        (["--n-learners", "1", "--gpus", "8"], "--gpus 8 --device cpu: expected at least one GPU"),
         (["--n-learners", "2", "1"], "expected increasing numbers, at least 1"),
     ],
 )

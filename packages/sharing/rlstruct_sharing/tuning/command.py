@@ -91,7 +91,8 @@ class TuneTraining:
         learn: also learn from every batch, to find what trains fastest instead of what collects fastest.
         n_learners: afterwards train with these numbers of learners, in rising order, each learner with the fastest
             settings of a single one. On a GPU they share it. By default only one learner.
-        gpus: find the answer for this many GPUs: measured on the visible ones, projected beyond.
+        gpus: find the answer for this many GPUs: measured on the visible ones, projected beyond;
+            only with --device cuda:0.
     """
 
     environment: Task
@@ -152,6 +153,11 @@ def _tune_training(algorithm: str, given: TuneTraining) -> None:
     task, options = given.environment, given.search
     if given.n_learners is None and given.gpus is not None:
         raise UserError("--gpus needs --n-learners: it projects the speed of trainings.")
+    if given.gpus is not None and (given.gpus < 1 or resolve_device(options.device).type != "cuda"):
+        raise UserError(
+            f"--gpus {given.gpus} --device {options.device}: expected at least one GPU, and trainings that are measured "
+            "on a GPU, from which more can be projected. Pass --device cuda:0, or omit --gpus."
+        )
     if given.n_learners is not None and sorted({n for n in given.n_learners if n > 0}) != [*given.n_learners]:
         raise UserError(
             f"--n-learners: expected increasing numbers, at least 1, got {' '.join(map(str, given.n_learners))}."
