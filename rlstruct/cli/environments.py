@@ -18,9 +18,10 @@ from typing import Any
 import gymnasium
 import numpy as np
 from gymnasium import spaces
+from gymnasium.envs.registration import EnvSpec
 
 from rlstruct import sims
-from rlstruct.cli.messages import UserError, nearest, require
+from rlstruct.cli.messages import UserError, nearest, plural, require
 from rlstruct.envs import GymEnv, GymEnvInf
 from rlstruct.errors import how_to_install
 from rlstruct.options import Options
@@ -28,6 +29,7 @@ from rlstruct.sims.tensor_env import Backend
 from rlstruct.vec_env import VecEnv
 
 ATARI_STACK = 4  # frames, as in Mnih et al. (2015)
+ATARI_SKIP = 4  # frames for which an action is held, as there
 
 # Packages that gymnasium's environments need, by the start of their entry point: a module and the extra that installs
 # it, "" if none does.
@@ -118,6 +120,25 @@ def is_own(name: str) -> bool:
     return attribute.isidentifier() and all(part.isidentifier() for part in module.split("."))
 
 
+def registered_id(name: str) -> str:
+    """Return gymnasium's id of an environment: its name without the module that registers it.
+
+    >>> registered_id("ale_py:ALE/Pong-v5"), registered_id("CartPole-v1"), registered_id("games:TicTacToe")
+    ('ALE/Pong-v5', 'CartPole-v1', 'games:TicTacToe')
+    """
+    return name if is_own(name) else name.rpartition(":")[2]
+
+
+def registered(name: str) -> EnvSpec | None:
+    """Return gymnasium's specification of an environment, None if there is none; import the module that registers it."""
+    module, _, name_there = name.rpartition(":")
+    if module:
+        _module(module)
+    if name_there not in gymnasium.registry and importlib.util.find_spec("ale_py") is not None:
+        importlib.import_module("ale_py")  # registers its games only on request
+    return gymnasium.registry.get(name_there)
+
+
 @dataclass(frozen=True)
 class Factory:
     """Creates environments in any process, from gymnasium, a bundled simulator, or a user's class or function.
@@ -131,12 +152,51 @@ class Factory:
     auto_reset: bool = True  # they restart by themselves
     render: bool = False  # gymnasium's environments draw themselves
     backend: Backend | None = None  # how a bundled simulator computes a step; None for another environment
-    atari: bool = False  # preprocessed as in Machado et al. (2018): every fourth frame, 84 x 84 bytes
+    atari: bool = False  # preprocessed as in Machado et al. (2018): 84 x 84 bytes, see `preprocessing`
 
     @property
     def stack(self) -> int:
         """Number of frames that the agent stacks; the environment shows one at a time."""
         return int(self.settings.get("stack", ATARI_STACK)) if self.atari else 1
+
+    @property
+    def preprocessing(self) -> str:
+        """The preprocessing of an Atari game in words; "" for other environments."""
+        if not self.atari:
+            return ""
+        if self.backend is not None:
+            names = {"frame_skip": ATARI_SKIP, "sticky": 0.25, "noop_max": 30, "size": 84, "gray": True}
+            held, sticky, n_noops, size, gray = ({**names, **self.settings}[name] for name in names)
+            held = plural(held, "frame")
+        else:
+            inside, outside = self._frame_skips()
+            held = (
+                plural(outside, "frame") if inside == 1 else f"{inside[0]} to {inside[1] - 1} frames, drawn at random"
+            )
+            sticky = self._registered()["repeat_action_probability"]
+            n_noops, size, gray = 30, 84, True
+        screen = "the whole screen" if size is None else f"{size} x {size} {'grey ' if gray else ''}pixels"
+        return (
+            f"Atari preprocessing: {screen}, {plural(max(1, self.stack), 'frame')} stacked; an action is held for "
+            f"{held}, and a frame repeats the previous action with probability {sticky:g}; "
+            + (f"1 to {n_noops} no-op steps at the start" if n_noops else "no no-op steps at the start")
+        )
+
+    def _registered(self) -> dict[str, Any]:
+        """Return the settings of gymnasium's specification and the user's, which replace them."""
+        spec = registered(self.name)
+        return {**({} if spec is None else spec.kwargs), **self.settings}
+
+    def _frame_skips(self) -> tuple[Any, int]:
+        """Return the frame skips of the emulator and of the preprocessing: one of them is 1.
+
+        The emulator draws a skip from a range (Pong-v4). An id with a skip of 1 (PongNoFrameskip-v4) leaves skipping to
+        the preprocessing.
+        """
+        skip = self._registered()["frameskip"]
+        if not isinstance(skip, int):
+            return tuple(skip), 1
+        return 1, skip if skip > 1 or "frameskip" in self.settings else ATARI_SKIP
 
     def __call__(self, n_envs: int, seed: int = 0, device: str = "cpu", auto_reset: bool | None = None) -> VecEnv:
         """Create ``n_envs`` environments, on ``device`` if they support it; environment j has the seed ``seed + j``."""
@@ -145,7 +205,7 @@ class Factory:
             settings = {"backend": self.backend, "auto_reset": auto_reset, **self.settings}
             if self.atari:
                 settings["stack"] = min(1, self.stack)  # the environment refuses 0
-            return sims.make(self.name, n_envs, seed, device=device, **settings)
+            return sims.make(registered_id(self.name), n_envs, seed, device=device, **settings)
         create: Any = imported(self.name) if is_own(self.name) else partial(gymnasium.make, self.name)
         if is_own(self.name) and not (isinstance(create, type) and issubclass(create, gymnasium.Env)):
             taken = inspect.signature(create).parameters
@@ -173,8 +233,10 @@ class Factory:
         settings = {**self.settings, "render_mode": "rgb_array"} if self.render else self.settings
         env: gymnasium.Env[Any, Any]
         if self.atari:
-            register_atari()
-            env = gymnasium.wrappers.AtariPreprocessing(create(frameskip=1, **settings))
+            require_atari()
+            inside, outside = self._frame_skips()
+            env = create(**{**settings, "frameskip": inside})
+            env = gymnasium.wrappers.AtariPreprocessing(env, frame_skip=outside)
             return gymnasium.wrappers.ReshapeObservation(env, (1, *(env.observation_space.shape or ())))
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", ".*initialised with render_mode")  # `spaces_of` reports it
@@ -196,29 +258,32 @@ def find(task: Task, *, auto_reset: bool) -> Factory:
     if is_own(name):
         imported(name)  # raises for an unknown name
         return replace(made, settings=settings if backend is None else {"backend": backend, **settings})
-    if backend is not None or (name in sims.names() and name not in gymnasium.registry):
-        if not sims.knows(name):
+    plain = registered_id(name)
+    if backend is not None or (plain in sims.names() and plain not in gymnasium.registry):
+        if not sims.knows(plain):
             raise UserError(
                 f"--simulator {backend}: no bundled simulator is called {name!r}, only "
-                f"{', '.join(sims.names())}.{nearest(name, sims.names())}"
+                f"{', '.join(sims.names())}.{nearest(plain, sims.names())}"
             )
         if backend == "warp":
             require("warp", "warp", what="--simulator warp")
-        elif name.startswith("ALE/"):
+        elif plain.startswith("ALE/"):
             raise UserError(f"--simulator {backend}: {name} runs only as Warp kernels: use --simulator warp.")
-        return replace(made, backend=backend or "torch", atari=name.startswith("ALE/"))
-    atari = name.startswith("ALE/") or "NoFrameskip-v" in name or _entry(name).startswith("ale_py")
-    if atari:
-        register_atari()  # ale_py registers its names only on request
-    if ":" in name:
-        _module(name.partition(":")[0])  # registers it
-    elif name not in gymnasium.registry:
+        return replace(made, backend=backend or "torch", atari=plain.startswith("ALE/"))
+    if plain.startswith("ALE/") or "NoFrameskip-v" in plain:
+        require_atari()
+    spec = registered(name)
+    if spec is None:
         known = {*gymnasium.registry, *sims.names()}
         raise UserError(
-            f"no environment is called {name!r}.{nearest(name, known)} Pass the name of a gymnasium environment or a "
+            f"no environment is called {name!r}.{nearest(plain, known)} Pass the name of a gymnasium environment or a "
             "bundled simulator; your own is module:MySimulator, or module:Name-v0 if gymnasium registers it."
         )
-    return replace(made, atari=atari)
+    if not str(spec.entry_point).startswith("ale_py"):
+        return made
+    require_atari()
+    seen = {**spec.kwargs, **settings}.get("obs_type", "rgb")
+    return replace(made, atari=seen != "ram" and not spec.additional_wrappers)
 
 
 def spaces_of(factory: Factory) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
@@ -248,12 +313,9 @@ def spaces_of(factory: Factory) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
     return env.observation_space, env.action_space
 
 
-def register_atari() -> None:
-    """Register the Atari games in gymnasium."""
+def require_atari() -> None:
+    """Raise UserError unless the packages of gymnasium's Atari games are installed."""
     require("atari", "ale_py", "cv2", what="an Atari game")
-    import ale_py
-
-    gymnasium.register_envs(ale_py)
 
 
 def is_image(space: spaces.Space[Any]) -> bool:
@@ -264,7 +326,7 @@ def is_image(space: spaces.Space[Any]) -> bool:
 
 
 def _entry(name: str) -> str:
-    spec = gymnasium.registry.get(name)
+    spec = gymnasium.registry.get(registered_id(name))
     return "" if spec is None else str(spec.entry_point)
 
 

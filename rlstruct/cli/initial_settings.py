@@ -13,7 +13,7 @@ from rlstruct.algos.a2c import A2CConfig
 from rlstruct.algos.config import TrainingConfig
 from rlstruct.algos.ppo import PPOConfig
 from rlstruct.algos.presets import PRESETS
-from rlstruct.cli.environments import Task, find, is_image, spaces_of
+from rlstruct.cli.environments import Task, find, is_image, registered_id, spaces_of
 from rlstruct.cli.messages import UserError, nearest
 from rlstruct.cli.stored_run import RunSettings
 
@@ -29,7 +29,7 @@ def settings_for(
     They come from a run if there is a template, or else from a preset; None stands for the algorithm's defaults.
     ``given`` is the result of `read_initial_options`.
     """
-    env, chosen = given.env, given.preset
+    env, chosen = given.env and registered_id(given.env), given.preset
     if template is not None:
         if chosen is not None:
             raise UserError("--preset would change the settings of the run: omit it.")
@@ -64,13 +64,14 @@ def settings_for(
         made_for = ", tuned for CartPole-v1" if algorithm in _TUNED_FOR_CARTPOLE else ""
         return None, [f"settings: the defaults{made_for}{others}"]
     config, fitted = _with_fitting_parts(config, given)
-    return (Task(env=env, network=network), config), [*notes, *fitted]
+    return (Task(env=given.env, network=network), config), [*notes, *fitted]
 
 
 def _shows_images(given: argparse.Namespace) -> bool:
-    """Return True if an environment's observations are images; Atari environments are not created to find out."""
+    """Return True if an environment's observations are images; Atari games are not created to find out."""
     task = Task(env=given.env, env_options=tuple(given.env_options), simulator=given.simulator)
-    return given.env.startswith("ALE/") or is_image(spaces_of(find(task, auto_reset=True))[0])
+    factory = find(task, auto_reset=True)
+    return factory.atari or is_image(spaces_of(factory)[0])
 
 
 def _with_fitting_parts(config: TrainingConfig, given: argparse.Namespace) -> tuple[TrainingConfig, list[str]]:

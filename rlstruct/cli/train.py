@@ -166,7 +166,8 @@ def _train(algorithm: str, options: Training[Any], notes: Sequence[str]) -> None
         config = with_stacks(config, factory.stack)
     settings = RunSettings(algorithm=algorithm, task=task, agent=choice.kind, config=config, versions=versions())
     folder = _begun(settings, options.output) if resumed is None else _resumed(resumed, settings, options)
-    for note in (f"{algorithm} on {task.env}: {choice.kind}, learner on {config.learner_device}", *notes):
+    about = f"{algorithm} on {task.env}: {choice.kind}, learner on {config.learner_device}"
+    for note in filter(None, (about, factory.preprocessing, *notes)):
         _say(textwrap.fill(note, 80, subsequent_indent="  ", break_on_hyphens=False))
     saved = folder.checkpoint
     how = ", from its checkpoint" if saved else ", which has no checkpoint: it starts over"

@@ -8,13 +8,18 @@ import re
 import shlex
 import sys
 
+import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 
 from rlstruct.algos.checkpoint import read_checkpoint
+from rlstruct.algos.presets import PRESETS
+from rlstruct.cli.environments import Task, find, spaces_of
 from rlstruct.cli.initial_settings import read_initial_options, settings_for
 from rlstruct.cli.main import main
 from rlstruct.cli.train import _parse
+from rlstruct.envs import GymEnv
 
 ROOT = pathlib.Path(__file__).parents[2]
 SMALL = ["--env-options", "max_num_frames_per_episode=200", "--n-envs", "2", "--n-timesteps", "8", "--no-progress"]
@@ -160,3 +165,73 @@ def test_without_the_extra_atari_it_is_named(
     assert main(["play", "ALE/Pong-v5"]) == 2
     assert "pip install 'ale-py>=0.11' 'opencv-python-headless" in capsys.readouterr().err
     assert sys.modules.get("rlstruct.cli.play") is not None
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "held", "sticky"),
+    [
+        ("ALE/Pong-v5", (), "4 frames,", 0.25),
+        ("ale_py:ALE/Pong-v5", (), "4 frames,", 0.25),
+        ("ale_py:ALE/Pong-v5", ("frameskip=1", "repeat_action_probability=0.1"), "1 frame,", 0.1),
+        ("PongNoFrameskip-v4", (), "4 frames,", 0.0),
+        ("ale_py:PongNoFrameskip-v0", (), "4 frames,", 0.25),
+        ("Pong-v4", (), "2 to 4 frames, drawn at random,", 0.0),
+        ("ale_py:Pong-v0", (), "2 to 4 frames, drawn at random,", 0.25),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*is out of date")
+def test_the_specification_of_a_game_decides_its_preprocessing_whatever_its_spelling(
+    name: str, options: tuple[str, ...], held: str, sticky: float
+) -> None:
+    for package in ("ale_py", "cv2"):
+        pytest.importorskip(package, reason="needs the extra: pip install 'rlstruct[atari]'")
+    factory = find(Task(env=name, env_options=options), auto_reset=True)
+    assert f"84 x 84 grey pixels, 4 frames stacked; an action is held for {held}" in factory.preprocessing
+    assert f"probability {sticky:g};" in factory.preprocessing
+    several = factory(n_envs=1, seed=0)
+    assert isinstance(several, GymEnv)
+    assert several.observation_space == spaces.Box(0, 255, (1, 84, 84), np.uint8)
+    (env,) = several.envs
+    game = env.unwrapped
+    assert game.ale.getFloat("repeat_action_probability") == pytest.approx(sticky)
+    env.reset(seed=0)
+    skipped = set()
+    for _ in range(40):
+        before = game.ale.getEpisodeFrameNumber()
+        env.step(0)
+        skipped.add(game.ale.getEpisodeFrameNumber() - before)
+    several.close()
+    assert skipped == ({2, 3, 4} if "to" in held else {int(held[0])})
+
+
+def test_a_run_prints_its_preprocessing(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for package in ("ale_py", "cv2"):
+        pytest.importorskip(package, reason="needs the extra: pip install 'rlstruct[atari]'")
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "a2c", "--env", "ale_py:Pong-v4", "--n-env-steps", "16", *SMALL]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "a2c on ale_py:Pong-v4: convolutional policy" in said
+    assert (
+        "held for 2 to 4 frames, drawn at random, and a frame repeats the previous action with probability 0;" in said
+    )
+    (run,) = pathlib.Path("runs").iterdir()
+    assert json.loads((run / "config.json").read_text())["agent"] == "convolutional policy"
+
+
+def test_ram_is_shown_without_the_preprocessing_of_images() -> None:
+    for package in ("ale_py", "cv2"):
+        pytest.importorskip(package, reason="needs the extra: pip install 'rlstruct[atari]'")
+    factory = find(Task(env="ALE/Pong-v5", env_options=("obs_type=ram",)), auto_reset=True)
+    assert (factory.preprocessing, factory.stack) == ("", 1)
+    assert spaces_of(factory)[0] == spaces.Box(0, 255, (128,), np.uint8)
+
+
+def test_a_preset_is_found_by_every_spelling() -> None:
+    for env in ("CartPole-v1", "gymnasium:CartPole-v1"):
+        settings, notes = settings_for("a2c", read_initial_options(["--env", env]), None)
+        assert settings is not None
+        assert (settings[0].env, settings[1]) == (env, PRESETS["a2c", "CartPole-v1"].config)
+        assert "tuned for CartPole-v1" in notes[0]
+    assert find(Task(env="gymnasium:CartPole-v1", simulator="torch"), auto_reset=True)(n_envs=2).n_envs() == 2

@@ -19,7 +19,7 @@ from rlstruct.algos.config import TrainingConfig
 from rlstruct.algos.presets import PRESETS
 from rlstruct.batchers.workers.placement import Mode
 from rlstruct.cli.agents import algorithm_of, prepare, with_stacks
-from rlstruct.cli.environments import Task, imported, read_settings
+from rlstruct.cli.environments import Task, imported, read_settings, registered_id
 from rlstruct.cli.messages import UserError, check_device, say
 from rlstruct.cli.stored_run import RunSettings, versions
 from rlstruct.core import Trajectories
@@ -162,7 +162,7 @@ def _tune_training(algorithm: str, given: TuneTraining) -> None:
         raise UserError(
             f"--n-learners: expected increasing numbers, at least 1, got {' '.join(map(str, given.n_learners))}."
         )
-    preset = PRESETS.get((algorithm, task.env))
+    preset = PRESETS.get((algorithm, registered_id(task.env)))
     learner = algorithm_of(algorithm).learner
     config = replace(
         preset.config if preset else learner.settings(), learner_device=options.device, batcher_device=options.device
