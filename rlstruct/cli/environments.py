@@ -130,7 +130,7 @@ def registered_id(name: str) -> str:
 
 
 def registered(name: str) -> EnvSpec | None:
-    """Return gymnasium's specification of an environment, None if there is none; import the module that registers it."""
+    """Import the module that registers an environment, and return gymnasium's specification; None if there is none."""
     module, _, name_there = name.rpartition(":")
     if module:
         _module(module)

@@ -155,8 +155,8 @@ def _tune_training(algorithm: str, given: TuneTraining) -> None:
         raise UserError("--gpus needs --n-learners: it projects the speed of trainings.")
     if given.gpus is not None and (given.gpus < 1 or resolve_device(options.device).type != "cuda"):
         raise UserError(
-            f"--gpus {given.gpus} --device {options.device}: expected at least one GPU, and trainings that are measured "
-            "on a GPU, from which more can be projected. Pass --device cuda:0, or omit --gpus."
+            f"--gpus {given.gpus} --device {options.device}: expected at least one GPU, and to measure "
+            "on one, from which more can be projected. Pass --device cuda:0, or omit --gpus."
         )
     if given.n_learners is not None and sorted({n for n in given.n_learners if n > 0}) != [*given.n_learners]:
         raise UserError(
