@@ -5,6 +5,7 @@ python .ci/draw_learning.py        trains PPO on CartPole-v1 three times from on
 
 from __future__ import annotations
 
+import itertools
 import tempfile
 from pathlib import Path
 
@@ -25,12 +26,12 @@ def pictures(steps: int, runs: Path) -> list[film.Picture]:
     words = f"train ppo --env CartPole-v1 --seed 0 --n-env-steps {steps} --evaluation-episodes 4 --runs {runs}/{steps}"
     if main(words.split()):
         raise SystemExit("the training failed")
-    trained = load_trained(next((runs / str(steps)).iterdir()), auto_reset=True)
+    trained = load_trained(next((runs / str(steps)).iterdir()), auto_reset=False)
     env = trained.factory(n_envs=1, seed=SEED)
     agent = trained.choice.create_agent(trained.model, stochastic=False)
-    drawn = film._pictures(env, agent, film._look_of(trained.factory, env)[1], N_SHOWN, SEED, one_episode=True)
+    drawn = film._played(env, agent, film._look_of(trained.factory, env)[1], None, SEED)
     shown = []
-    for step, picture in enumerate(drawn):
+    for step, picture in enumerate(itertools.islice(drawn, N_SHOWN + 1)):
         title, caption = (_line(picture.width, text) for text in (f"after {steps:,} steps", f"return {step}"))
         screen = picture.crop((0, 0, picture.width, picture.height - 20))  # without the caption of films
         shown.append(film._grid([title, screen, caption], 1, 0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,9 @@ import numpy as np
 
 from rlstruct.algos.callbacks import Callback, TrainingContext
 from rlstruct.errors import BadTypeError, BadValueError, import_extra
+
+GIF_FPS = 50  # a gif shows no more frames per second, see `frame_times`
+DEFAULT_FPS = 30  # of an environment that declares no render_fps, as in gymnasium's RecordVideo
 
 
 class EarlyStopping(Callback):
@@ -94,7 +98,7 @@ class OptunaPruning(Callback):
 
 
 class PeriodicVideo(Callback):
-    """Records an episode after every few evaluations, as ``videos/STEPS.gif`` in the run folder.
+    """Records an episode after every few evaluations, as ``videos/STEPS.gif`` in the run folder, at its render_fps.
 
     Args:
         create_env: returns one gymnasium environment with ``render_mode="rgb_array"``, wrapped as in the training.
@@ -131,6 +135,7 @@ class PeriodicVideo(Callback):
         folder = _place("PeriodicVideo", self.folder, context, "videos")
         folder.mkdir(parents=True, exist_ok=True)
         policy, env = context.policy(), self.create_env()
+        fps = env.metadata.get("render_fps") or DEFAULT_FPS
         try:
             observation, _ = env.reset(seed=self.n_evaluations)
             frames, over = [env.render()], False
@@ -147,7 +152,19 @@ class PeriodicVideo(Callback):
             )
         first, *others = [self._image.fromarray(frame) for frame in frames]
         file = folder / f"{context.evaluations[-1].env_steps:010d}.gif"
-        first.save(file, save_all=True, append_images=others, duration=33, loop=0)
+        first.save(file, save_all=True, append_images=others, duration=frame_times(len(frames), fps), loop=0)
+
+
+def frame_times(n: int, fps: float) -> list[int]:
+    """Return the milliseconds for which a gif shows each of ``n`` frames, rounded so that their sum is right.
+
+    A gif counts in hundredths of a second, and browsers show frames of less than 20 ms for 100 ms.
+
+    >>> frame_times(3, 30), frame_times(2, 125)
+    ([30, 40, 30], [20, 20])
+    """
+    ends = [round(100 * i / min(fps, GIF_FPS)) for i in range(n + 1)]
+    return [10 * (end - begin) for begin, end in itertools.pairwise(ends)]
 
 
 def _place(who: str, given: str | Path | None, context: TrainingContext, name: str) -> Path:

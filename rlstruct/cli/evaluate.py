@@ -25,7 +25,6 @@ from rlstruct.rl_agent import RL_Agent
 
 _AT_ONCE = 100  # environments in one batch, at most
 _STEPS = 64  # per batch; longer batches of images would take too much memory
-_FILM_STEPS = 2_000
 _SEED = 500_000_000  # far from the seeds of trainings and of their evaluations
 
 
@@ -79,7 +78,7 @@ def run(arguments: Sequence[str]) -> None:
     _write(options, trained, returns=returns, lengths=lengths, actions=actions)
     if options.video is not None:
         agent, seed = create_agent(device="cpu"), _SEED + options.seed
-        n = film(trained.factory, agent, options.video, n_envs=1, n_steps=_FILM_STEPS, seed=seed, one_episode=True)
+        n = film(trained.factory, agent, options.video, n_envs=1, n_steps=None, seed=seed)
         say(f"{options.video}: one episode, {n} frames")
 
 

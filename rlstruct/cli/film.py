@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import itertools
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -14,10 +17,11 @@ import numpy as np
 import torch
 from PIL import Image, ImageDraw, ImageFont
 
+from rlstruct.algos.shipped_callbacks import DEFAULT_FPS, GIF_FPS, frame_times
 from rlstruct.cli.environments import Factory, is_own, spaces_of
-from rlstruct.cli.messages import UserError, require
+from rlstruct.cli.messages import UserError, require, say
 from rlstruct.core import DictTensor
-from rlstruct.envs import GymEnv
+from rlstruct.envs import GymEnv, GymEnvInf
 from rlstruct.functional.random import step_keys
 from rlstruct.rl_agent import RL_Agent
 from rlstruct.vec_env import VecEnv
@@ -29,6 +33,8 @@ Painter = Callable[[VecEnv, DictTensor, int], Picture]
 # Draw without a screen or a sound card, and print nothing.
 _QUIET_PYGAME = {"SDL_VIDEODRIVER": "dummy", "SDL_AUDIODRIVER": "dummy", "PYGAME_HIDE_SUPPORT_PROMPT": "1"}
 _GIF_COLOURS = 64
+_GAME_FPS = 8  # of MinAtar and board games
+_SHEET_KEPT = 200  # frames from which a sheet is chosen
 _GAP, _SHEET_GAP = 4, 16  # pixels between environments, and between two steps on a sheet
 _LARGEST = 400  # pixels of the longer side of a screen, so that a film of many environments fits into memory
 _CELL = 24  # pixels of a cell of MinAtar and of Connect Four
@@ -37,51 +43,123 @@ _DARK, _YELLOW, _RED = "#20242c", "#ffd84a", "#e8604c"
 _CHANNELS = ("#4aa8ff", _YELLOW, "#8d7b3a", _RED, "#63c96b", "#c77dff", "#ff9e45", "#4fd6c8", "#f08fc0", "#b8c0cc")
 
 
-def film(
-    factory: Factory, agent: RL_Agent, path: Path, *, n_envs: int, n_steps: int, seed: int, one_episode: bool
-) -> int:
-    """Film an agent, which acts on the CPU, and return the number of frames.
+def film(factory: Factory, agent: RL_Agent, path: Path, *, n_envs: int, n_steps: int | None, seed: int) -> int:
+    """Film an agent, which acts on the CPU, at the speed of the environment, and return the number of frames.
 
-    The last frame of an episode and the first one of the next are both drawn. The file is a gif, an mp4, or, with the
+    Every frame of an episode is drawn once, the first and the last included. The file is a gif, an mp4, or, with the
     ending .png, some of the frames on one sheet; its folder is created.
+
+    Args:
+        factory: creates the environments.
+        agent: the agent that acts in them.
+        path: output file, see `check_path`.
+        n_envs: number of environments, side by side, each with its own episodes.
+        n_steps: number of steps in each environment; None for one whole episode, however long it is.
+        seed: environment j has the seed ``seed + j``.
     """
     os.environ.update(_QUIET_PYGAME)
-    factory = replace(factory, render=True)
+    factory = replace(factory, render=True, auto_reset=False)
     spaces_of(factory)  # raises if the environment cannot be drawn
-    env = factory(n_envs=n_envs, seed=seed)
-    try:
-        seconds, paint = _look_of(factory, env)
-        pictures = list(_pictures(env, agent, paint, n_steps, seed, one_episode))
-        legend = _legend_of(factory, env)
-    finally:
-        env.close()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if path.suffix.lower() == ".png":
-        n = min(12, len(pictures))
-        chosen = [pictures[round(i * (len(pictures) - 1) / max(1, n - 1))] for i in range(n)]
-        _grid([_grid(chosen, 4, _SHEET_GAP), *legend], 2).save(path)
-        return len(pictures)
-    shown = [_grid([picture, *legend], 2) for picture in pictures]
-    # The last frame stays for a second, because it shows how the episode ends.
-    if path.suffix.lower() == ".mp4":
-        _write_mp4(shown + shown[-1:] * round(1 / seconds), path, seconds)
-        return len(pictures)
-    few = [picture.quantize(_GIF_COLOURS) for picture in shown]
-    times = [max(20, round(seconds * 100) * 10)] * (len(few) - 1) + [1000]  # gifs count in hundredths of a second
+    with contextlib.ExitStack() as stack:
+        envs = [_without_restarts(factory(n_envs=1, seed=seed + j), seed + j) for j in range(n_envs)]
+        for env in envs:
+            stack.callback(env.close)
+        fps, paint = _look_of(factory, envs[0])
+        legend = _legend_of(factory, envs[0])
+        played = [_played(env, agent, paint, n_steps, seed + j) for j, env in enumerate(envs)]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.suffix.lower() == ".png":
+            return _write_sheet(_side_by_side(played), legend, path)
+        write = _write_mp4 if path.suffix.lower() == ".mp4" else _write_gif
+        return write((_grid([picture, *legend], 2) for picture in _side_by_side(played)), path, fps)
+
+
+def _without_restarts(env: VecEnv, seed: int) -> VecEnv:
+    """Let an environment idle after its episode, so that its last frame can be drawn."""
+    return GymEnv(env.envs, seed) if type(env) is GymEnvInf else env
+
+
+def _played(env: VecEnv, agent: RL_Agent, paint: Painter, n_steps: int | None, seed: int) -> Iterator[Picture]:
+    """Play a single environment, and yield every frame of its episodes; see `film`."""
+
+    def picture(observation: DictTensor) -> Picture:
+        frame = paint(env, observation, 0)
+        caption = Image.new("RGB", (frame.width, 20), "white")
+        text = f"step {step}   return {f'{total:.1f}'.removesuffix('.0')}"
+        ImageDraw.Draw(caption).text((5, 3), text, "#333333", _font())
+        return _grid([frame, caption], 1, 0)
+
+    seeds, step, done = torch.tensor([seed], dtype=torch.int64, device="cpu"), 0, False
+    while not done or (n_steps is not None and step < n_steps):
+        observation, _ = env.reset()
+        state, total, done = agent.initial_state(DictTensor(), 1), 0.0, False
+        yield picture(observation)
+        while not done and step != n_steps:
+            keys = step_keys(seeds, 0, torch.tensor([step], dtype=torch.int64, device="cpu"))[0]
+            with torch.no_grad():
+                action, state = agent(state, observation + DictTensor({"rng": keys}), DictTensor())
+            (reached, _), (observation, _) = env.step(action)
+            step, total = step + 1, total + float(reached["reward"])  # sync: once per frame
+            done = bool(reached["done"])  # sync: once per frame
+            if not (done and env.auto_reset and paint is _own):  # then it would draw the next episode
+                yield picture(reached)
+        if step == n_steps:
+            return
+
+
+@functools.cache
+def _font() -> Any:  # noqa: ANN401 - of Pillow
+    return ImageFont.load_default(12)
+
+
+def _side_by_side(played: Sequence[Iterator[Picture]]) -> Iterator[Picture]:
+    """Show several environments at once; one that has ended keeps its last frame."""
+    shown: list[Picture] = [None] * len(played)
+    while any(fresh := [next(pictures, None) for pictures in played]):
+        shown = [old if new is None else new for new, old in zip(fresh, shown, strict=True)]
+        yield _grid(shown, math.ceil(math.sqrt(len(shown))), _GAP)
+
+
+def _write_gif(pictures: Iterator[Picture], path: Path, fps: float) -> int:
+    few = [picture.quantize(_GIF_COLOURS) for picture in pictures]
+    if fps > GIF_FPS:
+        say(f"{path}: a .gif shows at most {GIF_FPS} of {fps:g} frames per second, so it is slower; .mp4 is not.")
+    times = frame_times(len(few), fps)
     few[0].save(path, save_all=True, append_images=few[1:], duration=times, loop=0, optimize=True)
-    return len(pictures)
+    return len(few)
 
 
-def _write_mp4(pictures: Sequence[Picture], path: Path, seconds: float) -> None:
+def _write_mp4(pictures: Iterator[Picture], path: Path, fps: float) -> int:
+    """Write each frame as soon as it is drawn, so that a film of any length fits into memory."""
     from imageio_ffmpeg import write_frames
 
+    first = next(pictures)
     # H.264 wants even sides; the pixels that are cut off belong to the white margin of the caption.
-    size = pictures[0].width // 2 * 2, pictures[0].height // 2 * 2
-    writer = write_frames(str(path), size, fps=1 / seconds, macro_block_size=2, quality=8)
-    writer.send(None)  # it is a generator
-    for picture in pictures:
-        writer.send(picture.crop((0, 0, *size)).tobytes())
-    writer.close()
+    size = first.width // 2 * 2, first.height // 2 * 2
+    writer = write_frames(str(path), size, fps=fps, macro_block_size=2, quality=8)
+    n = 0
+    with contextlib.closing(writer):
+        writer.send(None)  # it is a generator
+        for picture in itertools.chain([first], pictures):
+            writer.send(picture.crop((0, 0, *size)).tobytes())
+            n += 1
+    return n
+
+
+def _write_sheet(pictures: Iterator[Picture], legend: Sequence[Picture], path: Path) -> int:
+    """Write at most 12 frames at equal distances, the first and the last included."""
+    kept: list[tuple[int, Picture]] = []  # every frame, or every 2nd, 4th, … of a longer film: fits into memory
+    every, n, last = 1, 0, None
+    for n, last in enumerate(pictures, 1):
+        if (n - 1) % every == 0:
+            kept.append((n - 1, last))
+        if len(kept) > _SHEET_KEPT:
+            kept, every = kept[::2], 2 * every
+    kept.append((n - 1, last))
+    places = [i * (n - 1) / max(1, min(12, n) - 1) for i in range(min(12, n))]
+    chosen = [min(kept, key=lambda one: abs(one[0] - place))[1] for place in places]
+    _grid([_grid(chosen, 4, _SHEET_GAP), *legend], 2).save(path)
+    return n
 
 
 def check_path(path: Path) -> None:
@@ -90,39 +168,6 @@ def check_path(path: Path) -> None:
         raise UserError(f"{path}: expected a name that ends with .gif or .mp4 (a film) or .png (a sheet of pictures).")
     if path.suffix.lower() == ".mp4":
         require("video", "imageio_ffmpeg", what=f"{path}: a film as .mp4")
-
-
-def _pictures(
-    env: VecEnv, agent: RL_Agent, paint: Painter, n_steps: int, seed: int, one_episode: bool
-) -> Iterator[Picture]:
-    B = env.n_envs()
-    columns = math.ceil(math.sqrt(B))
-    returns = torch.zeros(B, device="cpu")
-
-    def picture(observation: DictTensor, step: int) -> Picture:
-        whole = _grid([paint(env, observation, row) for row in range(B)], columns, _GAP)
-        worth = " ".join(f"{value:.1f}".removesuffix(".0") for value in returns.tolist())  # sync: once per frame
-        caption = Image.new("RGB", (whole.width, 20), "white")
-        ImageDraw.Draw(caption).text((5, 3), f"step {step}   return {worth}", "#333333", ImageFont.load_default(12))
-        return _grid([whole, caption], 1, 0)
-
-    observation, _ = env.reset()
-    state, info = agent.initial_state(DictTensor(), B), DictTensor()
-    seeds = torch.arange(seed, seed + B, dtype=torch.int64, device="cpu")
-    yield picture(observation, 0)
-    for step in range(n_steps):
-        keys = step_keys(seeds, 0, torch.tensor([step], dtype=torch.int64, device="cpu"))[0]
-        with torch.no_grad():
-            action, state = agent(state, observation + DictTensor({"rng": keys}), info)
-        (reached, _), (observation, _) = env.step(action)
-        returns = returns + reached["reward"].to("cpu")
-        yield picture(reached, step + 1)
-        done = reached["done"].to("cpu")
-        if bool(done.any()):  # sync: on the CPU, once per frame
-            if one_episode:
-                return
-            returns = torch.where(done, 0.0, returns)
-            yield picture(observation, step + 1)
 
 
 def _grid(pictures: Sequence[Picture], columns: int, gap: int = _GAP) -> Picture:
@@ -142,18 +187,26 @@ def _grid(pictures: Sequence[Picture], columns: int, gap: int = _GAP) -> Picture
 
 
 def _look_of(factory: Factory, env: VecEnv) -> tuple[float, Painter]:
-    """Return the seconds for which a step is shown, and the function that draws it."""
-    spec = env.envs[0].spec if isinstance(env, GymEnv) else None
-    name = factory.name if spec is None else spec.id
-    if name in _CLASSICS:
-        return _classic(name)
-    if factory.atari:
-        return 4 / 60, _screen_and_frame
+    """Return the number of frames per second, and the function that draws one."""
+    if factory.name in _CLASSICS:
+        require("train", "pygame", what=f"a film of {factory.name}")
     if isinstance(env, GymEnv):
-        return 0.03, _screen
+        return _fps(env.envs[0]), _screen_and_frame if factory.atari else _screen
+    if factory.name in _CLASSICS:
+        return _classic(factory.name)
+    if factory.atari:
+        return DEFAULT_FPS, _screen_and_frame
     if is_own(factory.name):
-        return 0.03, _own
-    return 0.12, _minatar if factory.name.endswith("-MinAtar") else _board
+        return _fps(env), _own
+    return _GAME_FPS, _minatar if factory.name.endswith("-MinAtar") else _board
+
+
+def _fps(env: Any) -> float:  # noqa: ANN401 - of gymnasium, or a user's VecEnv
+    """Return the frames per second that an environment declares in its metadata."""
+    fps = (getattr(env, "metadata", None) or {}).get("render_fps") or DEFAULT_FPS
+    if not isinstance(fps, int | float) or not 0 < fps < math.inf:
+        raise UserError(f"metadata['render_fps'] is {fps!r}, expected a number of frames per second, such as 30.")
+    return float(fps)
 
 
 def _array(observation: DictTensor, key: str, row: int) -> Any:  # noqa: ANN401 - a numpy array
@@ -166,7 +219,7 @@ def _legend_of(factory: Factory, env: VecEnv) -> list[Picture]:
         return []
     names: Sequence[str] = env.channels  # type: ignore[attr-defined]
     picture = Image.new("RGB", (112, 20 * len(names) + 8), _DARK)
-    draw, font = ImageDraw.Draw(picture), ImageFont.load_default(12)
+    draw, font = ImageDraw.Draw(picture), _font()
     for channel, name in enumerate(names):
         top = 8 + 20 * channel
         draw.rectangle((8, top, 19, top + 11), _CHANNELS[channel])
@@ -243,8 +296,7 @@ def _screen_and_frame(env: VecEnv, observation: DictTensor, row: int) -> Picture
 
 
 def _classic(name: str) -> tuple[float, Painter]:
-    """Return a painter that puts gymnasium's environment into the state that a frame shows, and lets it draw itself."""
-    require("train", "pygame", what=f"a film of {name}")
+    """Return gymnasium's frames per second, and a painter that puts its environment into the state of a frame."""
     twin: Any = gymnasium.make(name, render_mode="rgb_array").unwrapped
     twin.reset()
 
@@ -252,7 +304,7 @@ def _classic(name: str) -> tuple[float, Painter]:
         twin.state = _CLASSICS[name](_array(observation, "frame", row))
         return _small(twin.render())
 
-    return 1 / twin.metadata["render_fps"], paint
+    return _fps(twin), paint
 
 
 # The state of gymnasium's environment that has this frame.

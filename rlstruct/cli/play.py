@@ -31,7 +31,7 @@ class Play(Options):
         what: name of an environment, such as Breakout-MinAtar, or the folder of a run.
         simulator: use the bundled simulator, and this backend of it, such as warp for Atari games.
         out: output file: a film (.gif, .mp4), or a contact sheet (.png). By default play-NAME.gif.
-        steps: number of steps.
+        steps: number of steps in each environment.
         n_envs: number of environments, side by side.
         seed: seed of environments and agent.
         factory: for a run of your own program: its factories, see rlstruct evaluate --help.
@@ -55,8 +55,7 @@ def run(arguments: Sequence[str]) -> None:
     out = options.out or Path(f"play-{Path(options.what).name}.gif")
     check_path(out)
     factory, agent, who = _actor(options.what, options.simulator, options.factory)
-    wanted = {"n_envs": options.n_envs, "n_steps": options.steps, "seed": options.seed}
-    n = film(factory, agent, out, **wanted, one_episode=False)
+    n = film(factory, agent, out, n_envs=options.n_envs, n_steps=options.steps, seed=options.seed)
     say(f"{out}: {n} frames of {factory.name}, {who}")
 
 
@@ -64,12 +63,12 @@ def _actor(what: str, simulator: Backend | None, factories: Sequence[str]) -> tu
     if Path(what).is_dir():
         if simulator is not None:
             raise UserError(f"--simulator {simulator}: the run {what} has its own simulator. Omit --simulator.")
-        trained = load_trained(Path(what), auto_reset=True, factories=factories)
+        trained = load_trained(Path(what), auto_reset=False, factories=factories)
         stochastic = trained.settings.config.evaluation_stochastic
         create_agent, algorithm = trained.choice.create_agent, ALGORITHMS.get(trained.settings.algorithm)
         if algorithm is not None and algorithm.arrange is not None:
             _, create_agent, _ = algorithm.arrange(trained.settings.config, create_agent, trained.factory)
         agent = create_agent(trained.model, stochastic=stochastic)
         return trained.factory, agent, f"{trained.settings.algorithm} after {trained.env_steps:,} environment steps"
-    factory = find(Task(env=what, simulator=simulator), auto_reset=True)
+    factory = find(Task(env=what, simulator=simulator), auto_reset=False)
     return factory, RandomAgent(spaces_of(factory)[1]), "acting at random"

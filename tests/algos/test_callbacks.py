@@ -335,6 +335,7 @@ def test_periodic_video(tmp_path: Path) -> None:
     for name in films:
         with image.open(run.path / "videos" / name) as opened:
             assert opened.n_frames == 6
+            assert opened.info["duration"] == 20  # milliseconds: 50 frames per second, as CartPole-v1 declares
     with pytest.raises(ValueError, match="PeriodicVideo: there is no run folder"):
         train([PeriodicVideo(film)])
     with pytest.raises(ValueError, match="PeriodicVideo: every is 0, expected at least 1"):

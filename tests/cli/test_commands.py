@@ -346,23 +346,24 @@ def test_a_legend_stands_once_beside_all_pictures() -> None:
     options = ["play", "Breakout-MinAtar", "--steps", "2", "--n-envs", "4"]
     assert main([*options, "--out", "sheet.png"]) == 0
     assert main([*options, "--out", "film.gif"]) == 0
-    four, legend, caption = 240 + 4 + 240, 112, 20
+    legend, caption = 112, 20
+    width, height = 240 + 4 + 240, 240 + caption + 4 + 240 + caption
     with Image.open("sheet.png") as sheet:  # three steps side by side
-        assert sheet.size == (3 * four + 2 * 16 + 4 + legend, four + caption)
+        assert sheet.size == (3 * width + 2 * 16 + 4 + legend, height)
     with Image.open("film.gif") as film:
-        assert film.size == (four + 4 + legend, four + caption)
+        assert film.size == (width + 4 + legend, height)
 
 
 @pytest.mark.filterwarnings("ignore:.*unclosed file:ResourceWarning")  # of what reads it
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_film_may_be_an_mp4() -> None:
     ffmpeg = pytest.importorskip("imageio_ffmpeg", reason="needs the extra video")
-    assert main(["play", "Breakout-MinAtar", "--steps", "6", "--out", "film.mp4"]) == 0
+    assert main(["play", "Breakout-MinAtar", "--steps", "8", "--out", "film.mp4"]) == 0
     frames = ffmpeg.read_frames("film.mp4")
     size = next(frames)["size"]
     assert size == (240 + 4 + 112, 240 + 20)
     pictures = [Image.frombytes("RGB", size, frame) for frame in frames]
-    assert len(pictures) == 8 + 8  # an end is followed by a start; the last picture stays for a second
+    assert len(pictures) == 1 + 8 + 1  # an end is followed by a start
     assert pictures[0].getpixel((238, 2)) != pictures[0].getpixel((2, 258))  # dark game, white caption
 
 
