@@ -12,8 +12,7 @@ TORCH_FLAGS ?=
 ARGS ?=
 # Some containers set it: each of the hundreds of processes that tests start would compile library and tests anew.
 unexport PYTHONDONTWRITEBYTECODE
-CODE := $(wildcard rlstruct agents batchers algos packages tests conftest.py tutorials benchmarks .ci)
-ADDONS := $(wildcard packages/*)
+CODE := $(wildcard rlstruct agents batchers algos tests conftest.py tutorials benchmarks .ci)
 # Empty files that say what .venv holds, so that a second call installs nothing.
 TRAIN := $(VENV)/.installed-train
 INSTALLED := $(VENV)/.installed-dev
@@ -54,10 +53,9 @@ format: $(INSTALLED) ## rewrite the code in the house format
 types: $(INSTALLED) ## build and install the wheel elsewhere, check its types and run it there
 	bash .ci/check_wheel
 
-wheel: $(INSTALLED) ## build the wheels of rlstruct and its add-ons into dist/
+wheel: $(INSTALLED) ## build the wheel into dist/
 	rm -rf build
-	for place in . $(ADDONS); do $(RUN) -m build --wheel --no-isolation --outdir dist $$place || exit 1; done
-	rm -rf packages/*/build
+	$(RUN) -m build --wheel --no-isolation --outdir dist
 
 docs: $(INSTALLED) ## build the documentation site into build/docs/site
 	$(RUN) .ci/build_docs.py
@@ -77,7 +75,7 @@ peers: ## make .venv-peers with the libraries that the benchmarks compare with
 	@.venv-peers/bin/python -m pip --disable-pip-version-check install --quiet --constraint benchmarks/peers/constraints.txt --requirement benchmarks/peers/requirements.txt
 
 clean: ## remove what the commands above made, the environment too
-	rm -rf $(VENV) .venv-peers build dist *.egg-info packages/*/build packages/*/*.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf $(VENV) .venv-peers build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
 
 # torch goes first, on a line of its own: it is the only package whose wheel depends on the machine.
 $(TRAIN): pyproject.toml constraints.txt
@@ -92,7 +90,7 @@ $(TRAIN): pyproject.toml constraints.txt
 	@$(PIP) --editable '.[train]'
 	@touch $@
 
-$(INSTALLED): $(TRAIN) $(ADDONS:=/pyproject.toml)
-	@echo "Installing the add-ons and what the tests need."
-	@$(PIP) --editable '.[train,dev,docs]' $(ADDONS:%=--editable ./%)
+$(INSTALLED): $(TRAIN)
+	@echo "Installing what the tests need."
+	@$(PIP) --editable '.[train,dev,docs]'
 	@touch $@

@@ -28,8 +28,8 @@ BUILD = ROOT / "build" / "docs"
 PAGES, CODE, SITE = BUILD / "pages", BUILD / "code", BUILD / "site"
 PACKAGES = (  # by importance
     "rlstruct.batchers", "rlstruct", "rlstruct.core", "rlstruct.envs", "rlstruct.algos", "rlstruct.agents",
-    "rlstruct.sims", "rlstruct.functional", "rlstruct.testing", "rlstruct.profiling", "rlstruct_search",
-    "rlstruct_search.alphazero", "rlstruct_sharing", "rlstruct.adapters", "rlstruct.errors",
+    "rlstruct.sims", "rlstruct.functional", "rlstruct.testing", "rlstruct.profiling", "rlstruct.search",
+    "rlstruct.search.alphazero", "rlstruct.sharing", "rlstruct.adapters", "rlstruct.errors",
 )  # fmt: skip
 # Names that most users need; they come first on their page.
 FIRST = (
@@ -37,6 +37,7 @@ FIRST = (
     "GymEnv", "GymEnvInf", "GymVectorEnv", "run_training", "TrainingConfig", "TrainingResult", "RunFolder", "Callback",
     "ppo", "a2c", "dqn", "reinforce", "ActorCriticAgent", "ActorCritic", "make", "TensorEnv",
 )  # fmt: skip
+REDIRECTS = {"addons": ""}  # a page that has gone: the one that took its place, here the first
 HEADING = re.compile(r"# --- (.*?) -+$")
 # The last cell of a notebook whose tutorial draws pictures. It finds them in all folders below the notebook's own.
 SHOW = """\
@@ -140,8 +141,6 @@ def stage() -> None:
     for name, place in (("rlstruct", ""), ("agents", "agents"), ("batchers", "batchers"), ("algos", "algos")):
         for file in (ROOT / name).rglob("*.py"):
             _write(CODE / "rlstruct" / place / file.relative_to(ROOT / name), fenced(file.read_text()))
-    for file in ROOT.glob("packages/*/rlstruct_*/**/*.py"):
-        _write(CODE / Path(*file.relative_to(ROOT).parts[2:]), fenced(file.read_text()))
     for source, page in (
         ("benchmarks/README.md", "benchmarks/README.md"),
         ("benchmarks/TRIED.md", "benchmarks/TRIED.md"),
@@ -259,6 +258,14 @@ def write_plain_text() -> None:
     _write(SITE / "llms.txt", "\n".join(lines) + "\n")
 
 
+def write_redirects() -> None:
+    """Write a page at the address of each one that has gone, which leads on to its successor."""
+    for old, new in REDIRECTS.items():
+        address = f"../{new}/" if new else "../"
+        head = f'<meta http-equiv="refresh" content="0; url={address}"><link rel="canonical" href="{address}">'
+        _write(SITE / old / "index.html", f'<!doctype html>{head}<a href="{address}">This page has moved.</a>\n')
+
+
 def main() -> int:
     """Build the site and return the exit code of the builder."""
     stage()
@@ -274,6 +281,7 @@ def main() -> int:
         (ROOT / ".mkdocs-with-repository.yml").unlink(missing_ok=True)
     if run.returncode == 0:
         write_plain_text()
+        write_redirects()
         print(f"The site is at {SITE / 'index.html'}")
     return run.returncode
 

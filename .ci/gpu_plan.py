@@ -99,7 +99,7 @@ def test_files(root: Path) -> dict[str, list[str]]:
     Returns:
         Maps the name of a step to its files, relative to ``root``, in the order in which they run.
     """
-    every = [file for folder in ("tests", "packages") for file in sorted((root / folder).rglob("test_*.py"))]
+    every = sorted((root / "tests").rglob("test_*.py"))
     files = [file for file in every if _SELECTS.search(file.read_text())]
     names = [str(file.relative_to(root)) for file in files]
     left = [name for name in names if name not in LEFT_OUT]

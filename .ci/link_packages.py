@@ -1,6 +1,6 @@
-"""Link the packages that distributions require from this environment into another one, to save a second download.
+"""Link the packages that rlstruct requires from this environment into another one, to save a second download.
 
-Usage: python link_packages.py SITE_PACKAGES DISTRIBUTION ...
+Usage: python link_packages.py SITE_PACKAGES
 """
 
 from __future__ import annotations
@@ -24,9 +24,7 @@ def needed(name: str, found: set[str]) -> None:
 def main() -> None:
     target = Path(sys.argv[1])
     names: set[str] = set()
-    for name in sys.argv[2:]:
-        needed(name, names)
-    names = {name for name in names if not name.startswith("rlstruct")}  # installed from their wheels
+    needed("rlstruct", names)
     for name in sorted(names):
         one = distribution(name)
         for top in {file.parts[0] for file in one.files or []} - {"..", "__pycache__"}:

@@ -109,7 +109,7 @@ class Session:
         package.mkdir(parents=True)
         for source in [*(ROOT / "rlstruct").iterdir(), *(ROOT / name for name in ("agents", "batchers", "algos"))]:
             (package / source.name).symlink_to(source)
-        ours = [package.parent, *ROOT.glob("packages/*"), ROOT / ".ci", ROOT / "benchmarks"]
+        ours = [package.parent, ROOT / ".ci", ROOT / "benchmarks"]
         paths = [*ours, *([options.site.resolve()] if options.site else [])]
         commit = {"RLSTRUCT_COMMIT": options.commit} if options.commit else {}
         self.environment = (

@@ -1,7 +1,6 @@
 """Use an installed rlstruct from outside the repository: import every module, and collect with an agent written here.
 
-Usage: python smoke.py REPOSITORY [ADDON ...]. Nothing may be imported from REPOSITORY. With add-ons, such as
-rlstruct_atari, only their modules are imported.
+Usage: python smoke.py REPOSITORY. Nothing may be imported from REPOSITORY.
 """
 
 from __future__ import annotations
@@ -9,7 +8,6 @@ from __future__ import annotations
 import importlib
 import pathlib
 import pkgutil
-import re
 import subprocess
 import sys
 
@@ -22,23 +20,21 @@ from rlstruct.batchers import RL_Batcher
 from rlstruct.envs import GymEnv
 from rlstruct.functional import random
 
-COMMANDS = re.compile(r"rlstruct\.cli\.|rlstruct_.*\.(command|connect_four)$")
 EXPECTED = {"rlstruct.core", "rlstruct.functional", "rlstruct.agents", "rlstruct.batchers", "rlstruct.algos"}
 
 
-def import_everything(package: str = "rlstruct") -> list[pathlib.Path]:
-    """Import every module of a package; return the files of those whose extras are installed."""
-    paths = importlib.import_module(package).__path__
-    names = [module.name for module in pkgutil.walk_packages(paths, f"{package}.")]
+def import_everything() -> list[pathlib.Path]:
+    """Import every module; return the files of those whose extras are installed."""
+    names = [module.name for module in pkgutil.walk_packages(rlstruct.__path__, "rlstruct.")]
     files = []
     for name in names:
         try:
             files.append(pathlib.Path(importlib.import_module(name).__file__ or "").resolve())
         except ImportError as error:
-            if not re.search("Install the (extra|add-on)", str(error)) and not COMMANDS.match(name):
+            if "Install the extra" not in str(error) and not name.startswith("rlstruct.cli."):
                 raise SystemExit(f"{name}, without its extra, says: {error}") from error
             # Otherwise the error names the missing extra; for commands, `main` does.
-    if package == "rlstruct" and (missing := EXPECTED - set(names)):
+    if missing := EXPECTED - set(names):
         raise SystemExit(f"the package lacks {sorted(missing)}")
     return files
 
@@ -84,13 +80,10 @@ def check_commands() -> None:
 
 def main() -> None:
     repository = pathlib.Path(sys.argv[1]).resolve()
-    packages = sys.argv[2:] or ["rlstruct"]
-    files = [file for package in packages for file in import_everything(package)]
+    files = import_everything()
     if ours := [str(file) for file in files if file.is_relative_to(repository)]:
         raise SystemExit(f"these came from the repository, not from the wheel: {ours}")
-    print(f"{len(files)} modules of {', '.join(packages)} imported from {pathlib.Path(rlstruct.__file__).parents[1]}")
-    if sys.argv[2:]:
-        return
+    print(f"{len(files)} modules imported from {pathlib.Path(rlstruct.__file__).parents[1]}")
     check_commands()
     here, spawned = collect(0), collect(1)
     if not torch.equal(here, spawned):

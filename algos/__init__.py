@@ -1,12 +1,11 @@
-"""REINFORCE, A2C, PPO, DQN, SAC and AlphaZero on one training loop. Read `rlstruct.algos.reinforce` first.
+"""REINFORCE, A2C, PPO, DQN and SAC on one training loop. Read `rlstruct.algos.reinforce` first.
 
 Each algorithm is a module with a class of settings and `train`, an `Algorithm`: ``a2c.train(A2CConfig(...), ...)``.
 """
 
-import contextlib
 from typing import TYPE_CHECKING, Any
 
-from rlstruct.addons import attributes, load
+from rlstruct import renamed
 from rlstruct.algos import a2c, dqn, ppo, reinforce, sac
 from rlstruct.algos.a2c import A2CConfig
 from rlstruct.algos.algorithm import Algorithm
@@ -24,25 +23,21 @@ from rlstruct.algos.run_folder import RunFolder
 from rlstruct.algos.sac import SACConfig
 from rlstruct.algos.shipped_callbacks import BestCheckpoint, EarlyStopping, OptunaPruning, PeriodicVideo
 from rlstruct.algos.training import run_training
-from rlstruct.errors import MissingPackageError
 from rlstruct.options import option
+from rlstruct.registry import Registry
 
-if TYPE_CHECKING:
-    from rlstruct_search import alphazero as alphazero
-    from rlstruct_search.alphazero import AlphaZeroConfig as AlphaZeroConfig
-else:
-    __getattr__ = attributes(__name__, {"AlphaZeroConfig": "rlstruct_search.alphazero", "alphazero": "rlstruct_search"})
+if not TYPE_CHECKING:
+    __getattr__ = renamed.attributes(__name__)
 
-ALGORITHMS: dict[str, Algorithm[Any]] = {
+ALGORITHMS: Registry[str, Algorithm[Any]] = Registry({
     "reinforce": reinforce.train,
     "a2c": a2c.train,
     "ppo": ppo.train,
     "dqn": dqn.train,
     "sac": sac.train,
-}
+    "alphazero": "rlstruct.search.alphazero:train",
+})  # fmt: skip
 """Algorithms by their names on the command line; add your own before you call `rlstruct.cli.main.main`."""
-
-Follower, judge_actions = PolyakAverage, evaluate_actions  # their names in 0.3
 
 __all__ = [
     "ALGORITHMS",
@@ -81,6 +76,3 @@ __all__ = [
     "run_training",
     "sac",
 ]
-
-with contextlib.suppress(MissingPackageError):
-    load("rlstruct_search.alphazero", "AlphaZero")  # adds itself to ALGORITHMS

@@ -34,7 +34,7 @@ class Algorithm(Generic[Config]):
         about: one line of ``rlstruct train --help``.
         agents: kind of bundled agent for the command line: "policy", such as `rlstruct.agents.ActorCriticAgent`;
             "values", such as `rlstruct.agents.QAgent`; "soft", `rlstruct.agents.SquashedGaussianAgent`; or "search",
-            `rlstruct_search.SearchAgent` of the add-on.
+            `rlstruct.search.SearchAgent`.
         arrange: adjusts settings and factories before a training, see `Arrange`; None leaves them unchanged.
     """
 

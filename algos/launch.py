@@ -23,12 +23,11 @@ import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from rlstruct.addons import load
 from rlstruct.algos.config import TrainingConfig
 from rlstruct.algos.peers import name
 from rlstruct.algos.process_group import DistributedLearnerGroup, LearnerGroup, use_group
 from rlstruct.batchers.collector_factory import versions
-from rlstruct.batchers.workers.placement import WorkerPlacement
+from rlstruct.batchers.workers.placement import SHARING, WorkerPlacement
 from rlstruct.batchers.workers.processes import (
     GUARD,
     NO_MAIN_GUARD,
@@ -130,8 +129,7 @@ def share_gpus(config: TrainingConfig) -> WorkerPlacement | None:
     """
     if not config.learners_share_gpus():
         return None
-    addon = load("rlstruct_sharing.learners", f"{type(config).__name__}(sharing={config.sharing!r})")
-    shares: WorkerPlacement | None = addon.share_gpus(config)
+    shares: WorkerPlacement | None = SHARING["learners"](config)
     return shares
 
 

@@ -8,19 +8,17 @@ it.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlstruct.addons import load
 from rlstruct.algos.a2c import A2CConfig
 from rlstruct.algos.config import TrainingConfig
 from rlstruct.algos.dqn import DQNConfig
 from rlstruct.algos.ppo import PPOConfig
 from rlstruct.algos.reinforce import ReinforceConfig
 from rlstruct.algos.sac import SACConfig
-from rlstruct.errors import MissingPackageError
+from rlstruct.registry import Registry
 
 
 @dataclass(frozen=True)
@@ -32,7 +30,7 @@ class Preset:
 
 
 _CARTPOLE: Mapping[str, Any] = {"target_return": 490.0, "evaluation_episodes": 100, "evaluation_processes": 0}
-PRESETS: dict[tuple[str, str], Preset] = {
+PRESETS: Registry[tuple[str, str], Preset] = Registry({
     ("reinforce", "CartPole-v1"): Preset(ReinforceConfig(evaluation_interval=5_000, **_CARTPOLE)),
     ("a2c", "CartPole-v1"): Preset(A2CConfig(**_CARTPOLE)),
     ("a2c", "CartPole-v1-1024"): Preset(A2CConfig(  # simulators
@@ -140,12 +138,11 @@ PRESETS: dict[tuple[str, str], Preset] = {
         replay_capacity=200_000, learning_starts=5_000, epsilon_fraction=0.05, epsilon_exponent=1.0,
         evaluation_interval=100_000, evaluation_timesteps=200, target_return=12.0, evaluation_processes=0,
     ), {"hidden": (128, 128)}),
-}  # fmt: skip
+    ("alphazero", "ConnectFour-v0"): "rlstruct.search.presets:CONNECT_FOUR",
+})  # fmt: skip
 """Presets by algorithm (a module of `rlstruct.algos`) and environment (of gymnasium or `rlstruct.sims`); two further
 names are for 1,024 simulators and for agents with a memory.
 
 >>> PRESETS["a2c", "Acrobot-v1"].config.n_envs
 32
 """
-with contextlib.suppress(MissingPackageError):
-    load("rlstruct_search.presets", "a preset")  # adds its own

@@ -2,17 +2,14 @@
 
 from typing import TYPE_CHECKING
 
-from rlstruct.addons import attributes
+from rlstruct import renamed
 from rlstruct.batchers.batcher import RL_Batcher
 from rlstruct.batchers.episodes import EpisodeStatistics, collect_episodes
 from rlstruct.batchers.reports import BatcherStats, LostEpisodes, MemoryReport
 from rlstruct.batchers.saved_state import BatcherState
 
-if TYPE_CHECKING:
-    from rlstruct_sharing import Tuning as Tuning
-    from rlstruct_sharing import tune as tune
-else:
-    __getattr__ = attributes(__name__, dict.fromkeys(("Tuning", "tune"), "rlstruct_sharing"))
+if not TYPE_CHECKING:
+    __getattr__ = renamed.attributes(__name__)
 
 __all__ = [
     "BatcherState",

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from torch import Tensor
 
-from rlstruct.addons import load
 from rlstruct.batchers.assemble import Part
 from rlstruct.batchers.collector_factory import CollectorFactory
 from rlstruct.batchers.reports import LostEpisodes
@@ -16,13 +15,16 @@ from rlstruct.batchers.saved_state import CollectorState
 from rlstruct.batchers.workers.placement import WorkerPlacement
 from rlstruct.core import DictTensor, Layout
 from rlstruct.errors import BadValueError
+from rlstruct.registry import Registry
 
-BACKENDS = {
-    "process": "rlstruct.batchers.in_process:InProcess",
-    "workers": "rlstruct.batchers.workers.local:create_pool",
-    "ray": "rlstruct_ray:create_pool",
-}
-"""Function or class that creates a backend from `BackendSettings`, as ``module:name``; imported when chosen."""
+BACKENDS: Registry[str, Callable[[BackendSettings], Backend]] = Registry(
+    {
+        "process": "rlstruct.batchers.in_process:InProcess",
+        "workers": "rlstruct.batchers.workers.local:create_pool",
+        "ray": "rlstruct.batchers.workers.cluster:create_pool",
+    }
+)
+"""Function or class that creates a backend from `BackendSettings`, by name."""
 
 
 class Backend(Protocol):
@@ -112,6 +114,4 @@ def create_backend(settings: BackendSettings) -> Backend:
             f"RL_Batcher: cluster={cluster!r} names the backend {name!r}, expected one of {sorted(BACKENDS)}. "
             f"Register yours: rlstruct.batchers.backend.BACKENDS[{name!r}] = 'module:callable'."
         )
-    module, _, attribute = BACKENDS[name].partition(":")
-    backend: Backend = getattr(load(module, f"RL_Batcher(cluster={cluster!r})"), attribute)(settings)
-    return backend
+    return BACKENDS[name](settings)

@@ -67,7 +67,7 @@ class RL_Batcher:  # noqa: N801 - the name in rlstructures
         max_restarts: number of restarts in the batcher's lifetime, after which a failure raises.
         sharing: how worker processes share a GPU: ``"none"`` (taking turns), ``"mps"`` (concurrently, under a private
             MPS daemon), ``"mig"`` (in existing MIG instances) or ``"auto"`` (MIG, else MPS, else taking turns). Under
-            MPS and MIG each process sees one GPU, as ``cuda:0``. All but ``"none"`` need the add-on rlstruct-sharing.
+            MPS and MIG each process sees one GPU, as ``cuda:0``.
         thread_percentage: maximum share of the GPU's threads for one worker under MPS.
         cluster: let Ray start the workers: the address of a cluster, ``"auto"`` for the cluster of this machine,
             ``"local"`` for a new one on this machine; or a dict of ``"address"`` and options of Ray's actors, such as
@@ -79,7 +79,7 @@ class RL_Batcher:  # noqa: N801 - the name in rlstructures
         TypeError: an argument has a wrong type, such as an agent or a model instead of ``create_agent``.
         WorkerError: agent or environments cannot be created. With worker processes, the first call raises it.
         SharingError: this machine lacks what ``sharing`` needs.
-        MissingPackageError: ``sharing`` needs the add-on rlstruct-sharing, which is not installed.
+        MissingPackageError: ``cluster`` needs the extra ``ray``, which is not installed.
         ClusterError: there is no such cluster.
     """
 

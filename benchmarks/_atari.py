@@ -54,7 +54,7 @@ def create_env(engine: str, game: str, n_envs: int, device: str, seed: int = 0, 
     else:
         from ale_py.vector_env import AtariVectorEnv
 
-        from rlstruct_atari.ale_game import rom_ids
+        from rlstruct.atari.ale_game import rom_ids
 
         vector = AtariVectorEnv(
             rom_ids()[game], n_envs, num_threads=threads, stack_num=1, use_fire_reset=False,
@@ -71,8 +71,8 @@ def engines() -> list[str]:
 
 def console_rung(name: str, game: str, n: int, device: torch.device) -> Rung:
     """Return frames without pictures: emulation alone."""
-    from rlstruct_atari import open_ale, open_consoles
-    from rlstruct_atari.ale_game import rom_ids
+    from rlstruct.atari import open_ale, open_consoles
+    from rlstruct.atari.ale_game import rom_ids
 
     consoles = open_consoles(rom_ids()[game], open_ale(rom_ids()[game], 0), n, device)
     actions = torch.randint(18, (SKIP, n), dtype=torch.int32, device=device)
@@ -174,7 +174,7 @@ def atari_lines(rows: Sequence[Row]) -> Panels:
 
 def starts_rung(name: str, n: int, device: torch.device, **how: Any) -> Rung:  # noqa: ANN401
     """Return 16 steps of a Pong: at once after a common start, or long after it, or with restarts in every step."""
-    from rlstruct_atari import Atari
+    from rlstruct.atari import Atari
 
     later, limit = how.get("later", 0), how.get("limit", "default")
     env = Atari("Pong", n, device=device, noop_max=0, time_limit=limit, stack=1)
@@ -231,7 +231,7 @@ def starts_table(rows: Sequence[Row]) -> list[str]:
 
 def layout_rung(name: str, n: int, device: torch.device, threads: int, apart: int, interleaved: bool) -> Rung:
     """Return frames with some threads in a block, a console on every so many of them, and its memory in one piece."""
-    from rlstruct_atari import machine, open_ale, open_consoles
+    from rlstruct.atari import machine, open_ale, open_consoles
 
     consoles = open_consoles("pong", open_ale("pong", 0), n, device)
     if interleaved:  # byte by byte with that of the others

@@ -115,4 +115,4 @@ def _matrices(run: Run) -> dict[str, Any]:
 
 
 WORK = {"one busy block": _one_block, "8 processes of 20 us kernels": _short_kernels, "matrices": _matrices}
-"""Measurements, as functions of a run; packages/profiler/tests/test_profiler_on_a_gpu.py takes them too."""
+"""Measurements, as functions of a run; tests/profiling/test_profiler_on_a_gpu.py takes them too."""

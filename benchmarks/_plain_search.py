@@ -1,6 +1,6 @@
 """The search that programs with many processes have: a tree of Python objects, one game, one inference at a time.
 
-PUCT as in AlphaZero. It asks the network as often as `rlstruct_search`: for the root, and once in each simulation.
+PUCT as in AlphaZero. It asks the network as often as `rlstruct.search`: for the root, and once in each simulation.
 """
 
 from __future__ import annotations

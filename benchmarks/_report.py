@@ -35,7 +35,7 @@ def machine() -> dict[str, Any]:
         "device": gpu or "cpu", "cpu": processor(), "cores": usable_cores(), "threads": torch.get_num_threads(),
         "python": platform.python_version(), "torch": torch.__version__,
         "commit": _git("rev-parse", "--short", "HEAD") or os.environ.get("RLSTRUCT_COMMIT", "unknown"),
-        "changed": _git("diff", "--name-only", "HEAD", "rlstruct", "agents", "batchers", "algos", "packages").split(),
+        "changed": _git("diff", "--name-only", "HEAD", "rlstruct", "agents", "batchers", "algos").split(),
     }  # fmt: skip
 
 

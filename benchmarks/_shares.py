@@ -33,9 +33,9 @@ from rlstruct.algos.ppo import PPOConfig, train
 from rlstruct.algos.training import TrainingLoop
 from rlstruct.batchers import RL_Batcher
 from rlstruct.errors import SharingError
+from rlstruct.profiling.settings import VARIABLE, settings
+from rlstruct.sharing import GpuSharing, Mode
 from rlstruct.sims import make
-from rlstruct_profiler.settings import VARIABLE, settings
-from rlstruct_sharing import GpuSharing, Mode
 
 MODES: tuple[Mode, ...] = ("none", "mps", "mig")
 HIDDEN = (256, 128, 64)  # of most tasks of the paper

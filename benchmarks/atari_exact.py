@@ -1,4 +1,4 @@
-"""Exactness of the consoles of rlstruct_atari: every game of ale-py against ALE, frame by frame.
+"""Exactness of the consoles of rlstruct.atari: every game of ale-py against ALE, frame by frame.
 
 ``python benchmarks/atari_exact.py`` plays all games that ale-py ships for 1,000 frames of random actions (a quarter of
 an hour on one core), and writes ``results/atari_exact.json`` as it goes; ``python benchmarks/tables.py`` makes the
@@ -64,7 +64,7 @@ def main() -> None:
     parser.add_argument("--games", nargs="*", default=None, help="only these, not written")
     arguments = parser.parse_args()
 
-    from rlstruct_atari import playable_games
+    from rlstruct.atari import playable_games
 
     report = {"machine": machine(), "n_frames": arguments.frames, "rows": []}
     for game in arguments.games or playable_games():

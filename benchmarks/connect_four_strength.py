@@ -30,9 +30,9 @@ from rlstruct.algos.checkpoint import read_checkpoint
 from rlstruct.algos.run_folder import read_lines
 from rlstruct.cli.stored_run import load_trained
 from rlstruct.core import DictTensor
+from rlstruct.search import SearchAgent, SearchConfig
+from rlstruct.search.arena import Player, RandomPlayer, play_match
 from rlstruct.sims import ConnectFour, ConnectFourState
-from rlstruct_search import SearchAgent, SearchConfig
-from rlstruct_search.arena import Player, RandomPlayer, play_match
 
 TOP = [1 << (7 * c + 5) for c in range(7)]
 BOTTOM = [1 << (7 * c) for c in range(7)]

@@ -103,7 +103,7 @@ EXPERIMENTS = {
         _atari.measure_starts, _atari.starts_table,
     ),
     "atari_layout": Experiment(
-        "Atari consoles of ours: the numbers in packages/atari/rlstruct_atari/machine.py", "docs/coming_from_cule.md",
+        "Atari consoles of ours: the numbers in rlstruct/atari/machine.py", "docs/coming_from_cule.md",
         {
             "cpu": {"N": (8,), "threads": (32,), "apart": (1,)},
             "cuda": {"N": (32768, 4096), "threads": (32, 64, 128, 256), "apart": (1, 2, 4, 8, 32)},

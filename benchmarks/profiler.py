@@ -44,11 +44,11 @@ from rlstruct.cli.agents import prepare
 from rlstruct.cli.environments import Task
 from rlstruct.core import DictTensor
 from rlstruct.envs import GymEnv, GymEnvInf
+from rlstruct.profiling.breakdown import break_down
+from rlstruct.profiling.events import load_recordings
 from rlstruct.profiling.operations import VARIABLE, start_if_requested, stop
-from rlstruct_profiler.breakdown import break_down
-from rlstruct_profiler.events import load_recordings
-from rlstruct_profiler.prices import prices_of
-from rlstruct_profiler.settings import settings
+from rlstruct.profiling.prices import prices_of
+from rlstruct.profiling.settings import settings
 
 Numbers = NDArray[np.float64]
 

@@ -5,7 +5,7 @@
 
 The workload of SURF's comparison of MPS and MIG: each process plays a game by MCTS with a small network, 500 inferences
 for each sample (a position with its visits). The processes search as such programs do, one inference at a time
-(`_plain_search`); compared with them is one process that searches in many games at once (`rlstruct_search`). Every
+(`_plain_search`); compared with them is one process that searches in many games at once (`rlstruct.search`). Every
 inference is counted. What shares a row was timed in turns, in one run: medians of five rounds after a warm-up. Every
 row is written as it comes; what cannot run says why.
 """
@@ -29,8 +29,8 @@ from _plain_search import PlainSearchAgent, SmallNet
 from rlstruct.batchers import RL_Batcher
 from rlstruct.errors import SharingError
 from rlstruct.profiling import profile
+from rlstruct.search import SearchAgent, SearchConfig
 from rlstruct.sims import ConnectFour
-from rlstruct_search import SearchAgent, SearchConfig
 
 N_INFERENCES = 500  # for a sample
 MAX_DEPTH = 16  # moves that a search looks ahead

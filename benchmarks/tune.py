@@ -1,4 +1,4 @@
-"""Quality of `rlstruct.batchers.tune`: its answer against the best of an exhaustive grid, on five tasks.
+"""Quality of `rlstruct.sharing.tune`: its answer against the best of an exhaustive grid, on five tasks.
 
 Run on an idle machine: ``python benchmarks/tune.py``, about six minutes on two cores; ``--task`` takes some of them.
 Each task has its own process, as a user's search has. First tune searches; then every candidate of the same grid
@@ -31,11 +31,12 @@ from peers._serve import SlowEnv
 
 from rlstruct import RL_Agent, VecEnv, sims
 from rlstruct.agents import ActorCritic, ActorCriticAgent, RandomAgent
-from rlstruct.batchers import RL_Batcher, Tuning, tune
+from rlstruct.batchers import RL_Batcher
 from rlstruct.envs import GymEnvInf
-from rlstruct_sharing.tuning import measuring
-from rlstruct_sharing.tuning.measuring import Prober, Session
-from rlstruct_sharing.tuning.search import Candidate
+from rlstruct.sharing import Tuning, tune
+from rlstruct.sharing.tuning import measuring
+from rlstruct.sharing.tuning.measuring import Prober, Session
+from rlstruct.sharing.tuning.search import Candidate
 
 SECONDS = 0.2  # of a turn
 ROUNDS = 5, 15  # to choose the best of the grid, and to compare the answer with it

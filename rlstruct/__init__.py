@@ -8,6 +8,8 @@ algorithms in `rlstruct.algos`, checks for your own classes in `rlstruct.testing
 
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
+from rlstruct import renamed as _renamed  # puts the finder of old import paths in place
+
 if _TYPE_CHECKING:
     from rlstruct.core import DictTensor as DictTensor
     from rlstruct.core import TemporalDictTensor as TemporalDictTensor
@@ -46,9 +48,19 @@ _NAMES = {
 }
 _PLACES = {name: module for module, names in _NAMES.items() for name in names}
 __all__ = list(_PLACES)  # what `from rlstruct import *` brings in
-_PLACES["Stepped"] = "vec_env"  # the name of StepResult in 0.2
 _MODULES = ("core", "device", "errors", "functional", "policies", "profiling", "replay", "rl_agent", "vec_env")
-_FOLDERS = ("batchers", "envs", "agents", "algos", "sims", "testing", "adapters", "sharing")  # imported by name only
+_FOLDERS = (
+    "batchers",
+    "envs",
+    "agents",
+    "algos",
+    "sims",
+    "testing",
+    "adapters",
+    "search",
+    "sharing",
+    "atari",
+)  # imported by name only
 
 
 if not _TYPE_CHECKING:  # for them every name would exist
@@ -66,6 +78,8 @@ if not _TYPE_CHECKING:  # for them every name would exist
         for folder in () if name.startswith("_") or name in _FOLDERS else _FOLDERS:
             if _exports(folder, name):  # `from rlstruct import` would replace the message of an AttributeError
                 raise ImportError(f"{name!r} is not here. Write: from rlstruct.{folder} import {name}", name="rlstruct")
+        if name in _renamed.NAMES["rlstruct"]:
+            return _renamed.attributes(__name__)(name)
         fix = f". Write: import rlstruct.{name}" if name in _FOLDERS else ""
         raise AttributeError(f"module 'rlstruct' has no attribute {name!r}{fix}", name=name)
 

@@ -13,8 +13,8 @@ import warnings
 from importlib import metadata
 from typing import Any
 
-# Modules that are never the source of a warning, those of add-ons included.
-_PASSED = re.compile(r"contextlib$|rlstruct(_\w+)?(\.(?!cli\.)|$)")
+# Modules that are never the source of a warning.
+_PASSED = re.compile(r"contextlib$|rlstruct(\.(?!cli\.)|$)")
 PAGE = "See docs: "
 """Start of the note that names the page of the documentation."""
 

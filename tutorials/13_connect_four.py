@@ -2,7 +2,7 @@
 
 A tree search looks ahead in 32 games at once: each simulation is one call of the network with 32 positions. The search
 plays against itself, the network learns what the search found, and the search with that network is stronger. The last
-line says how to play against it. It needs the add-on rlstruct-search.
+line says how to play against it.
 """
 
 from functools import partial
@@ -12,10 +12,10 @@ import torch
 from rlstruct import DictTensor
 from rlstruct.agents import ConvolutionalActorCritic
 from rlstruct.functional.random import child_key
+from rlstruct.search import GameModel, RolloutModel, SearchAgent, SearchConfig, TreeSearch, alphazero
+from rlstruct.search.alphazero import AlphaZeroConfig
+from rlstruct.search.arena import RandomPlayer, play_match
 from rlstruct.sims import ConnectFour
-from rlstruct_search import GameModel, RolloutModel, SearchAgent, SearchConfig, TreeSearch, alphazero
-from rlstruct_search.alphazero import AlphaZeroConfig
-from rlstruct_search.arena import RandomPlayer, play_match
 
 torch.set_num_threads(1)
 

@@ -2,7 +2,7 @@
 
 An Atari console is 628 bytes of memory and registers, 93 KiB of frames, and a kernel that steps it. A GPU therefore
 plays thousands of games at once, and observations never leave it. On a CPU this tutorial plays 8 games; otherwise it is
-the same. It needs the add-on rlstruct-atari, and reads the cartridge from your ale-py.
+the same. It needs the extras `warp` and `atari`, and reads the cartridge from your ale-py.
 """
 
 import time
@@ -13,9 +13,9 @@ import torch
 from rlstruct import DictTensor
 from rlstruct.agents import ActorCriticAgent, ConvolutionalActorCritic, StackingAgent
 from rlstruct.algos.a2c import A2CConfig, train
+from rlstruct.atari import open_ale
 from rlstruct.batchers import RL_Batcher
 from rlstruct.sims import make
-from rlstruct_atari import open_ale
 
 torch.set_num_threads(1)
 DEVICE = "cuda:0" if torch.cuda.is_available() else "cpu"

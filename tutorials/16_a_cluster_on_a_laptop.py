@@ -2,7 +2,7 @@
 
     python tutorials/16_a_cluster_on_a_laptop.py
 
-It needs the add-on rlstruct-ray. On the command line, for any training:
+It needs the extra `ray`. On the command line, for any training:
 `rlstruct train a2c --env CartPole-v1 --n-processes 8 --cluster auto`
 """
 

@@ -3,7 +3,7 @@
     python tutorials/17_sharing_a_gpu.py
 
 Runs on the first GPU, or on the CPU, where the processes share cores. It needs matplotlib for the picture (the extra
-`train`), and on a GPU the add-on rlstruct-sharing. `rlstruct devices` says what your machine supports: MPS, MIG, or
+`train`). `rlstruct devices` says what your machine supports: MPS, MIG, or
 taking turns.
 """
 

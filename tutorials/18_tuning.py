@@ -3,14 +3,15 @@
     python tutorials/18_tuning.py
 
 `rlstruct tune ppo --env CartPole-v1 --learn` does the same for any training, and `--n-learners 1 2 4` also tries
-numbers of learners. It needs the add-on rlstruct-sharing, and matplotlib for the picture (the extra `train`).
+numbers of learners. It needs matplotlib for the picture (the extra `train`).
 """
 
 import matplotlib.pyplot as plt
 import torch
 
 from rlstruct.agents import ActorCritic, ActorCriticAgent
-from rlstruct.batchers import RL_Batcher, tune
+from rlstruct.batchers import RL_Batcher
+from rlstruct.sharing import tune
 from rlstruct.sims import make
 
 

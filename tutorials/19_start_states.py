@@ -7,7 +7,7 @@ from those. Evaluations use Freeway's ordinary start. This takes a minute or two
     python tutorials/19_start_states.py
 
 ``--steps 20480 --evaluations 4 --seeds 200 201 202`` reproduces the table in docs/coming_from_cule.md, in six trainings
-of a minute or more. It needs the add-on rlstruct-atari.
+of a minute or more. It needs the extras `warp` and `atari`.
 """
 
 import argparse
@@ -18,8 +18,8 @@ import torch
 from rlstruct.agents import ActorCriticAgent, ConvolutionalActorCritic, StackingAgent
 from rlstruct.algos import ppo
 from rlstruct.algos.learning_curve import Curve, draw_panels
+from rlstruct.atari import Atari, AtariState, open_ale
 from rlstruct.functional.random import randint, uniform
-from rlstruct_atari import Atari, AtariState, open_ale
 
 GAMES, JUDGED = 16, 8  # number of games to learn from, and to evaluate on
 UP = 2  # the number of this action in ALE

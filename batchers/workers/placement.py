@@ -4,20 +4,28 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 
-from rlstruct.addons import load
 from rlstruct.batchers.workers.processes import inheriting
 from rlstruct.errors import BadValueError, warn_user
 from rlstruct.options import Range
+from rlstruct.registry import Registry
 
 Mode = Literal["none", "mps", "mig", "auto"]
 PERCENTAGE = Range(above=0, at_most=100, or_none=True)
 """Share of a GPU's threads for one process."""
+
+SHARING: Registry[str, Callable[..., Any]] = Registry(
+    {
+        "workers": "rlstruct.sharing:GpuSharing",
+        "learners": "rlstruct.sharing.learners:share_gpus",
+    }
+)
+"""Functions that place processes which use a GPU at the same time; imported for every mode but ``"none"``."""
 
 _taken: set[int] = set()  # cores of this program's open placements
 
@@ -25,7 +33,7 @@ _taken: set[int] = set()  # cores of this program's open placements
 class WorkerPlacement:
     """Environment variables and cores of k processes that take turns on a GPU.
 
-    `rlstruct_sharing.GpuSharing` is the placement of processes that use GPUs at the same time.
+    `rlstruct.sharing.GpuSharing` is the placement of processes that use GPUs at the same time.
 
     Args:
         device: device of the processes.
@@ -83,12 +91,11 @@ class WorkerPlacement:
 def place_workers(
     device: torch.device, n_processes: int, sharing: Mode, thread_percentage: float | None
 ) -> WorkerPlacement:
-    """Return the placement of a batcher's workers; every mode except ``"none"`` needs the add-on."""
+    """Return the placement of a batcher's workers; of a mode except ``"none"``, that of `rlstruct.sharing`."""
     check_sharing("RL_Batcher", sharing, thread_percentage)
     if sharing == "none":
         return WorkerPlacement(device, n_processes)
-    addon = load("rlstruct_sharing", f"RL_Batcher(sharing={sharing!r})")
-    placement: WorkerPlacement = addon.GpuSharing(device, n_processes, sharing, thread_percentage)
+    placement: WorkerPlacement = SHARING["workers"](device, n_processes, sharing, thread_percentage)
     return placement
 
 

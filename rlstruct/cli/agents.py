@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import math
 from collections.abc import Callable, Sequence
@@ -16,7 +17,6 @@ from gymnasium import spaces
 from torch import nn
 
 from rlstruct import agents
-from rlstruct.addons import load
 from rlstruct.algos import ALGORITHMS, Algorithm
 from rlstruct.algos.config import TrainingConfig
 from rlstruct.cli.environments import Factory, Task, find, imported, is_image, is_own, spaces_of
@@ -44,8 +44,6 @@ def algorithm_of(name: str) -> Algorithm[Any]:
             kind = "class" if isinstance(found, type) else type(found).__name__
             raise UserError(f"{name} is a {kind}, expected an Algorithm of rlstruct.algos.")
         ALGORITHMS[name] = found
-    if name == "alphazero" and name not in ALGORITHMS:
-        load("rlstruct_search", "alphazero")  # raises MissingPackageError
     if name not in ALGORITHMS:
         raise UserError(f"there is no algorithm {name!r}, only {', '.join(ALGORITHMS)}.{nearest(name, ALGORITHMS)}")
     return ALGORITHMS[name]
@@ -54,7 +52,7 @@ def algorithm_of(name: str) -> Algorithm[Any]:
 def searching(algorithm: str) -> ModuleType | None:
     """Return the module of the command line's parts for an algorithm whose agent searches; None for the others."""
     search = algorithm_of(algorithm).agents == "search"
-    return load("rlstruct_search.commands", named(algorithm)) if search else None
+    return importlib.import_module("rlstruct.cli.search") if search else None  # which imports this module
 
 
 def named(algorithm: str) -> str:

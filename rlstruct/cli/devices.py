@@ -7,10 +7,8 @@ from collections.abc import Sequence
 
 import torch
 
-from rlstruct.addons import load
 from rlstruct.cli.messages import UserError, plural, say
 from rlstruct.device import device_count, processor, usable_cores
-from rlstruct.errors import MissingPackageError
 
 _GIB = 2**30
 
@@ -43,12 +41,10 @@ def report(n_cpus: int, n_threads: int, gpus: Sequence[str]) -> list[str]:
 
 
 def sharing_modes() -> list[str]:
-    """Describe the modes in which processes can share a GPU, or say which add-on describes them."""
-    try:
-        lines: list[str] = load("rlstruct_sharing", "This list").describe()
-    except MissingPackageError as error:
-        return [str(error)]
-    return lines
+    """Describe the modes in which processes can share a GPU."""
+    from rlstruct.sharing import describe  # takes a second to import, and is of use only on a machine with a GPU
+
+    return describe()
 
 
 def layout(n_cpus: int, n_gpus: int) -> list[str]:

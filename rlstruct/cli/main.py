@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import importlib
 import os
 import signal
 import sys
@@ -11,7 +12,6 @@ import threading
 import warnings
 from collections.abc import Iterator, Sequence
 
-from rlstruct.addons import load
 from rlstruct.cli.messages import UserError, nearest, refused, require, say
 from rlstruct.errors import (
     ClusterError,
@@ -36,12 +36,6 @@ COMMANDS = {
     "envs": "list the environments that you can train on here: rlstruct envs cart",
     "devices": "show the CPUs and GPUs of this machine, and which layout suits them",
 }
-
-MODULES = {
-    "profile": "rlstruct_profiler.command",
-    "tune": "rlstruct_sharing.tuning.command",
-}
-"""Modules of the commands that add-ons bring; the others are in this package."""
 
 INTERRUPTED = 130  # the shell's convention: 128 + SIGINT
 
@@ -68,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if command not in ("devices", "envs", "explain", "profile"):
             require("train", "tyro", "tqdm", "tensorboard", "matplotlib", "PIL", what=f"rlstruct {command}")
         with _leaving_at_once(command):
-            module = load(MODULES.get(command, f"rlstruct.cli.{command}"), f"rlstruct {command}")
+            module = importlib.import_module(f"rlstruct.cli.{command}")
         with _short_warnings(command):
             module.run(rest)
     except (
@@ -108,7 +102,7 @@ def _short_warnings(command: str) -> Iterator[None]:
     def show(
         message: Warning | str, category: object, filename: str, lineno: int, file: object = None, line: object = None
     ) -> None:
-        names = [name for name in list(sys.modules) if f"{name}.".startswith(("__main__.", "rlstruct.", "rlstruct_"))]
+        names = [name for name in list(sys.modules) if f"{name}.".startswith(("__main__.", "rlstruct."))]
         ours = {getattr(sys.modules.get(name), "__file__", None) for name in names}
         place = "" if filename in ours or filename.startswith("<") else f" ({filename}:{lineno})"
         sys.stderr.write(f"rlstruct {command}: warning: {' '.join(str(message).split())}{place}\n")

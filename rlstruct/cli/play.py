@@ -9,9 +9,9 @@ from typing import Annotated
 
 import tyro
 
-from rlstruct.addons import load
 from rlstruct.agents import RandomAgent
 from rlstruct.algos import ALGORITHMS
+from rlstruct.cli import connect_four
 from rlstruct.cli.environments import Factory, Task, find, spaces_of
 from rlstruct.cli.film import check_path, film
 from rlstruct.cli.messages import UserError, say
@@ -49,7 +49,7 @@ class Play(Options):
 def run(arguments: Sequence[str]) -> None:
     """Run ``rlstruct play`` with these arguments."""
     if arguments[:1] == ["connect-four"]:
-        load("rlstruct_search.connect_four", "rlstruct play connect-four").run(arguments[1:])
+        connect_four.run(arguments[1:])
         return
     options: Play = tyro.cli(Play, args=arguments, prog="rlstruct play")
     out = options.out or Path(f"play-{Path(options.what).name}.gif")

@@ -16,7 +16,6 @@ from typing import Any
 from torch import nn
 
 from rlstruct import policies
-from rlstruct.addons import load
 from rlstruct.algos.checkpoint import read_checkpoint
 from rlstruct.algos.config import TrainingConfig
 from rlstruct.cli.agents import AgentChoice, algorithm_of, prepare
@@ -24,6 +23,7 @@ from rlstruct.cli.environments import Factory, Task, find, imported, is_own
 from rlstruct.cli.messages import UserError, nearest
 from rlstruct.errors import BadTypeError
 from rlstruct.policies.loading import load_weights
+from rlstruct.search import SearchAgent
 
 _PACKAGES = ("rlstruct", "torch", "gymnasium", "numpy", "ale-py")
 
@@ -125,8 +125,7 @@ def undescribed(run: Path, names: Sequence[str]) -> dict[str, Any]:
         search = not is_own(name) and algorithm_of(name).agents == "search"
         if search and is_own((settings := load_settings(folder)).task.env):
             game = find(settings.task, auto_reset=True)
-            agent = load("rlstruct_search", str(run)).SearchAgent
-            return {"create_agent": partial(agent, create_simulator=game, discount=-settings.config.discount)}
+            return {"create_agent": partial(SearchAgent, create_simulator=game, discount=-settings.config.discount)}
     return {}
 
 

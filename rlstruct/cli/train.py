@@ -13,7 +13,6 @@ from typing import Any, Generic, Literal, TypeVar
 
 import tyro
 
-from rlstruct.addons import load
 from rlstruct.algos import ALGORITHMS
 from rlstruct.algos.config import TrainingConfig, check_resumed, load_config
 from rlstruct.algos.evaluation import TrainingResult
@@ -24,7 +23,7 @@ from rlstruct.cli.environments import Factory, Task
 from rlstruct.cli.initial_settings import read_initial_options, settings_for
 from rlstruct.cli.messages import UserError, check_device, plural, refused, require, say
 from rlstruct.cli.stored_run import RunSettings, load_settings, load_trained, versions
-from rlstruct.errors import LearnerError, WorkerError
+from rlstruct.errors import LearnerError, WorkerError, import_extra
 
 _LEARNERS = re.compile("^--learners(?==|$)")
 Config = TypeVar("Config", bound=TrainingConfig)
@@ -156,7 +155,7 @@ def _train(algorithm: str, options: Training[Any], notes: Sequence[str]) -> None
             check_device(f"--{name.replace('_', '-')}", device)
     share_gpus(config)  # before environments are created, which may use CUDA
     if config.cluster is not None:
-        load("rlstruct_ray", "--cluster")
+        import_extra("ray", "ray", "--cluster")
     if resumed is not None and options.factory:
         auto_reset = not algorithm_of(algorithm).learner.whole_episodes
         trained = load_trained(resumed, auto_reset=auto_reset, factories=options.factory)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -13,15 +14,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from rlstruct.addons import load
+from rlstruct import renamed
 from rlstruct.errors import BadTypeError, BadValueError, MissingPackageError
 from rlstruct.rl_agent import RL_Agent
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-_TRUSTED = ("rlstruct.", "rlstruct_search.", "torch.nn.")
-_MOVED = ("rlstruct.search.", "rlstruct_search.")  # in version 0.4
+_TRUSTED = ("rlstruct.", "torch.nn.")
 
 
 class KeepsArguments:
@@ -145,11 +145,12 @@ def _name(value: Callable[..., Any]) -> str:
 def _found(place: str, *, called: bool) -> Any:  # noqa: ANN401 - a class, or a factory of one
     """Import a network, an agent's settings or a factory of agents; refuse anything else, since it will be called."""
     module, _, name = str(place).partition(":")
-    module = module.replace(*_MOVED)
+    module = module.replace("rlstruct_search.", "rlstruct.search.")  # a name that was never released
+    module = renamed.module_of(module) or module
     found: Any = None
     if module.startswith(_TRUSTED):
         try:
-            found = load(module, f"rlstruct.load: {place}")
+            found = importlib.import_module(module)
             for part in name.split("."):
                 found = getattr(found, part)
         except MissingPackageError:

@@ -58,7 +58,7 @@ class ExportedPolicy(nn.Module):
 def exported(policy: Policy) -> ExportedPolicy:
     """Return a copy of a policy as one function of tensors, on the CPU.
 
-    A `rlstruct_search.SearchAgent` is reduced to its network, without the search.
+    A `rlstruct.search.SearchAgent` is reduced to its network, without the search.
     """
     own = policy.copy("cpu")
     agent = own.agent(False)

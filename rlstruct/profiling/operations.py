@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import importlib
 import os
 import threading
 import time
@@ -12,8 +13,6 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import ParamSpec, Protocol, TypeVar
 
 import torch
-
-from rlstruct.addons import load
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -27,7 +26,7 @@ class OperationError(RuntimeError):
 
 
 class Log(Protocol):
-    """Log of the operations of one process, which the add-on rlstruct-profiler writes.
+    """Log of the operations of one process, which `rlstruct.profiling.recorder` writes.
 
     Attributes:
         thread: the thread whose operations are noted.
@@ -183,7 +182,7 @@ def start_if_requested() -> None:
     asked = os.environ.get(VARIABLE)
     if _recorder is not None or asked is None:
         return
-    _recorder = load("rlstruct_profiler.recorder", VARIABLE).recorder_of(asked)
+    _recorder = importlib.import_module("rlstruct.profiling.recorder").recorder_of(asked)
     if _recorder is not None:
         atexit.register(stop)
 

@@ -4,9 +4,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from rlstruct.addons import load
 from rlstruct.errors import BadValueError
 from rlstruct.options import nearest
+from rlstruct.registry import Registry
 from rlstruct.sims._state import columns
 from rlstruct.sims.acrobot import Acrobot, AcrobotState
 from rlstruct.sims.asterix import Asterix, AsterixState
@@ -20,7 +20,7 @@ from rlstruct.sims.seaquest import Seaquest, SeaquestState
 from rlstruct.sims.space_invaders import SpaceInvaders, SpaceInvadersState
 from rlstruct.sims.tensor_env import TensorEnv
 
-SIMULATORS: dict[str, Callable[..., TensorEnv[Any]]] = {
+SIMULATORS: Registry[str, Callable[..., TensorEnv[Any]]] = Registry({
     "CartPole-v0": partial(CartPole, time_limit=200),
     "CartPole-v1": CartPole,
     "Pendulum-v1": Pendulum,
@@ -33,8 +33,11 @@ SIMULATORS: dict[str, Callable[..., TensorEnv[Any]]] = {
     "Seaquest-MinAtar": Seaquest,
     "SpaceInvaders-MinAtar": SpaceInvaders,
     "ConnectFour-v0": ConnectFour,
-}
+})  # fmt: skip
 """Simulators by name, called as ``create(n_envs, seed, **settings)``. Add yours here."""
+
+FAMILIES: Registry[str, Callable[..., TensorEnv[Any]]] = Registry({"ALE/": "rlstruct.atari:Atari"})
+"""Simulators of many games by the prefix of their names, called as ``create(name, n_envs, seed, **settings)``."""
 
 __all__ = [
     "SIMULATORS",
@@ -68,7 +71,7 @@ __all__ = [
 
 
 def names() -> list[str]:
-    """Return the names that `make` knows, except those of Atari games, which begin with ``ALE/``.
+    """Return the names that `make` knows, except those of `FAMILIES`.
 
     >>> "CartPole-v1" in names()
     True
@@ -82,14 +85,14 @@ def knows(name: str) -> bool:
     >>> knows("ALE/Pong-v5"), knows("Pong")
     (True, False)
     """
-    return name in SIMULATORS or name.startswith("ALE/")
+    return name in SIMULATORS or name.startswith(tuple(FAMILIES))
 
 
 def make(name: str, n_envs: int, seed: int = 0, **settings: Any) -> TensorEnv[Any]:  # noqa: ANN401 - passed on
     """Make a simulator by its name.
 
     Args:
-        name: see `names`; or an Atari game such as ``"ALE/Breakout-v5"`` (add-on rlstruct-atari).
+        name: see `names`; or an Atari game such as ``"ALE/Breakout-v5"`` (extras ``warp`` and ``atari``).
         n_envs: B.
         seed: environment j draws from ``seed + j``.
         settings: keyword arguments of the simulator, such as ``device``, ``backend``, ``time_limit``.
@@ -97,9 +100,9 @@ def make(name: str, n_envs: int, seed: int = 0, **settings: Any) -> TensorEnv[An
     >>> make("CartPole-v1", n_envs=3).n_envs()
     3
     """
-    if name.startswith("ALE/"):
-        atari: Callable[..., TensorEnv[Any]] = load("rlstruct_atari", f"rlstruct.sims.make({name!r})").Atari
-        return atari(name, n_envs, seed, **settings)
+    for prefix in FAMILIES:
+        if name.startswith(prefix):
+            return FAMILIES[prefix](name, n_envs, seed, **settings)
     if name not in SIMULATORS:
         known = f"There are {', '.join(SIMULATORS)}.{nearest(name, SIMULATORS)}"
         raise BadValueError(f"rlstruct.sims.make: no simulator {name!r}. {known}")

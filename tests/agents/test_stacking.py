@@ -173,7 +173,7 @@ def create_ale_py(n_envs: int, seed: int, stack: int) -> Any:
 @pytest.mark.parametrize(("create_env", "package"), [(create_consoles, "warp"), (create_ale_py, "cv2")])
 def test_games_of_atari_are_seen_as_the_environment_stacks_them(create_env: Any, package: str) -> None:
     for needed in ("ale_py", package):
-        pytest.importorskip(needed, reason="needs the add-on rlstruct-atari, or the extra atari")
+        pytest.importorskip(needed, reason="needs the extras warp and atari")
     stacking = partial(StackingAgent.create, None, create_agent=create_seeing, shape=(4, 84, 84), device="cpu")
     seen = []
     for stack, create_agent in ((1, stacking), (4, create_seeing)):

@@ -32,8 +32,8 @@ from rlstruct.engine.compiled import Compiled
 from rlstruct.engine.executors import EXECUTORS
 from rlstruct.engine.purity import PurityError
 from rlstruct.profiling import operation, profile
-from rlstruct_profiler.events import load_recordings
-from rlstruct_profiler.overlap import lookup
+from rlstruct.profiling.events import load_recordings
+from rlstruct.profiling.overlap import lookup
 
 SIM, SHAPE = "sim:0", (4, *SIDES)
 SMALL: dict[str, Any] = {"n_timesteps": 6, "n_envs": 4, "n_env_steps": 1000}

@@ -704,7 +704,7 @@ def test_a_missing_package_of_an_option_is_one_line(
     package: str, words: list[str], capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in list(sys.modules):
-        if name == "rlstruct.sims.kernels" or name.startswith(("rlstruct.sims.kernels.", "rlstruct_atari")):
+        if name == "rlstruct.sims.kernels" or name.startswith(("rlstruct.sims.kernels.", "rlstruct.atari")):
             monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, package, None)
     assert main(["train", *words]) == 2
@@ -729,7 +729,7 @@ class Warns(gymnasium.Env[Any, Any]):
 
 @pytest.mark.filterwarnings("always::UserWarning")
 def test_a_warning_is_one_line_and_names_no_file_of_ours(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "rlstructures", sys.modules[__name__])  # no add-on of ours
+    monkeypatch.setitem(sys.modules, "rlstructures", sys.modules[__name__])
     gymnasium.register("Warns-v0", Warns, max_episode_steps=50)
     assert main(["train", "reinforce", "--env", "Warns-v0", *SMALL]) == 0
     lines = capsys.readouterr().err.splitlines()

@@ -69,7 +69,7 @@ def test_pong_is_learnt_on_consoles_of_ours(
     options: list[str], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for package in ("ale_py", "warp"):
-        pytest.importorskip(package, reason="needs the add-on rlstruct-atari")
+        pytest.importorskip(package, reason="needs the extras warp and atari")
     monkeypatch.chdir(tmp_path)
     small = ["--n-envs", "2", "--n-timesteps", "8", "--no-progress", "--evaluation-processes", "0"]
     small += ["--evaluation-episodes", "2", "--evaluation-timesteps", "8", "--env-options", "time_limit=8"]
@@ -112,7 +112,7 @@ def test_a_preset_trains_from_the_first_random_steps_to_the_checkpoint(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for package in ("ale_py", "warp"):
-        pytest.importorskip(package, reason="needs the add-on rlstruct-atari")
+        pytest.importorskip(package, reason="needs the extras warp and atari")
     monkeypatch.chdir(tmp_path)
     words = ["--env", "ALE/Breakout-v5", "--simulator", "warp", "--env-options", "time_limit=8", "--n-envs", "3"]
     words += ["--n-env-steps", "18", "--initial-steps", "5", "--evaluation-episodes", "2", "--no-progress"]
@@ -126,7 +126,7 @@ def test_a_preset_trains_from_the_first_random_steps_to_the_checkpoint(
 
 def test_a_console_of_ours_is_filmed(tmp_path: pathlib.Path) -> None:
     for package in ("ale_py", "warp", "PIL"):
-        pytest.importorskip(package, reason="needs the add-on rlstruct-atari and the extra train")
+        pytest.importorskip(package, reason="needs the extras warp, atari and train")
     from PIL import Image
 
     sheet = tmp_path / "seaquest.png"
@@ -139,7 +139,7 @@ def test_a_console_of_ours_is_filmed(tmp_path: pathlib.Path) -> None:
 
 def test_wrong_consoles_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     for package in ("ale_py", "warp"):
-        pytest.importorskip(package, reason="needs the add-on rlstruct-atari")
+        pytest.importorskip(package, reason="needs the extras warp and atari")
     assert main(["train", "a2c", "--env", "ALE/Pong-v5", "--simulator", "torch"]) != 0
     assert "--simulator warp" in capsys.readouterr().err
     assert main(["train", "a2c", "--env", "ALE/Nothing-v5", "--simulator", "warp"]) != 0

@@ -20,13 +20,12 @@ FOLDERS = {
     "batchers": "rlstruct.batchers",
     "algos": "rlstruct.algos",
 }
-# Separate distributions; each of these folders installs under its name.
-ADDONS = sorted(file.parent for file in ROOT.glob("packages/*/rlstruct_*/__init__.py"))
 
 LAYERS = {
     "rlstruct.errors": 0,
     "rlstruct.device": 0,
-    "rlstruct.addons": 0,
+    "rlstruct.registry": 0,
+    "rlstruct.renamed": 0,
     "rlstruct.profiling": 0,
     "rlstruct.core": 1,
     "rlstruct.options": 1,
@@ -41,27 +40,21 @@ LAYERS = {
     "rlstruct.envs": 4,
     "rlstruct.sims": 4,
     "rlstruct.adapters": 4,
-    "rlstruct.search": 4,
     "rlstruct.testing": 4,
     "rlstruct.agents": 4,
     "rlstruct.batchers": 4,
     "rlstruct.algos": 5,
-    "rlstruct.cli": 6,
-    **{folder.name: 6.5 for folder in ADDONS},
-    "rlstruct.sharing": 7,  # its old name
-    "rlstruct.__main__": 7,
-}
-# The core loads add-ons by name. These modules keep names that have moved into add-ons.
-OLD_NAMES = {
-    *("rlstruct.batchers", "rlstruct.profiling", "rlstruct.sims.atari"),
-    *("rlstruct.search", "rlstruct.algos", "rlstruct.algos.alphazero"),
+    "rlstruct.atari": 6,
+    "rlstruct.search": 6,
+    "rlstruct.sharing": 6,
+    "rlstruct.cli": 7,
+    "rlstruct.__main__": 8,
 }
 NOT_IMPORTED_BY_THE_LIBRARY = {"tests", "tutorials", "benchmarks"}
 # Edges inside one layer: small, acyclic, and each for the reason next to it.
 SAME_LAYER = {
     ("rlstruct.device", "rlstruct.errors"),  # raises them
-    ("rlstruct.addons", "rlstruct.errors"),  # the same
-    ("rlstruct.profiling", "rlstruct.addons"),  # loads one
+    ("rlstruct.profiling", "rlstruct.errors"),  # the same
     ("rlstruct.functional", "rlstruct.core"),  # masked_dicttensor builds a DictTensor
     ("rlstruct.replay", "rlstruct.rl_agent"),  # replays one
     ("rlstruct.policies", "rlstruct.rl_agent"),  # acts with one
@@ -87,27 +80,20 @@ IMITATING = {ROOT / "rlstruct" / "__init__.py", SIMULATED / "_sim_devices.py", S
 IMPORT_BY_STRING = {"importlib.import_module", "import_module", "__import__"}
 
 
-def core_files() -> list[pathlib.Path]:
-    """Every source file that rlstruct itself installs."""
-    return sorted(file for folder in FOLDERS for file in (ROOT / folder).rglob("*.py"))
-
-
 def library_files() -> list[pathlib.Path]:
-    """Every source file that rlstruct or an add-on installs."""
-    return core_files() + sorted(file for folder in ADDONS for file in folder.rglob("*.py"))
+    """Every source file that gets installed."""
+    return sorted(file for folder in FOLDERS for file in (ROOT / folder).rglob("*.py"))
 
 
 def all_files() -> list[pathlib.Path]:
     """Every source file of the repository."""
-    others = ("tests", "packages", "tutorials", "benchmarks", ".ci")
-    return core_files() + sorted(file for folder in others for file in (ROOT / folder).rglob("*.py"))
+    others = ("tests", "tutorials", "benchmarks", ".ci")
+    return library_files() + sorted(file for folder in others for file in (ROOT / folder).rglob("*.py"))
 
 
 def module_name(file: pathlib.Path) -> str:
     """Name under which a file of the library is imported: agents/mlp.py is rlstruct.agents.mlp."""
     folder, *parts = file.relative_to(ROOT).with_suffix("").parts
-    if folder == "packages":
-        folder, *parts = parts[1:]
     return ".".join([FOLDERS.get(folder, folder), *(part for part in parts if part != "__init__")])
 
 
@@ -147,8 +133,6 @@ def layer_complaints(source: str, module: str, is_package: bool = False) -> list
             complaints.append(f"{line}: {own} imports {name}: no module imports {other}")
             continue
         if not other.startswith("rlstruct") or other == own or (own, other) in SAME_LAYER:
-            continue
-        if module in OLD_NAMES and other in {folder.name for folder in ADDONS}:
             continue
         other_layer = LAYERS.get(other, 2.5)
         taken_away = own_layer == 5 and other_layer == 4 and other not in ALGORITHMS_MAY_IMPORT_OF_LAYER_4

@@ -149,7 +149,7 @@ def test_the_quick_ladder_of_the_gpu_benchmark(tmp_path: pathlib.Path) -> None:
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)])
 def test_the_experiments_with_atari_measure_every_row_and_are_resumed(device: str, tmp_path: pathlib.Path) -> None:
     for package in ("warp", "ale_py"):
-        pytest.importorskip(package, reason="needs the add-on rlstruct-atari")
+        pytest.importorskip(package, reason="needs the extras warp and atari")
     script = str(ROOT / "benchmarks" / "experiments.py")
     command = [sys.executable, script, "--quick", "--device", device, "--out", str(tmp_path), "--resume", "--parts"]
     command += ["atari", "atari_score", "atari_starts", "atari_layout"]

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from checkers import ADDONS, FOLDERS, ROOT, core_files, library_files, module_name
+from checkers import FOLDERS, ROOT, library_files, module_name
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -48,23 +48,8 @@ def installed_path(file: pathlib.Path) -> str:
 
 
 def test_every_package_of_the_tree_is_listed(pyproject: dict[str, Any]) -> None:
-    in_tree = {module_name(file) for file in core_files() if file.name == "__init__.py"}
+    in_tree = {module_name(file) for file in library_files() if file.name == "__init__.py"}
     assert set(pyproject["tool"]["setuptools"]["packages"]) == in_tree
-
-
-@pytest.mark.parametrize("folder", ADDONS, ids=lambda folder: folder.name)
-def test_an_addon_is_described_like_the_core(folder: pathlib.Path, pyproject: dict[str, Any]) -> None:
-    addon = tomllib.loads((folder.parent / "pyproject.toml").read_text())
-    in_tree = {module_name(file) for file in library_files() if folder in file.parents and file.name == "__init__.py"}
-    assert set(addon["tool"]["setuptools"]["packages"]) == in_tree
-    assert addon["project"]["name"] == folder.name.replace("_", "-") == f"rlstruct-{folder.parent.name}"
-    for name in ("version", "license", "requires-python"):
-        assert addon["project"][name] == pyproject["project"][name]
-    assert f"rlstruct=={pyproject['project']['version']}" in addon["project"]["dependencies"]
-    assert (folder / "py.typed").exists()
-    assert (folder.parent / "LICENSE").read_text() == (ROOT / "LICENSE").read_text()
-    words = f"pip install -e packages/{folder.parent.name}"
-    assert words in (folder.parent / "README.md").read_text()
 
 
 def test_every_folder_with_code_is_a_package() -> None:
@@ -79,7 +64,7 @@ def test_folders_are_mapped_as_the_checkers_think(pyproject: dict[str, Any]) -> 
 
 def test_the_wheel_holds_the_files_of_the_tree_and_no_other(wheel: pathlib.Path) -> None:
     names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
-    assert names == {installed_path(file) for file in core_files()} | {"rlstruct/py.typed", "rlstruct/cli/faults.md"}
+    assert names == {installed_path(file) for file in library_files()} | {"rlstruct/py.typed", "rlstruct/cli/faults.md"}
 
 
 # What the extras bring, as far as this package imports it.
@@ -143,9 +128,6 @@ def unpinned(requirements: list[str], constraints: str) -> list[str]:
 def test_every_dependency_is_pinned(pyproject: dict[str, Any]) -> None:
     project = pyproject["project"]
     requirements = [*project["dependencies"], *itertools.chain(*project["optional-dependencies"].values())]
-    for file in ROOT.glob("packages/*/pyproject.toml"):
-        needed = tomllib.loads(file.read_text())["project"]["dependencies"]
-        requirements += [line for line in needed if not line.startswith("rlstruct==")]
     assert unpinned(requirements, (ROOT / "constraints.txt").read_text()) == []
 
 

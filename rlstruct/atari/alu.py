@@ -1,0 +1,81 @@
+"""Arithmetic of the 6507 on bytes: shifts, binary and decimal sums, logic."""
+
+import warp as wp
+
+from rlstruct.atari import opcodes as op
+from rlstruct.atari.state import Registers
+
+
+@wp.func
+def shift_or_count(m: Registers, unary: int):
+    """Apply ASL, ROL, LSR, ROR, INC or DEC to `m.value`."""
+    value = m.value
+    carry = m.carry
+    if unary == op.ASL or unary == op.ROL:
+        m.carry = value >> 7
+        m.value = ((value << 1) & 0xFF) | wp.where(unary == op.ROL, carry, 0)
+    elif unary == op.LSR or unary == op.ROR:
+        m.carry = value & 1
+        m.value = (value >> 1) | wp.where(unary == op.ROR, carry << 7, 0)
+    else:
+        m.value = (value + wp.where(unary == op.INC, 1, -1)) & 0xFF
+
+
+@wp.func
+def decimal_value(byte: int) -> int:
+    """Decode a byte of two decimal digits."""
+    return (byte >> 4) * 10 + (byte & 15)
+
+
+@wp.func
+def decimal_digits(number: int) -> int:
+    """Encode the last two decimal digits of a number as a byte."""
+    return ((number % 100) // 10) * 16 + number % 10
+
+
+@wp.func
+def add(m: Registers, value: int, subtract: int):
+    """Apply ADC or SBC to A and a value: the result goes to `m.value`; N and Z are set later."""
+    operand = value ^ (0xFF * subtract)
+    total = m.a + operand + m.carry
+    result = total & 0xFF
+    carry = total >> 8
+    if m.decimal == 0:
+        m.overflow = ((m.a ^ result) & (operand ^ result) & 0x80) >> 7
+    else:
+        if subtract != 0:
+            total = decimal_value(m.a) - decimal_value(value) - 1 + m.carry
+            result = decimal_digits(total + wp.where(total < 0, 100, 0))
+        else:
+            total = decimal_value(m.a) + decimal_value(value) + m.carry
+            carry = wp.where(total > 99, 1, 0)
+            result = decimal_digits(total & 0xFF)
+        m.overflow = ((m.a ^ result) & (value ^ result) & 0x80) >> 7
+    m.carry = carry
+    m.value = result
+
+
+@wp.func
+def combine(m: Registers, binary: int, target: int):
+    """Combine `m.value` with A; comparisons use the target register."""
+    value = m.value
+    if binary == op.ORA:
+        m.value = m.a | value
+    elif binary == op.AND:
+        m.value = m.a & value
+    elif binary == op.EOR:
+        m.value = m.a ^ value
+    elif binary == op.ADC or binary == op.SBC:
+        add(m, value, wp.where(binary == op.SBC, 1, 0))
+    elif binary == op.COMPARE:
+        register = m.a
+        if target == op.TO_X:
+            register = m.x
+        elif target == op.TO_Y:
+            register = m.y
+        m.carry = wp.where(register >= value, 1, 0)
+        m.value = (register - value) & 0xFF
+    elif binary == op.BIT:
+        m.zero = wp.where((m.a & value) == 0, 1, 0)
+        m.negative = value >> 7
+        m.overflow = (value >> 6) & 1

@@ -1,0 +1,214 @@
+"""The beam: collisions, and pixels on request, for all clocks since the last write that changed the picture.
+
+Most writes to the TIA repeat the current value, so the beam need not catch up for them.
+"""
+
+import warp as wp
+
+from rlstruct.atari.objects import NO_PIXELS, around, ball, missile, player, playfield
+from rlstruct.atari.state import MOST_INSTRUCTIONS, Outer, Registers, Shared, Two, pixels, set_pixels
+from rlstruct.atari.tia import BLANK, LINE, is_late, write_delay
+
+WORDS = 40  # of four pixels in a line
+FULL = wp.uint32(0xFFFFFFFF)
+EACH_BYTE = wp.uint32(0x01010101)
+STAR_SHIFTS = wp.uint32(0x11002112)
+"""Pixels to the left by which a star moves in lines 0 to 3, one byte each."""
+Objects = wp.types.vector(length=6, dtype=wp.uint32)
+P0, P1, M0, M1, BALL, FIELD = range(6)
+COLLISIONS = (
+    (M0, P1), (M0, P0), (M1, P0), (M1, P1), (P0, FIELD), (P0, BALL), (P1, FIELD), (P1, BALL), (M0, FIELD), (M0, BALL),
+    (M1, FIELD), (M1, BALL), (BALL, FIELD), (P0, P1), (M0, M1),
+)  # fmt: skip
+"""Two objects for each bit of `Console.collisions`."""
+
+
+@wp.func
+def four_bytes(bits: wp.uint32) -> wp.uint32:
+    """Expand each of the lowest four bits to a byte of ones or zeros."""
+    return (((bits & wp.uint32(15)) * wp.uint32(0x00204081)) & EACH_BYTE) * wp.uint32(255)
+
+
+@wp.func
+def mix(under: wp.uint32, over: int, bits: wp.uint32) -> wp.uint32:
+    """Paint those of four pixels whose bits are set in another colour."""
+    where = four_bytes(bits)
+    return (under & ~where) | (EACH_BYTE * wp.uint32(over) & where)
+
+
+@wp.func
+def move_star(m: Registers):
+    """Move missile 0 each line, as ALE does once HMM0 was written 21 cycles after HMOVE, whose pulses never stop."""
+    m.stars_line = (m.stars_line + 1) & 3
+    shift = (STAR_SHIFTS >> wp.uint32(8 * m.stars_line)) & wp.uint32(0xFF)
+    m.position[2] = around(m.position[2] - int(shift))
+
+
+@wp.func
+def overlap(objects: Objects) -> wp.uint32:
+    """Return the pixels covered by at least two objects."""
+    twice = NO_PIXELS
+    seen = NO_PIXELS
+    for k in range(6):
+        twice |= seen & objects[k]
+        seen |= objects[k]
+    return twice
+
+
+@wp.func
+def sweep_word(board: Shared, i: int, m: Registers, outer: Outer, word: int, begin: int, end: int):
+    """Process pixels `begin` to `end` of a line, all within one 32-pixel word."""
+    inside = (FULL << wp.uint32(begin & 31)) & (FULL >> wp.uint32(31 - ((end - 1) & 31)))
+    objects = Objects()
+    black = inside
+    if (m.vblank & 2) == 0:
+        for k in range(2):
+            objects[P0 + k] = inside & player(m, k, word)
+            objects[M0 + k] = inside & missile(m, k, word)
+        objects[BALL] = inside & ball(m, word)
+        objects[FIELD] = inside & playfield(m, word)
+        if overlap(objects) != NO_PIXELS:
+            for bit in range(wp.static(len(COLLISIONS))):
+                both = objects[wp.static(COLLISIONS[bit][0])] & objects[wp.static(COLLISIONS[bit][1])]
+                m.collisions |= wp.where(both != NO_PIXELS, 1 << bit, 0)
+        black = wp.where(m.hmove_blank != 0 and word == 0, inside & wp.uint32(0xFF), NO_PIXELS)
+    if board.draw != 0:
+        draw_word(board, i, m, outer, word, inside, black, objects)
+
+
+@wp.func
+def draw_word(
+    board: Shared, i: int, m: Registers, outer: Outer, word: int, inside: wp.uint32, black: wp.uint32, objects: Objects
+):
+    """Draw the pixels `inside`, four at a time. A missile has the colour of its player, the ball of the playfield."""
+    begin = ((m.swept - m.frame_start) // LINE - outer.first_line) * WORDS + word * 8
+    which = i * 2 + (outer.n_frames & 1)
+    first = objects[P0] | objects[M0]
+    second = objects[P1] | objects[M1]
+    something = first | second | objects[FIELD] | objects[BALL] | black
+    background = EACH_BYTE * wp.uint32(m.color[3])
+    k = int(0)
+    if something == NO_PIXELS and inside == FULL:
+        while k < 8:
+            set_pixels(board.screen, which, board.picture, begin + k, background)
+            k += 1
+        return
+    in_front = (m.control & 4) != 0
+    while k < 8:
+        shift = wp.uint32(4 * k)
+        kept = (inside >> shift) & wp.uint32(15)
+        if kept != wp.uint32(0):
+            four = background
+            if ((something >> shift) & wp.uint32(15)) != wp.uint32(0):
+                field = m.color[2]
+                if (m.control & 6) == 2:
+                    field = wp.where(word * 8 + k >= 20, m.color[1], m.color[0])
+                if in_front:
+                    four = mix(mix(four, m.color[1], second >> shift), m.color[0], first >> shift)
+                four = mix(mix(four, field, objects[FIELD] >> shift), m.color[2], objects[BALL] >> shift)
+                if not in_front:
+                    four = mix(mix(four, m.color[1], second >> shift), m.color[0], first >> shift)
+                four = mix(four, 0, black >> shift)
+            if kept != wp.uint32(15):
+                where = four_bytes(kept)
+                four = (four & where) | (pixels(board.screen, which, board.picture, begin + k) & ~where)
+            set_pixels(board.screen, which, board.picture, begin + k, four)
+        k += 1
+
+
+@wp.func
+def repeat_line(board: Shared, i: int, m: Registers, outer: Outer, n_lines: int):
+    """Copy the last line to the next whole lines: nothing changes, so they have no new collisions."""
+    if board.draw != 0:
+        which = i * 2 + (outer.n_frames & 1)
+        at = ((m.swept - m.frame_start) // LINE - outer.first_line) * WORDS
+        end = at + n_lines * WORDS
+        while at < end:
+            set_pixels(board.screen, which, board.picture, at, pixels(board.screen, which, board.picture, at - WORDS))
+            at += 1
+    m.swept += n_lines * LINE
+
+
+@wp.func
+def sweep(board: Shared, i: int, m: Registers, outer: Outer, until: int):
+    """Follow the beam to a clock, line by line, within the picture; the last line may be partial."""
+    last_line = outer.first_line + outer.n_lines
+    stop = wp.min(until, m.frame_start + LINE * last_line)
+    while m.swept < stop:
+        clock = (m.swept - m.frame_start) % LINE
+        n = wp.min(LINE - clock, stop - m.swept)
+        begin = wp.max(clock - BLANK, 0)
+        end = clock + n - BLANK
+        x = int(begin)
+        if board.draw == 0 and (m.vblank & 2) != 0:
+            x = end
+        while x < end:
+            next_x = wp.min((x | 31) + 1, end)
+            sweep_word(board, i, m, outer, x >> 5, x, next_x)
+            x = next_x
+        # Nonzero if this line may differ from the next.
+        special = m.skip[0] | m.skip[1] | m.stars | m.hmove_blank | (m.mirror_playfield ^ (m.control & 1))
+        if begin < 8 and end >= 8:
+            m.hmove_blank = 0
+        m.swept += n
+        if clock + n == LINE:
+            m.skip = Two()
+            m.mirror_playfield = m.control & 1
+            if m.stars != 0:
+                move_star(m)
+            if begin == 0 and special == 0:
+                repeat_line(board, i, m, outer, (stop - m.swept) // LINE)
+
+
+@wp.func
+def looks_the_same(m: Registers, outer: Outer, register: int, value: int, draw: int) -> bool:
+    """Return True if a write certainly changes no pixel and no collision, so the beam need not catch up first.
+
+    These are sounds, motions before HMOVE, and repeated values; also colours while nothing is drawn.
+    """
+    if is_late(m, outer) or register == 0x00:
+        return False
+    if register == 0x01:
+        return (value & 2) == (m.vblank & 2)
+    for k in range(4):
+        if register == 0x06 + k:
+            return draw == 0 or (value >> 1) == (m.color[k] >> 1)
+    if register == 0x0D:
+        return (value >> 4) == (m.playfield & 0x0F)
+    if register == 0x0E:
+        return value == ((m.playfield >> 4) & 0xFF)
+    if register == 0x0F:
+        return value == (m.playfield >> 12)
+    for k in range(2):
+        if register == 0x1B + k:
+            other = 1 - k
+            its_own = m.delay[k] != 0 or value == m.shape[k]
+            its_twin = m.delay[other] == 0 or m.old_shape[other] == m.shape[other]
+            return its_own and its_twin and (k == 0 or m.delay[2] == 0 or m.old_ball == m.enabled[2])
+        if register == 0x1D + k:
+            return m.hide[k] != 0 or ((value >> 1) & 1) == m.enabled[k]
+    if register == 0x1F:
+        return m.delay[2] != 0 or ((value >> 1) & 1) == m.enabled[2]
+    if register == 0x22:
+        return m.cycles * 3 != outer.hmove_clock + 63  # else stars begin
+    sound = register >= 0x15 and register <= 0x1A
+    motion = (register >= 0x20 and register <= 0x24) or register == 0x2B
+    return sound or motion or register == 0x02 or register == 0x03 or register > 0x2C
+
+
+@wp.func
+def follow_beam(board: Shared, i: int, m: Registers, outer: Outer, touches: int, reads: int, writes: int):
+    """Follow the beam before a write changes the picture, a collision is read, or the frame is cut short."""
+    is_last = m.n_instructions == MOST_INSTRUCTIONS - 1
+    until = outer.unfollowed
+    if touches != 0 and writes != 0:
+        register = m.address & 0x3F
+        until = m.cycles * 3 + write_delay(m, register)
+        if reads == 0 and not is_last and looks_the_same(m, outer, register, m.value, board.draw):
+            outer.unfollowed = until
+            return
+    elif touches != 0 and (m.address & 8) == 0:
+        until = m.cycles * 3
+    elif not is_last:
+        return
+    sweep(board, i, m, outer, until)

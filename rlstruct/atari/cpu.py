@@ -1,0 +1,372 @@
+"""The 6507 processor: instructions split into phases, so that the consoles of a GPU warp stay together.
+
+The table in `opcodes` defines what each phase does. An instruction's cycles are counted before it accesses memory.
+"""
+
+import warp as wp
+
+from rlstruct.atari import opcodes as op
+from rlstruct.atari.alu import combine, shift_or_count
+from rlstruct.atari.beam import follow_beam
+from rlstruct.atari.cartridge import rom_byte, rom_place, switch_bank, write_cartridge
+from rlstruct.atari.riot import read_riot, wait, write_riot
+from rlstruct.atari.state import (
+    MOST_INSTRUCTIONS,
+    Outer,
+    Registers,
+    Shared,
+    byte_of_ram,
+    instruction,
+    on_a_cpu,
+    set_byte_of_ram,
+)
+from rlstruct.atari.tia import read_tia, write_tia
+
+
+@wp.func
+def fetch_slowly(board: Shared, i: int, m: Registers) -> wp.uint64:
+    """Read an instruction byte by byte: a byte may come from RAM, and reading it may switch banks."""
+    text = wp.uint64(0)
+    length = int(1)
+    k = int(0)
+    while k < length:
+        if (m.pc & 0x1000) != 0:
+            switch_bank(board, m, m.pc)
+            m.bus = rom_byte(board, i, m, m.pc)
+        else:
+            m.bus = byte_of_ram(board.ram, i, m.pc & 127)
+        m.pc = (m.pc + 1) & 0xFFFF
+        text |= wp.uint64(m.bus) << wp.uint64(8 * k)
+        if k == 0:
+            word = board.opcodes[m.bus]
+            text |= wp.uint64(wp.uint32(word)) << wp.uint64(32)
+            mode = word & 15
+            if mode >= op.IMMEDIATE and mode <= op.INDIRECT:
+                length = wp.where(mode >= op.ABSOLUTE, 3, 2)
+        k += 1
+    return text
+
+
+@wp.func
+def fetch_instruction(board: Shared, i: int, m: Registers) -> wp.uint64:
+    """Return an instruction's bytes and, in the upper 32 bits, its word of `opcodes`; in one read where possible."""
+    text = wp.uint64(0)
+    if (m.pc & 0x1000) != 0:
+        text = instruction(board.program, rom_place(board, m, m.pc))
+    length = int(text >> wp.uint64(24)) & 3
+    if length == 0:
+        return fetch_slowly(board, i, m)
+    m.pc += length
+    m.bus = int(text >> wp.uint64(8 * length - 8)) & 0xFF
+    return text
+
+
+@wp.func
+def ram_word(board: Shared, i: int, address: int) -> int:
+    """Read two bytes of page zero."""
+    return byte_of_ram(board.ram, i, address & 127) | (byte_of_ram(board.ram, i, (address + 1) & 127) << 8)
+
+
+@wp.func
+def status(m: Registers) -> int:
+    """Pack the flags into one byte."""
+    upper = (m.negative << 7) | (m.overflow << 6) | 0x20 | (m.break_flag << 4)
+    return upper | (m.decimal << 3) | (m.no_interrupts << 2) | (m.zero << 1) | m.carry
+
+
+@wp.func
+def set_status(m: Registers, byte: int):
+    """Unpack the flags from one byte."""
+    m.negative = (byte >> 7) & 1
+    m.overflow = (byte >> 6) & 1
+    m.break_flag = (byte >> 4) & 1
+    m.decimal = (byte >> 3) & 1
+    m.no_interrupts = (byte >> 2) & 1
+    m.zero = (byte >> 1) & 1
+    m.carry = byte & 1
+
+
+@wp.func
+def find_operand(board: Shared, i: int, m: Registers, word: int, operand: int):
+    """Compute the address of the operand, in memory or on the stack."""
+    mode = word & 15
+    if mode == op.PUSH:
+        m.address = 0x100 | m.sp
+        m.sp = (m.sp - 1) & 0xFF
+    elif mode == op.PULL:
+        m.bus = byte_of_ram(board.ram, i, m.sp & 127)
+        m.sp = (m.sp + 1) & 0xFF
+        m.address = 0x100 | m.sp
+    elif mode != op.IMPLIED:
+        base = operand
+        index = wp.where(mode == op.ZERO_X or mode == op.ABSOLUTE_X, m.x, 0)
+        index = wp.where(mode == op.ZERO_Y or mode == op.ABSOLUTE_Y or mode == op.INDEXED_Y, m.y, index)
+        mask = wp.where(mode < op.INDEXED_Y, 0xFF, 0xFFFF)
+        if mode == op.INDEXED_X or mode == op.INDEXED_Y:
+            base = ram_word(board, i, base + wp.where(mode == op.INDEXED_X, m.x, 0))
+            mask = 0xFFFF
+            m.bus = base >> 8
+        m.address = (base + index) & mask
+        if ((word >> op.PAGE) & 1) != 0 and ((base ^ m.address) & 0xFF00) != 0:
+            m.cycles += 1
+
+
+@wp.func
+def read_chip(m: Registers, outer: Outer):
+    """Read a register of the TIA or the RIOT into `m.bus`."""
+    if (m.address & 0x0080) == 0:
+        read_tia(m, outer, m.address)
+    else:
+        read_riot(m, outer, m.address)
+
+
+@wp.func
+def write_chip(m: Registers, outer: Outer):
+    """Write `m.value` to a register of the TIA or the RIOT."""
+    if (m.address & 0x0080) == 0:
+        write_tia(m, outer, m.address, m.value)
+    else:
+        write_riot(m, outer, m.address, m.value)
+
+
+def noinline(function: wp.Function) -> wp.Function:
+    """Copy a Warp function without inlining: CPU code exists once per frequent opcode, and shares what is large."""
+    return wp.func(function.func, name=f"{function.key}_noinline", inline=False)
+
+
+read_chip_noinline, write_chip_noinline, follow_beam_noinline = (
+    noinline(read_chip),
+    noinline(write_chip),
+    noinline(follow_beam),
+)
+
+
+@wp.func
+def read_memory(board: Shared, i: int, m: Registers, outer: Outer):
+    """Read the operand into `m.bus`."""
+    address = m.address
+    if (address & 0x1000) != 0:
+        switch_bank(board, m, address)
+        m.bus = rom_byte(board, i, m, address)
+    elif (address & 0x0280) == 0x80:
+        m.bus = byte_of_ram(board.ram, i, address & 127)
+    elif on_a_cpu():
+        read_chip_noinline(m, outer)
+    else:
+        read_chip(m, outer)
+
+
+@wp.func
+def write_memory(board: Shared, i: int, m: Registers, outer: Outer):
+    """Write `m.value` to the operand's address."""
+    address = m.address
+    m.bus = m.value
+    if (address & 0x1000) != 0:
+        write_cartridge(board, i, m, address, m.value)
+    elif (address & 0x0280) == 0x80:
+        set_byte_of_ram(board.ram, i, address & 127, m.value)
+    elif on_a_cpu():
+        write_chip_noinline(m, outer)
+    else:
+        write_chip(m, outer)
+
+
+@wp.func
+def pick_source(m: Registers, source: int):
+    """Set `m.value` from the instruction's source."""
+    value = wp.where(source == op.FROM_A, m.a, m.bus)
+    value = wp.where(source == op.FROM_X, m.x, value)
+    value = wp.where(source == op.FROM_Y, m.y, value)
+    if source >= op.FROM_SP:
+        value = m.sp
+        if source == op.FROM_STATUS:
+            value = status(m)
+        elif source == op.FROM_A_AND_X:
+            value = m.a & m.x
+        elif source == op.FROM_A_AND_MEMORY:
+            value = m.a & m.bus
+    m.value = value
+
+
+@wp.func
+def put_result(m: Registers, word: int):
+    """Set N and Z, and store the result in the target register."""
+    value = m.value
+    if ((word >> op.NZ) & 1) != 0:
+        m.negative = value >> 7
+        m.zero = wp.where(value == 0, 1, 0)
+    target = wp.where(((word >> op.BINARY) & 7) == op.COMPARE, op.TO_NOWHERE, (word >> op.TARGET) & 7)
+    if target == op.TO_A:
+        m.a = value
+    elif target == op.TO_X:
+        m.x = value
+    elif target == op.TO_Y:
+        m.y = value
+    elif target == op.TO_A_AND_X:
+        m.a = value
+        m.x = value
+    elif target == op.TO_SP:
+        m.sp = value
+    elif target == op.TO_STATUS:
+        set_status(m, value)
+
+
+@wp.func
+def branch(m: Registers, opcode: int):
+    """BPL to BEQ: the top two bits of the opcode select the flag; the next bit is the value that takes the branch."""
+    name = opcode >> 6
+    flag = wp.where(name == 1, m.overflow, m.negative)
+    flag = wp.where(name == 2, m.carry, flag)
+    flag = wp.where(name == 3, m.zero, flag)
+    if flag == ((opcode >> 5) & 1):
+        target = (m.pc + ((m.address ^ 0x80) - 0x80)) & 0xFFFF
+        m.cycles += 1 + wp.where(((target ^ m.pc) & 0xFF00) != 0, 1, 0)
+        m.pc = target
+
+
+@wp.func
+def set_flag(m: Registers, opcode: int):
+    """CLC, SEC, CLI, SEI, CLV, CLD and SED."""
+    wanted = (opcode >> 5) & 1
+    if (opcode >> 6) == 0:
+        m.carry = wanted
+    elif (opcode >> 6) == 1:
+        m.no_interrupts = wanted
+    elif (opcode >> 6) == 2:
+        m.overflow = 0
+    else:
+        m.decimal = wanted
+
+
+@wp.func
+def push(board: Shared, i: int, m: Registers, byte: int):
+    """Push a byte to the stack in RAM."""
+    set_byte_of_ram(board.ram, i, m.sp & 127, byte)
+    m.sp = (m.sp - 1) & 0xFF
+
+
+@wp.func
+def jump(board: Shared, i: int, m: Registers, flow: int):
+    """JMP, JSR, RTS, RTI and BRK."""
+    target = m.address
+    if flow == op.RETURN:
+        target = ram_word(board, i, m.sp + 1) + 1
+        m.sp = (m.sp + 2) & 0xFF
+    elif flow == op.FROM_INTERRUPT:
+        set_status(m, byte_of_ram(board.ram, i, (m.sp + 1) & 127))
+        target = ram_word(board, i, m.sp + 2)
+        m.sp = (m.sp + 3) & 0xFF
+    elif flow == op.CALL or flow == op.BREAK:
+        back = m.pc - 1
+        if flow == op.BREAK:
+            back = m.pc + 1
+        push(board, i, m, (back >> 8) & 0xFF)
+        push(board, i, m, back & 0xFF)
+        if flow == op.BREAK:
+            m.break_flag = 1
+            push(board, i, m, status(m))
+            m.no_interrupts = 1
+            target = rom_byte(board, i, m, 0xFFFE) | (rom_byte(board, i, m, 0xFFFF) << 8)
+    m.pc = target & 0xFFFF
+
+
+@wp.func
+def indirect(board: Shared, i: int, m: Registers):
+    """Look up the target of JMP (address); the 6502 reads its high byte from the same page."""
+    address = m.address
+    wrapped = (address & 0xFF00) | ((address + 1) & 0xFF)
+    if (address & 0x1000) != 0:
+        m.address = rom_byte(board, i, m, address) | (rom_byte(board, i, m, wrapped) << 8)
+    else:
+        m.address = ram_word(board, i, address)
+
+
+@wp.func
+def compute(board: Shared, i: int, m: Registers, outer: Outer, word: int):
+    """Read the operand, compute, and write the result."""
+    pick_source(m, (word >> op.SOURCE) & 7)
+    reads = (word >> op.READ) & 1
+    writes = (word >> op.WRITE) & 1
+    touches = wp.where((m.address & 0x1080) == 0, reads | writes, 0)
+    if touches != 0 or m.n_instructions == MOST_INSTRUCTIONS - 1:
+        if on_a_cpu():
+            follow_beam_noinline(board, i, m, outer, touches, reads, writes)
+        else:
+            follow_beam(board, i, m, outer, touches, reads, writes)
+    if reads != 0:
+        read_memory(board, i, m, outer)
+        m.value = m.bus
+    unary = (word >> op.UNARY) & 7
+    if unary != op.KEEP:
+        shift_or_count(m, unary)
+    if writes != 0:
+        write_memory(board, i, m, outer)
+    binary = (word >> op.BINARY) & 7
+    if binary != op.NOTHING:
+        combine(m, binary, (word >> op.TARGET) & 7)
+    put_result(m, word)
+
+
+@wp.func
+def execute(board: Shared, i: int, m: Registers, outer: Outer, word: int, operand: int, opcode: int):
+    """Run all phases after the fetch."""
+    m.cycles += (word >> op.CYCLES) & 15
+    find_operand(board, i, m, word, operand)
+    flow = (word >> op.FLOW) & 15
+    if flow < op.BRANCH or m.n_instructions == MOST_INSTRUCTIONS - 1:
+        compute(board, i, m, outer, word)
+    if flow == op.CARRY_IS_SIGN:
+        m.carry = m.value >> 7
+    elif flow == op.BRANCH:
+        branch(m, opcode)
+    elif flow == op.SET_FLAG:
+        set_flag(m, opcode)
+    elif flow == op.JAM:
+        m.pc = (m.pc - 1) & 0xFFFF
+    elif flow > op.BRANCH:
+        if (word & 15) == op.INDIRECT:
+            indirect(board, i, m)
+        jump(board, i, m, flow)
+    elif flow != op.ALONG:
+        wait(m, outer, flow)
+
+
+@wp.func
+def step(board: Shared, i: int, m: Registers, outer: Outer):
+    """Run an instruction."""
+    text = fetch_instruction(board, i, m)
+    execute(board, i, m, outer, int(text >> wp.uint64(32)), int(text >> wp.uint64(8)) & 0xFFFF, int(text) & 0xFF)
+
+
+step_noinline = noinline(step)
+
+
+@wp.func(inline=True)
+def step_on_a_cpu(board: Shared, i: int, m: Registers, outer: Outer):
+    """Run an instruction; frequent opcodes have specialized code, in which most phases are removed at compile time.
+
+    The loop over opcodes compiles to a jump table. A GPU would lose: its threads would diverge by opcode.
+    """
+    text = wp.uint64(0)
+    if (m.pc & 0x1000) != 0:
+        text = instruction(board.program, rom_place(board, m, m.pc))
+    number = int(text >> wp.uint64(26)) & 63
+    for k in range(wp.static(len(op.FREQUENT))):
+        if number == k + 1:
+            operand = int(text >> wp.uint64(8)) & 0xFFFF
+            m.pc += wp.static(op.LENGTHS[op.FREQUENT[k]])
+            m.bus = int(text >> wp.static(wp.uint64(8 * op.LENGTHS[op.FREQUENT[k]] - 8))) & 0xFF
+            execute(board, i, m, outer, wp.static(op.WORDS[op.FREQUENT[k]]), operand, wp.static(op.FREQUENT[k]))
+            return
+    step_noinline(board, i, m, outer)
+
+
+@wp.func
+def run(board: Shared, i: int, m: Registers, outer: Outer):
+    """Run instructions until the frame ends."""
+    while m.ended == 0 and m.n_instructions < MOST_INSTRUCTIONS:
+        if on_a_cpu():
+            step_on_a_cpu(board, i, m, outer)
+        else:
+            step(board, i, m, outer)
+        m.n_instructions += 1

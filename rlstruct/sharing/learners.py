@@ -1,0 +1,42 @@
+"""Shares of GPUs for the learners of a training."""
+
+from __future__ import annotations
+
+from multiprocessing import parent_process
+
+import torch
+
+from rlstruct.algos.config import TrainingConfig
+from rlstruct.algos.launch import Rendezvous
+from rlstruct.batchers.workers.placement import Mode
+from rlstruct.errors import LearnerError
+from rlstruct.sharing.gpu_sharing import GpuSharing, gpus
+
+# Kept for the life of the process, which can join one only.
+_shares: dict[tuple[str, Mode, float | None], GpuSharing] = {}
+
+
+def share_gpus(config: TrainingConfig) -> GpuSharing | None:
+    """Give this process rank 0's share of a GPU, before anything here uses CUDA.
+
+    Returns the shares of all learners; ``learner_device="cuda"`` spreads them over all visible GPUs. None in a learner
+    that another process has started.
+    """
+    name = type(config).__name__
+    if Rendezvous.from_environment() is not None:
+        if parent_process() is None and not config.n_processes:
+            raise LearnerError(
+                f"{name}: sharing is {config.sharing!r}, but torchrun has started the learners, and only those of "
+                "n_learners get shares. Pass sharing='none', and start torchrun as a client: "
+                "with mps() as daemon: subprocess.run(['torchrun', …], env=os.environ | daemon.environment(25)); "
+                "mps is in rlstruct.sharing."
+            )
+        return None
+    asked = config.learner_device, config.sharing, config.thread_percentage
+    if asked not in _shares:
+        device = torch.device(config.learner_device)
+        found = gpus()[: None if device.index is None else 1]
+        sharing = GpuSharing(device, config.n_learners, *asked[1:], gpus=found, where=name)
+        sharing.join()
+        _shares[asked] = sharing
+    return _shares[asked]
