@@ -106,7 +106,7 @@ class GradientLearner(ABC):
                 "run_training: updates on %s could run faster, but the agent does not: %s.", self.device, PROMISE
             )
             graph = None
-        self._compile = EXECUTORS["compiled"](self.device) if compiled and pure and agent.pure else None
+        self._compile = EXECUTORS["compiled"](self.device) if compiled and pure else None
         stream = None if graph is None else stream_on(self.device)  # CUDA cannot capture on the default stream
         self._whole: Runner[Terms] = Runner(
             self._step, self._owner, self.device, graph, failed=_warn_uncaptured, stream=stream, operation="graph"

@@ -114,7 +114,9 @@ class Compiled:
         # __call__ compares strides. Random numbers must equal those of eager torch.
         settings = {"max_fusion_size": MAX_FUSED, "size_asserts": False, "fallback_random": True}
         with torch.no_grad(), torch._inductor.config.patch(settings):
-            table = {**select_decomp_table(), torch.ops.aten.addmm.default: _few_rows}
+            # On CUDA, Inductor generates wrong code for foreach operators.
+            foreach = torch_private.foreach_decompositions()
+            table = {**select_decomp_table(), torch.ops.aten.addmm.default: _few_rows, **foreach}
             # Fake tensors have no values: a function that asks for one raises instead of specialising on the value.
             traced = make_fx(flat, tracing_mode="fake", _allow_non_fake_inputs=True)(*inputs)
             if not self.writes:

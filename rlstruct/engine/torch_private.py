@@ -31,6 +31,8 @@ _CUDA_ONLY: Final = frozenset({"graph"})  # builds of torch without CUDA have no
 NEEDED: Final[dict[str, tuple[str, ...]]] = {
     "compiled": (
         "torch._ops:OpOverload",
+        "torch._ops#_op_dk",
+        "torch._C:_dispatch_get_all_op_names",
         "torch._inductor.compile_fx:compile_fx_inner",
         "torch._inductor.decomposition:select_decomp_table",
         "torch._inductor.config:max_fusion_size",
@@ -122,6 +124,19 @@ def version_of(tensor: torch.Tensor) -> int:
 def schema_of(func: Any) -> Any:
     """Return an operator's schema: arguments, returns, and which of them it writes to."""
     return func._schema
+
+
+@functools.cache
+def foreach_decompositions() -> dict[Any, Callable[..., Any]]:
+    """Map all foreach operators to functions that call one operator per tensor, as torch does on a new device."""
+    key, found = torch._C.DispatchKey.CompositeExplicitAutograd, {}
+    for name in torch._C._dispatch_get_all_op_names():
+        if name.startswith("aten::_foreach_"):
+            packet, _, overload = name.removeprefix("aten::").partition(".")
+            func = getattr(getattr(torch.ops.aten, packet), overload or "default")
+            if func.has_kernel_for_dispatch_key(key):
+                found[func] = functools.partial(func._op_dk, key)
+    return found
 
 
 def clear_cublas_workspaces() -> None:
