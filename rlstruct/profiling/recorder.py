@@ -3,6 +3,7 @@
 A process records one window when it starts, and again whenever the elapsed time has tripled: at 0, 3, 9, 27, 81, …
 window lengths. A process that starts in between also records one from its first operation on. The first iteration opens
 another window (or extends the open one), so the start of the training is recorded even if an evaluation comes first.
+No window begins or ends during the capture of a CUDA graph, which would fail if torch's profiler started or stopped.
 A run of any length therefore leaves few files and needs memory for at most two windows. Processes share the schedule,
 so they record at the same times without communicating. Windows begin and end where an operation does.
 
@@ -75,7 +76,8 @@ class Recorder:
         self._slices: list[tuple[int, int]] = []  # begin and kind
         self._turns_at = self._closes_at = 0  # ns; when something changes, and when the open window ends
         self._awaited = _TRAINING
-        is_first = multiprocessing.parent_process() is None and torch.cuda.is_available()
+        # `torch.cuda.is_available` would open CUDA's driver, which reads the variables of MPS only then. NVML does not.
+        is_first = multiprocessing.parent_process() is None and torch.backends.cuda.is_built()  # type: ignore[no-untyped-call]
         self._end_samples = nvml.sample(self._folder) if is_first else None
         self._skip_windows(now := _now())
         if self._turns_at <= now:
@@ -165,6 +167,8 @@ class Recorder:
             self._turns_at = self._origin + elapsed
 
     def _turn(self, now: int) -> None:
+        if _is_capturing():
+            return
         if not self._is_on:
             self._begin_window(self._length)
         elif now < self._closes_at:
@@ -175,6 +179,8 @@ class Recorder:
 
     def _train(self, name: str, now: int) -> None:
         """Record a full window from here on: training begins."""
+        if _is_capturing():
+            return
         self._awaited = frozenset() if name == "iteration" else self._awaited - {name}
         if not self._is_on:
             self._begin_window(self._length)
@@ -311,14 +317,19 @@ class Ranges:
 
 
 def recorder_of(asked: str) -> Log | None:
-    """Start recording this process, or return None if NVTX ranges are asked for and there is no GPU.
+    """Start recording this process, or return None if NVTX ranges are asked for and torch has no CUDA.
 
     Args:
         asked: value of the environment variable `VARIABLE`.
     """
     if asked != NVTX:
         return Recorder(json.loads(asked))
-    return Ranges() if torch.cuda.is_available() else None
+    return Ranges() if torch.backends.cuda.is_built() else None  # type: ignore[no-untyped-call]
+
+
+def _is_capturing() -> bool:
+    """Return True while this thread captures a CUDA graph, in which torch's profiler can neither start nor stop."""
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()  # type: ignore[no-untyped-call]
 
 
 def _typical(taken: list[int]) -> float:

@@ -170,6 +170,7 @@ def test_a_window_names_the_gpus_of_its_process_by_uuid(
     seen = [types.SimpleNamespace(uuid="BBBB")]  # torch's has no prefix
     monkeypatch.setattr(torch.cuda, "device_count", lambda: len(seen))
     monkeypatch.setattr(torch.cuda, "get_device_properties", seen.__getitem__)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     for in_use in (False, True):
         monkeypatch.setattr(torch.cuda, "is_initialized", lambda in_use=in_use: in_use)
         with profile(tmp_path / str(in_use), operators=False), operation("work"):

@@ -13,6 +13,7 @@ import torch
 
 from rlstruct.agents import ActorCritic, ActorCriticAgent
 from rlstruct.batchers import RL_Batcher
+from rlstruct.engine.graph import capture, capture_cuda
 from rlstruct.profiling import operation, profile, read
 from rlstruct.sims import make
 
@@ -53,6 +54,24 @@ def test_a_replayed_batch_is_attributed_to_what_was_captured(tmp_path: pathlib.P
     assert named["agent"] > 0.0
     # Five batches are one eager, one captured and replayed, three replayed: most of the work is that of replays.
     assert named["simulator"] + named["agent"] > named.get("graph", 0.0)
+
+
+def test_a_window_does_not_end_within_a_capture(tmp_path: pathlib.Path) -> None:
+    numbers = torch.zeros(4, device="cuda:0")
+
+    def work() -> None:
+        end = time.perf_counter() + 0.5
+        while time.perf_counter() < end:
+            with operation("add"):
+                time.sleep(0.01)
+        numbers.add_(1.0)
+
+    with torch.cuda.stream(torch.cuda.Stream()), profile(tmp_path, window=0.2):
+        with operation("iteration"):
+            replay = capture(capture_cuda, work)
+        replay()
+        torch.cuda.synchronize()
+    assert numbers.tolist() == [1.0] * 4
 
 
 SCRIPT = """

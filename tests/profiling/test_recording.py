@@ -204,7 +204,7 @@ def test_a_worker_that_waits_records_a_window_from_where_it_begins_to_work(tmp_p
 def test_a_training_on_the_cpu_is_recorded_alike_where_there_is_a_gpu(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
     one = torch.ones(1)
     with profile(tmp_path, window=60):
         start = time.perf_counter()
@@ -347,3 +347,29 @@ def test_a_capture_is_recorded_between_windows(tmp_path: pathlib.Path) -> None:
     (process,) = read(tmp_path).processes
     assert process.n_windows == 1
     assert all("captured" not in row.path for row in process.rows)
+
+
+def test_no_window_begins_or_ends_within_a_capture(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def at_work(seconds: float) -> tuple[int, int]:
+        begun = time.perf_counter_ns()
+        end = begun + int(1e9 * seconds)
+        while time.perf_counter_ns() < end:
+            with operation("agent"):
+                pass
+        return begun, time.perf_counter_ns()
+
+    with profile(tmp_path, window=0.1):  # windows begin after 0, 0.3 and 0.9 s
+        at_work(0.05)
+        with monkeypatch.context() as capturing:
+            capturing.setattr(recorder, "_is_capturing", lambda: True, raising=False)
+            first = at_work(0.2)  # in a window
+            assert not list(tmp_path.glob("*.json"))
+        at_work(0.01)
+        assert len(list(tmp_path.glob("*.operations.json"))) == 1
+        with monkeypatch.context() as capturing:
+            capturing.setattr(recorder, "_is_capturing", lambda: True, raising=False)
+            second = at_work(0.3)  # between two
+        at_work(0.05)
+    ends = [(one.begun, one.ended) for one in load_recordings(tmp_path)]
+    assert len(ends) == 2
+    assert not [at for at in sum(ends, ()) for begun, ended in (first, second) if begun <= at <= ended]
