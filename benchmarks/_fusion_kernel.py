@@ -7,7 +7,7 @@ import torch
 import warp as wp
 
 from rlstruct.sims import cart_pole_kernel as cart_pole
-from rlstruct.sims.kernels import GameKernel, quietly
+from rlstruct.sims.kernels import GameKernel, quietly, start
 from rlstruct.sims.kernels.advance import Memory, make_advance
 from rlstruct.sims.kernels.fused import BLOCK
 
@@ -87,6 +87,7 @@ class Launch:
             shown = {"frame": numbers(n, 4), "reward": numbers(n), "last": numbers(n, dtype=torch.int64)}
             self.tensors |= {f"{end}_{name}": value for name, value in shown.items()}
         self.tensors["flags"] = numbers(n_steps, 3, dtype=torch.bool)
+        start()
         memory, by = Memory(), Pusher()
         by.gain = 0.5
         for name, value in self.tensors.items():

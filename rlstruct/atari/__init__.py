@@ -4,7 +4,7 @@
 loads an ALE state and runs frames from there. ROMs and start states come from the user's ale-py.
 """
 
-import rlstruct.sims.kernels  # noqa: F401 - starts Warp, or names what is missing
+import rlstruct.sims.kernels  # noqa: F401 - names what is missing
 from rlstruct.atari.ale_game import open_ale, open_consoles, playable_games
 from rlstruct.atari.ale_state import AleState, read_ale_state, write_ale_state
 from rlstruct.atari.env import Atari, AtariState

@@ -18,6 +18,7 @@ from rlstruct.atari.opcodes import WORDS, make_program
 from rlstruct.atari.state import NAMES, Board, Console, Periphery
 from rlstruct.device import DeviceLike, resolve_device
 from rlstruct.errors import BadValueError
+from rlstruct.sims.kernels import start
 
 _structs: tuple[Any, Any] = (Console, Periphery)  # Warp's decorator replaces the classes, so mypy needs Any
 FIELDS: tuple[str, ...] = tuple(name for struct in _structs for var in struct.vars for name in NAMES.get(var, (var,)))
@@ -67,6 +68,7 @@ class Consoles:
         rom *= 2 if mapper == "2K" else 1  # the address space shows it twice
         program = make_program(rom, with_ram=mapper.endswith("SC"), switches=MAPPERS[mapper] != cartridge.FIXED)
         self.program = torch.from_numpy(program.view(np.int64)).to(self.device)
+        start()
         self.board = Board()
         self.board.rom = wp.from_torch(torch.frombuffer(bytearray(rom), dtype=torch.uint8).to(self.device))
         self.board.opcodes = wp.from_torch(torch.tensor(WORDS, dtype=torch.int32, device=self.device))

@@ -25,7 +25,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_operations_are_ranges_of_the_same_names(calls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
 
     @operation("loss")
     def loss() -> None:
@@ -50,7 +50,7 @@ def test_operations_are_ranges_of_the_same_names(calls: list[str], monkeypatch: 
 
 
 def test_without_cuda_there_are_no_ranges(calls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: False)
     operations.start_if_requested()
     assert not is_on()
     with operation("iteration"):

@@ -22,7 +22,7 @@ except ImportError as error:
         "backend='torch'."
     ) from error
 
-__all__ = ["GameKernel", "quietly", "wp"]
+__all__ = ["GameKernel", "quietly", "start", "wp"]
 
 
 @dataclass(frozen=True)
@@ -60,5 +60,7 @@ def quietly() -> Iterator[None]:
         wp.config.log_level = level
 
 
-with quietly():
-    wp.init()
+def start() -> None:
+    """Initialise Warp without its banner. This opens CUDA's driver, so nothing calls it during an import."""
+    with quietly():
+        wp.init()

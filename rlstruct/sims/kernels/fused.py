@@ -18,7 +18,7 @@ from rlstruct.core.named import part_of
 from rlstruct.engine.fused import FusedRollout, Layers, Perceptron
 from rlstruct.errors import BadValueError, ShapeMismatchError
 from rlstruct.sims._state import Tensors
-from rlstruct.sims.kernels import GameKernel, quietly
+from rlstruct.sims.kernels import GameKernel, quietly, start
 from rlstruct.sims.kernels.advance import Memory, make_advance
 from rlstruct.sims.kernels.perceptron import ACTIVATIONS, make_perceptron
 
@@ -142,7 +142,8 @@ def _results(initial_state: Tensor, rng: Tensor, env_results: Tensors, agent_res
 
 
 def check_kernel(env: Any) -> None:
-    """Raise unless the kernel belongs to the simulator's own class, and supports its spaces."""
+    """Initialise Warp; raise unless the kernel belongs to the simulator's own class, and supports its spaces."""
+    start()
     kind, game = type(env), env.kernel()
     age = next(i for i, cls in enumerate(kind.__mro__) if {"kernel", "kernel_module"} & vars(cls).keys())
     changed = [m for cls in kind.__mro__[:age] for m in ("initial", "transition", "observe") if m in vars(cls)]
