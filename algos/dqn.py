@@ -22,7 +22,7 @@ from rlstruct.algos.learner import CreateAgent, agent_around
 from rlstruct.algos.prioritised import PrioritisedReplayBuffer
 from rlstruct.algos.replay_buffer import ReplayBuffer
 from rlstruct.algos.replay_learner import PolyakAverage, ReplayConfig, ReplayLearner
-from rlstruct.core import DictTensor, Trajectories
+from rlstruct.core import DictTensor
 from rlstruct.errors import BadKeyError
 from rlstruct.functional.q_learning import double_q_value, q_loss, td_target
 from rlstruct.functional.schedules import epsilon_ladder, linear_schedule
@@ -162,12 +162,6 @@ class DQNLearner(ReplayLearner):
         """Create a learner, which creates its two agents itself."""
         return cls(model, create_agent, config)
 
-    def update(self, trajectories: Trajectories, fraction_done: float) -> dict[str, Tensor]:
-        """Add a batch to buffer and statistics, and take gradient steps; see `ReplayLearner.update`."""
-        if self.statistics is not None:
-            self.see_frames(self.learn_from(trajectories))
-        return super().update(trajectories, fraction_done)
-
     def anneal(self, fraction_done: float) -> None:
         """Set the learning rate, and how much of the bias of prioritised sampling is corrected."""
         super().anneal(fraction_done)
@@ -177,9 +171,6 @@ class DQNLearner(ReplayLearner):
     def learn(self) -> dict[str, Tensor]:
         """Take one gradient step: ``loss``, ``gradient_norm`` []; ``value`` of the actions, absolute ``error`` [K]."""
         config, buffer, batch = self.config, self.buffer, self.sample()
-        if self.statistics is not None:
-            batch = batch.get(batch.keys())
-            batch.set("reward", self.statistics.scale_rewards(batch["reward"]))
         terms = self.run(batch)
         if isinstance(buffer, PrioritisedReplayBuffer):
             buffer.update_priorities(batch["index"].to(buffer.device), terms["error"].to(buffer.device))
@@ -187,10 +178,6 @@ class DQNLearner(ReplayLearner):
         if self.policy_version % config.target_update_interval == 0:
             self._target.update(config.target_update_rate)
         return {**terms, "error": terms["error"].abs()}
-
-    def depends_on(self) -> tuple[object, bool]:
-        """Include the target network; see `GradientLearner.depends_on`."""
-        return (self.agent, self.target_agent), self.agent.pure and self.target_agent.pure
 
     def terms(self, batch: DictTensor) -> dict[str, Tensor]:
         """Compute `losses` of a sampled batch."""

@@ -22,7 +22,7 @@ from rlstruct.engine.executors import EXECUTORS, PROMISE
 from rlstruct.engine.runner import Runner
 from rlstruct.engine.streams import stream_on
 from rlstruct.errors import BadKeyError, BadTypeError, BadValueError, ShapeMismatchError, warn_user
-from rlstruct.functional import categorical, gaussian
+from rlstruct.functional import categorical, gaussian, random
 from rlstruct.functional.schedules import linear_schedule
 from rlstruct.profiling import operation
 from rlstruct.replay import replay_with_next_values as replay_with_next_values  # where it was
@@ -206,6 +206,23 @@ class GradientLearner(ABC):
         terms = self.gradient_steps(batch)
         self._n_steps = self.policy_version - first
         return terms
+
+    def seed_for(self, purpose: str) -> Tensor:
+        """Return the seed of a learner's random numbers, for `rlstruct.functional.random.step_keys`.
+
+        Args:
+            purpose: what the numbers are for. Each purpose, seed of the configuration and learner has a stream of its
+                own, which none of the environments shares.
+
+        Returns:
+            [1] int64 on the learner's device.
+        """
+        seed = torch.full((1,), self._own_seed(), dtype=torch.int64, device=self.device)
+        return random.purpose_seed(seed, purpose)
+
+    def _own_seed(self) -> int:
+        """Return the seed of this learner, which no other learner and no training with another seed has."""
+        return self.config.seed + (self.group.rank << 32)
 
     def agent_info(self, fraction_done: float, n_envs: int) -> DictTensor:
         """Return the ``agent_info`` for collecting the next batch, [B] on the CPU; by default it is empty."""

@@ -129,7 +129,7 @@ class PPOLearner(GradientLearner):
     def __init__(self, model: nn.Module, agent: RL_Agent, config: PPOConfig) -> None:
         super().__init__(model, agent, config)
         self._prepare = self._part("loss", self.prepare)
-        self._seed = torch.full((1,), config.seed, dtype=torch.int64, device=self.device)
+        self._seed = self.seed_for("minibatches")
 
     def gradient_steps(self, batch: Trajectories) -> dict[str, Tensor]:
         """Take ``n_epochs * n_minibatches`` gradient steps; skipped ones count in ``policy_version``, too.
@@ -234,7 +234,7 @@ class PPOLearner(GradientLearner):
                 "a state learns from whole rows."
             )
         # Keys from a counter: the same order on all devices, and after a resume, but different in each learner.
-        lanes = torch.arange(n_rows, device=self.device, dtype=torch.int64) + n_rows * self.group.rank
+        lanes = torch.arange(n_rows, device=self.device, dtype=torch.int64)
         order = random.step_keys(self._seed, self.version_now + epoch * n, lanes).squeeze(1).argsort()
         return order.tensor_split([n_rows * k // n for k in range(1, n)])
 

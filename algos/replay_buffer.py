@@ -49,7 +49,7 @@ class ReplayBuffer:
             the stack from earlier steps.
         stack_padding: how the environment fills the stack of an episode's first steps: with its first frame
             (``"reset"``, as gymnasium's FrameStackObservation does by default) or with zeros.
-        seed: seed of the sampling, which is equal on all devices.
+        seed: seed of the sampling, which is equal on all devices. It may equal the seed of a batcher.
 
     Raises:
         ValueError: a number is out of range, or the device does not exist.
@@ -79,7 +79,8 @@ class ReplayBuffer:
         self._state: dict[str, Tensor] = {}  # one number per environment
         self._ring, self._width = 0, 0
         self._bases = torch.zeros(0, dtype=torch.int64, device=self.device)
-        self._seed = torch.full((1,), check_seed("ReplayBuffer", "seed", seed), dtype=torch.int64, device=self.device)
+        seeds = torch.full((1,), check_seed("ReplayBuffer", "seed", seed), dtype=torch.int64, device=self.device)
+        self._seed = random.purpose_seed(seeds, "replay buffer")
         self._n_draws = 0
         self._drawable = False  # True once at least one step can certainly be sampled
 

@@ -29,7 +29,8 @@ class ReplayConfig(TrainingConfig):
         n_updates: number of gradient steps per collected batch.
         replay_capacity: number of observations that the buffer holds, see ReplayBuffer.
         replay_device: device of the buffer; None for the learner's device.
-        learning_starts: environment steps before the first gradient step.
+        learning_starts: environment steps to collect before the first gradient step, which follows the batch that
+            reaches this number.
         overlap: collect the next batch while learning. It pays with worker processes.
     """
 
@@ -84,12 +85,15 @@ Follower = PolyakAverage  # its name in 0.3
 class ReplayLearner(GradientLearner):
     """Learner that stores every batch in a replay buffer, and takes ``n_updates`` gradient steps on samples from it.
 
+    If the network keeps statistics of its inputs, every batch updates them, and `sample` scales the rewards: the buffer
+    keeps them as they were collected.
+
     Args:
         model: see `GradientLearner`.
         agent: see `GradientLearner`.
         config: see `ReplayConfig`.
         create_buffer: class of the buffer, or a function that returns one.
-        networks: further networks to save in checkpoints, by name.
+        networks: further networks that `terms` reads, such as a target network, by name. Checkpoints contain them.
         settings: further arguments of ``create_buffer``.
 
     Attributes:
@@ -110,34 +114,53 @@ class ReplayLearner(GradientLearner):
         networks: Mapping[str, nn.Module] | None = None,
         **settings: Any,  # noqa: ANN401 - of the buffer
     ) -> None:
+        self._networks = dict(networks or {})
         super().__init__(model, agent, config)
         self.overlap = config.overlap
-        known: dict[str, Any] = {"discount": config.discount, "seed": config.seed + self.group.rank, **settings}
+        known: dict[str, Any] = {"discount": config.discount, "seed": self._own_seed(), **settings}
         self.buffer = create_buffer(config.replay_capacity, device=config.replay_device or self.device, **known)
-        self._networks = dict(networks or {})
 
     def update(self, trajectories: Trajectories, fraction_done: float) -> dict[str, Tensor]:
         """Add a batch to the replay buffer, and take ``n_updates`` gradient steps; see `GradientLearner.update`.
 
         Returns the means of the results of `learn` over these steps; empty while the buffer fills.  [] each
         """
+        if self.statistics is not None:
+            self.see_frames(self.learn_from(trajectories))
         self.buffer.extend(trajectories.to(self.buffer.device))
-        if self.fills(fraction_done):
+        steps = trajectories.trajectories
+        if self.fills(fraction_done, n_more=steps.n_elems() * steps.n_steps() * self.group.size):
             return {}
         self.anneal(fraction_done)
         return mean_terms([self.learn() for _ in range(self.config.n_updates)])
 
     @abstractmethod
     def learn(self) -> dict[str, Tensor]:
-        """Take one gradient step on a sample from the buffer, and return its terms, detached.  [] or [K] each."""
+        """Take one gradient step on a `sample`, usually by `run`, and return its terms, detached.  [] or [K] each."""
 
     def sample(self) -> DictTensor:
-        """Sample the steps of one gradient step from the buffer, on the learner's device.  [batch_size]."""
-        return self.buffer.sample(self.config.batch_size).to(self.device, non_blocking=True)
+        """Sample the steps of one gradient step from the buffer, on the learner's device.  [batch_size].
 
-    def fills(self, fraction_done: float) -> bool:
-        """Return True while the buffer fills, before the first gradient step."""
-        return fraction_done * self.config.n_env_steps < self.config.learning_starts
+        If the network keeps statistics, they scale the ``reward``.
+        """
+        batch = self.buffer.sample(self.config.batch_size).to(self.device, non_blocking=True)
+        if self.statistics is None:
+            return batch
+        return DictTensor({**dict(batch.items()), "reward": self.statistics.scale_rewards(batch["reward"])})
+
+    def fills(self, fraction_done: float, n_more: int = 0) -> bool:
+        """Return True while the buffer fills, before the first gradient step.
+
+        Args:
+            fraction_done: share of the training, as in `update`.
+            n_more: environment steps that all learners have collected since then.
+        """
+        n_before = round(fraction_done * self.config.n_env_steps)  # the exact count, of which the share is a quotient
+        return n_before + n_more < self.config.learning_starts
+
+    def depends_on(self) -> tuple[object, bool]:
+        """Include the further networks; see `GradientLearner.depends_on`."""
+        return (self.agent, *self._networks.values()), self.agent.pure
 
     def state_dict(self) -> dict[str, object]:
         """Return the state for a checkpoint, including the replay buffer."""

@@ -34,7 +34,8 @@ class SACConfig(ReplayConfig):
         critic_learning_rate: learning rate of the critics and of the temperature.
         target_update_rate: fraction by which the target critics move at each gradient step (Polyak averaging).
         target_entropy: entropy to aim for, in nats, with the actions scaled to -1..1; None means -1 per dimension.
-        learning_starts: environment steps before the first gradient step, taken with uniform actions.
+        learning_starts: environment steps to collect before the first gradient step; the batches that reach this number
+            act uniformly.
     """
 
     n_env_steps: int = 100_000
@@ -125,7 +126,7 @@ class SACLearner(ReplayLearner):
         (group,), known = self.optimizer.param_groups, {id(weight) for weight in critics}
         group["params"] = [weight for weight in group["params"] if id(weight) not in known]
         self.optimizer.add_param_group({"params": critics, "initial_lr": config.critic_learning_rate})
-        self._seed = torch.full((1,), config.seed + self.group.rank, dtype=torch.int64, device=self.device)
+        self._seed = self.seed_for("policy noise")
         self._lanes = torch.arange(2 * config.batch_size, device=self.device)
 
     def learn(self) -> dict[str, Tensor]:
@@ -142,10 +143,6 @@ class SACLearner(ReplayLearner):
             [2, K] int64 on the learner's device.
         """
         return random.step_keys(self._seed, self.policy_version, self._lanes).view(2, -1)
-
-    def depends_on(self) -> tuple[object, bool]:
-        """Include the target critics; see `GradientLearner.depends_on`."""
-        return (self.agent, self.target_critics), self.agent.pure
 
     def terms(self, batch: DictTensor) -> dict[str, Tensor]:
         """Compute `losses` of a sampled batch."""

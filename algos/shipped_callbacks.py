@@ -75,16 +75,27 @@ class BestCheckpoint(Callback):
 class OptunaPruning(Callback):
     """Reports every evaluation to an Optuna trial, and ends the trial if its pruner decides to.
 
+    The mean return is reported as it is if the study maximises, and with the opposite sign if it minimises, so in both
+    a trial with higher returns counts as better.
+
     Args:
         trial: an ``optuna.Trial``.
 
     Raises:
         ImportError: the extra ``optuna`` is not installed.
+        ValueError: the study has several objectives, for which Optuna cannot prune.
     """
 
     def __init__(self, trial: Any) -> None:  # noqa: ANN401 - optuna is optional
         self._optuna = import_extra("optuna", "optuna", "OptunaPruning")
         self.trial, self._reported = trial, 0
+        directions = [one.name for one in getattr(getattr(trial, "study", None), "directions", ())]
+        if len(directions) > 1:
+            raise BadValueError(
+                f"OptunaPruning: the study has {len(directions)} objectives, expected 1: Optuna prunes no others. Leave "
+                "this callback out."
+            )
+        self._sign = -1.0 if directions == ["MINIMIZE"] else 1.0
 
     def on_evaluation(self, context: TrainingContext) -> None:
         """Report the mean return; raise ``optuna.TrialPruned``, which Optuna expects, if the trial is pruned."""
@@ -92,7 +103,7 @@ class OptunaPruning(Callback):
         if result.env_steps <= self._reported:  # the untrained network, or the same weights again
             return
         self._reported = result.env_steps
-        self.trial.report(result.mean_return, result.env_steps)
+        self.trial.report(self._sign * result.mean_return, result.env_steps)
         if context.env_steps < context.config.n_env_steps and self.trial.should_prune():
             raise self._optuna.TrialPruned(f"mean return {result.mean_return:g} after {result.env_steps} steps")
 

@@ -200,8 +200,11 @@ class TrainingLoop:
         done = self._fraction_done()  # before the batch, so that a rate annealed to 0 is not 0 in the last update
         trajectories, version = self._collect()
         lag = self.learner.policy_version - version
+        before = self.learner.policy_version
         terms, n_unread = self.learner.update(trajectories, done), 0
         if terms:
+            # An update of one's own may step an optimiser without `descend`; its weights must be published, too.
+            self.learner.policy_version = max(self.learner.policy_version, before + 1)
             n_unread = self.history.add_update(self.env_steps, lag, terms)
             self.callbacks.update(trajectories, terms)
         if self._evaluating:

@@ -16,6 +16,7 @@ second draw from the same distribution needs another ``stream`` or another key (
 from __future__ import annotations
 
 import math
+import zlib
 
 import torch
 from torch import Tensor
@@ -121,6 +122,15 @@ def child_key(key: Tensor, n: Tensor | int) -> Tensor:
     """
     lane = _wrap((n + 1) * _MIX_2) if isinstance(n, int) else (n + 1) * _MIX_2
     return _mix_full(key + lane)
+
+
+def purpose_seed(seed: Tensor, purpose: str) -> Tensor:
+    """Derive the seeds of a purpose, such as "replay buffer", from seeds [B] int64, for `step_keys`.
+
+    Whatever shares a seed with the environments, or with each other, must draw with the seeds of a purpose of its own.
+    Otherwise equal keys give equal numbers.
+    """
+    return child_key(seed, zlib.crc32(purpose.encode()))
 
 
 def uniform(key: Tensor, shape: tuple[int, ...] = (), stream: int | None = None) -> Tensor:

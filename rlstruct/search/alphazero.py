@@ -23,6 +23,7 @@ from rlstruct.algos.evaluation import Evaluates
 from rlstruct.algos.learner import CreateAgent
 from rlstruct.algos.replay_learner import ReplayConfig, ReplayLearner
 from rlstruct.core import DictTensor
+from rlstruct.errors import BadTypeError
 from rlstruct.functional.all_reduce import sum_over_learners
 from rlstruct.options import option
 from rlstruct.profiling import operation
@@ -87,6 +88,7 @@ class AlphaZeroConfig(ReplayConfig):
         super().__post_init__()
         fits = self.evaluation_episodes % 2 == 0
         self.require("evaluation_episodes", fits, "an even number: each side starts half of them")
+        self.require("reward_scale", self.reward_scale == 1.0, "1: values are learned from the results of games")
 
     def search(self, n_simulations: int) -> SearchConfig:
         """Return the settings of a search with this many simulations per move."""
@@ -146,6 +148,11 @@ class AlphaZeroLearner(ReplayLearner):
 
     def __init__(self, model: nn.Module, agent: RL_Agent, config: AlphaZeroConfig) -> None:
         super().__init__(model, agent, config, n_step=config.longest_game, discount=-config.discount)
+        if self.statistics is not None:
+            raise BadTypeError(
+                f"AlphaZero: got {type(model).__name__}, whose statistics would scale the results of games, which the "
+                "search compares with its own. Pass the network without it: boards need no normalisation."
+            )
 
     def learn(self) -> dict[str, Tensor]:
         """Take one gradient step on positions from the buffer; see `losses`."""

@@ -304,6 +304,40 @@ def test_optuna_prunes(tmp_path: Path) -> None:
     assert study.best_trial.number in (0, 1)
 
 
+@pytest.mark.parametrize(("direction", "sign"), [("minimize", -1.0), ("maximize", 1.0)])
+def test_optuna_hears_of_higher_returns_as_of_better_ones(direction: str, sign: float) -> None:
+    optuna = pytest.importorskip("optuna", reason="needs the extra: pip install 'rlstruct[optuna]'")
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    study = optuna.create_study(direction=direction, pruner=optuna.pruners.MedianPruner(1, 0))
+    # The first trial returns more than the second, which its pruner therefore ends.
+    for returns in ([10.0, 20.0, 30.0], [5.0, 6.0, 7.0]):
+        trial = study.ask()
+        context: Any = Mock(env_steps=0, config=Mock(n_env_steps=9))
+        callback, pruned = OptunaPruning(trial), []
+        for i, mean_return in enumerate(returns):
+            context.evaluations = [Mock(env_steps=i + 1, mean_return=mean_return)]
+            try:
+                callback.on_evaluation(context)
+            except optuna.TrialPruned:
+                pruned.append(i)
+                break
+        assert pruned == ([] if returns[0] == 10.0 else [0])
+        study.tell(trial, sign * returns[-1])
+    assert study.trials[0].intermediate_values == {1: sign * 10.0, 2: sign * 20.0, 3: sign * 30.0}
+    assert study.best_trial.number == 0
+
+
+def test_optuna_does_not_prune_for_several_objectives() -> None:
+    optuna = pytest.importorskip("optuna", reason="needs the extra: pip install 'rlstruct[optuna]'")
+    trial = optuna.create_study(directions=["maximize", "minimize"]).ask()
+    with pytest.raises(ValueError, match="OptunaPruning: the study has 2 objectives, expected 1"):
+        OptunaPruning(trial)
+    callback = OptunaPruning(optuna.trial.FixedTrial({}))  # has no study, and never prunes
+    callback.on_evaluation(
+        Mock(evaluations=[Mock(env_steps=1, mean_return=2.0)], env_steps=0, config=Mock(n_env_steps=9))
+    )
+
+
 def test_optuna_is_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "optuna", None)
     with pytest.raises(ImportError, match=r"OptunaPruning needs optuna, which is not installed. Install the extra"):

@@ -182,7 +182,7 @@ def reference_update(model: Any, trajectories: Trajectories, config: PPOConfig, 
     rows = B if recurrent else B * T
     optimizer = torch.optim.Adam(model.parameters(), lr=rate, eps=config.adam_epsilon)
     for epoch in range(config.n_epochs):
-        seed = torch.tensor([config.seed])
+        seed = random.purpose_seed(torch.tensor([config.seed]), "minibatches")
         keys = random.step_keys(seed, epoch * config.n_minibatches, torch.arange(rows)).squeeze(1)
         order = keys.argsort()
         for k in range(config.n_minibatches):

@@ -188,7 +188,7 @@ def test_draws_differ_from_step_to_step_and_from_state_to_state(filled: Any) -> 
 
 def test_actions_are_uniform_until_learning_starts() -> None:
     learner = create_learner(n_env_steps=800, learning_starts=200)
-    for done, epsilon in ((0.0, 1.0), (0.2499, 1.0), (0.25, 0.0), (1.0, 0.0)):
+    for done, epsilon in ((0.0, 1.0), (199 / 800, 1.0), (0.25, 0.0), (1.0, 0.0)):
         assert learner.agent_info(done, 3)["epsilon"].tolist() == [epsilon] * 3
 
 

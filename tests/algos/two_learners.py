@@ -61,7 +61,7 @@ class TwoBuffers:
 
     def __init__(self, whole: ReplayBuffer, seed: int) -> None:
         settings: dict[str, Any] = {"n_step": whole.n_step, "discount": whole.discount}
-        self.both = [ReplayBuffer(whole.capacity // 2, **settings, seed=seed + rank) for rank in range(2)]
+        self.both = [ReplayBuffer(whole.capacity // 2, **settings, seed=seed + (rank << 32)) for rank in range(2)]
         self.device = self.both[0].device
 
     def extend(self, trajectories: Trajectories) -> None:
@@ -78,8 +78,8 @@ def shuffled_by_two(self: ppo.PPOLearner, n_rows: int, epoch: int) -> tuple[torc
     n, half = self.config.n_minibatches, n_rows // 2
     minibatches = []
     for rank in range(2):
-        lanes = torch.arange(half) + half * rank
-        order = random.step_keys(self._seed, self.version_now + epoch * n, lanes).squeeze(1).argsort() + half * rank
+        keys = random.step_keys(seed_of(self, rank, "minibatches"), self.version_now + epoch * n, torch.arange(half))
+        order = keys.squeeze(1).argsort() + half * rank
         minibatches.append(order.tensor_split([half * k // n for k in range(1, n)]))
     return tuple(torch.cat(two) for two in zip(*minibatches, strict=True))
 
@@ -87,8 +87,13 @@ def shuffled_by_two(self: ppo.PPOLearner, n_rows: int, epoch: int) -> tuple[torc
 def keys_of_two(self: sac.SACLearner) -> torch.Tensor:
     """Return the keys that the policies of two learners draw from, each for its half of the batch."""
     lanes = torch.arange(self.config.batch_size)
-    both = [random.step_keys(self._seed + rank, self.policy_version, lanes).view(2, -1) for rank in range(2)]
-    return torch.cat(both, 1)
+    seeds = [seed_of(self, rank, "policy noise") for rank in range(2)]
+    return torch.cat([random.step_keys(seed, self.policy_version, lanes).view(2, -1) for seed in seeds], 1)
+
+
+def seed_of(learner: GradientLearner, rank: int, purpose: str) -> torch.Tensor:
+    """Return `GradientLearner.seed_for` of a learner."""
+    return random.purpose_seed(torch.tensor([learner.config.seed + (rank << 32)]), purpose)
 
 
 def train_as_one(name: str) -> tuple[TrainingResult, list[torch.Tensor]]:

@@ -1,0 +1,134 @@
+"""Whatever the base classes of learners promise also holds for a learner of one's own that only learns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from replaying_learners import SMALL, collect_batches
+from resume_tasks import create_network, create_q_network, create_sim
+from torch import Tensor, nn
+
+from rlstruct.agents import ActorCriticAgent, Normalised, QAgent
+from rlstruct.algos import DQNConfig, GradientLearner, ReplayConfig, ReplayLearner, TrainingConfig, dqn
+from rlstruct.algos.training import run_training
+from rlstruct.core import DictTensor, Trajectories
+from rlstruct.rl_agent import frame_of
+
+
+class Values(ReplayLearner):
+    """Learns the rewards of the sampled steps, and remembers what it sampled."""
+
+    def __init__(self, model: nn.Module, agent: Any, config: ReplayConfig) -> None:
+        self.target = create_q_network().to(config.learner_device)
+        super().__init__(model, agent, config, networks={"target": self.target})
+        self.sampled: list[DictTensor] = []
+
+    def learn(self) -> dict[str, Tensor]:
+        batch = self.sample()
+        self.sampled.append(batch)
+        return self.run(batch)
+
+    def terms(self, batch: DictTensor) -> dict[str, Tensor]:
+        frame = frame_of(batch.truncate_key("observation/"))
+        value, wanted = self.model(frame)[:, 0], self.target(frame)[:, 0] + batch["reward"]
+        return {"loss": (value - wanted.detach()).square().mean()}
+
+
+def create_values(device: str = "cpu", **changes: Any) -> Values:
+    torch.manual_seed(0)
+    model = Normalised(create_q_network(), (4,), discount=0.9).to(device)
+    return Values.create(model, QAgent, ReplayConfig(**{**SMALL, "learner_device": device, **changes}))
+
+
+@pytest.fixture(scope="module")
+def batches() -> list[Trajectories]:
+    return collect_batches(ActorCriticAgent, create_network(), create_sim, 5)
+
+
+def test_a_replay_learner_keeps_the_statistics_of_its_network(batches: list[Trajectories]) -> None:
+    learner = create_values()
+    model: Any = learner.model
+    for i, batch in enumerate(batches):
+        learner.update(batch, i / 10)
+    frames = torch.cat([batch.trajectories["observation/frame"].flatten(0, 1) for batch in batches]).double()
+    torch.testing.assert_close(model.frames.mean, frames.mean(0), rtol=1e-4, atol=1e-6)
+    assert model.returns.count.item() == pytest.approx(len(frames), abs=1e-3)
+    # CartPole rewards each step with 1, of which every sample saw the scaled value of its time.
+    scaled = model.scale_rewards(torch.ones(()))
+    assert 0.1 < scaled < 0.9
+    assert learner.sampled[-1]["reward"].unique().tolist() == [scaled.item()]
+
+
+def test_another_network_that_a_replay_learner_names_is_seen_when_it_is_replaced(batches: list[Trajectories]) -> None:
+    learners = [create_values("sim:0", graph=graph) for graph in (False, True)]
+    for learner in learners:
+        for i, batch in enumerate(batches[:3]):
+            learner.update(batch, i / 10)
+        for weight in learner.target.parameters():
+            weight.data = weight.data + 1.0
+        for i, batch in enumerate(batches[3:]):
+            learner.update(batch, (3 + i) / 10)
+    for one, other in zip(*(learner.model.parameters() for learner in learners), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_learning_starts_with_the_batch_that_reaches_the_number(batches: list[Trajectories]) -> None:
+    # Batches of 24 steps: the third holds the 72nd, the fourth the 73rd.
+    for starts, first in ((0, 0), (24, 0), (25, 1), (72, 2), (73, 3)):
+        learner = create_values(learning_starts=starts, n_env_steps=1_000)
+        learnt = [bool(learner.update(batch, 24 * i / 1_000)) for i, batch in enumerate(batches)]
+        assert learnt.index(True) == first, starts
+
+
+def test_the_start_of_learning_is_counted_in_whole_steps() -> None:
+    learner = create_values()
+    for n_env_steps in range(700, 1_400, 7):
+        for n_batches in (1, 3, 7, 11, 29):
+            collected = 24 * n_batches
+            learner.config = ReplayConfig(**{**SMALL, "n_env_steps": n_env_steps, "learning_starts": collected})
+            assert learner.fills((collected - 24) / n_env_steps, n_more=23)
+            assert not learner.fills(collected / n_env_steps)
+            assert not learner.fills((collected - 24) / n_env_steps, n_more=24)
+
+
+class Steps(GradientLearner):
+    """Steps an optimiser itself, without the methods of the base class."""
+
+    def update(self, trajectories: Trajectories, fraction_done: float) -> dict[str, Tensor]:
+        loss: Tensor = sum(weight.square().sum() for weight in self.model.parameters())  # type: ignore[assignment]
+        self.optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.optimizer.step()
+        return {"loss": loss.detach()}
+
+    def terms(self, batch: Any) -> dict[str, Tensor]:
+        raise NotImplementedError
+
+
+def test_weights_of_an_update_that_steps_itself_are_published(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Trajectories] = []
+    update = Steps.update
+    monkeypatch.setattr(Steps, "update", lambda self, batch, done: seen.append(batch) or update(self, batch, done))
+    config = TrainingConfig(
+        n_env_steps=72, n_timesteps=6, n_envs=4, n_processes=0, evaluation_processes=0, evaluation_episodes=2
+    )
+    run_training(Steps, config, create_network, ActorCriticAgent, create_sim)
+    assert [int(batch.info["policy_version"].unique()) for batch in seen] == [1, 2, 3]
+
+
+def test_the_streams_of_a_training_with_one_seed_have_no_number_in_common() -> None:
+    """Replayed rows, the policy's noise, shuffles, and the environments' own keys."""
+    learner = create_values()
+    streams = [learner.seed_for(purpose) for purpose in ("minibatches", "policy noise")]
+    streams += [learner.buffer._seed, torch.arange(16)]
+    assert len(torch.cat(streams).unique()) == 19
+
+
+def test_dqn_scales_its_rewards_once(batches: list[Trajectories]) -> None:
+    torch.manual_seed(0)
+    model = Normalised(create_q_network(), (4,), discount=0.9)
+    learner = dqn.DQNLearner.create(model, QAgent, DQNConfig(**SMALL, n_step=1))
+    learner.update(batches[0], 0.0)
+    assert learner.sample()["reward"].unique().tolist() == [model.scale_rewards(torch.ones(())).item()]
