@@ -21,7 +21,7 @@ from rlstruct.algos.evaluation import Evaluation
 from rlstruct.core import Trajectories
 from rlstruct.errors import BadTypeError, BadValueError, UsageError
 from rlstruct.functional.all_reduce import sum_over_learners
-from rlstruct.options import nearest
+from rlstruct.options import nearest, writable
 from rlstruct.policies import Policy
 
 if TYPE_CHECKING:
@@ -92,12 +92,16 @@ class TrainingContext:
     def save_policy(self, file: str | Path) -> None:
         """Save the policy of the last evaluation for `rlstruct.load`. A training cannot resume from this file.
 
+        Missing folders are created.
+
         Raises:
             RuntimeError: nothing was evaluated yet, or nothing since the training was resumed.
+            ValueError: the file cannot be written.
         """
         weights, result = self._weights("save_policy"), self.evaluations[-1]
         numbers = {"env_steps": result.env_steps, "policy_version": result.policy_version, "evaluation": asdict(result)}
-        write_checkpoint(Path(file), {**self._loop.policy_state(), **numbers, "model": weights})
+        path = writable("TrainingContext.save_policy", file)
+        write_checkpoint(path, {**self._loop.policy_state(), **numbers, "model": weights})
 
     def _weights(self, method: str) -> dict[str, Tensor]:
         if not self._evaluated:

@@ -13,6 +13,7 @@ import numpy as np
 
 from rlstruct.algos.callbacks import Callback, TrainingContext
 from rlstruct.errors import BadTypeError, BadValueError, import_extra
+from rlstruct.options import writable
 
 GIF_FPS = 50  # a gif shows no more frames per second, see `frame_times`
 DEFAULT_FPS = 30  # of an environment that declares no render_fps, as in gymnasium's RecordVideo
@@ -61,8 +62,8 @@ class BestCheckpoint(Callback):
         self.best = -math.inf
 
     def on_start(self, context: TrainingContext) -> None:
-        """Raise if there is no place for the file."""
-        _place("BestCheckpoint", self.file, context, "best.pt")
+        """Create the folder of the file; raise if there is no place for it."""
+        writable("BestCheckpoint", _place("BestCheckpoint", self.file, context, "best.pt"))
 
     def on_evaluation(self, context: TrainingContext) -> None:
         """Save the policy if this evaluation is the best so far."""
@@ -92,8 +93,8 @@ class OptunaPruning(Callback):
         directions = [one.name for one in getattr(getattr(trial, "study", None), "directions", ())]
         if len(directions) > 1:
             raise BadValueError(
-                f"OptunaPruning: the study has {len(directions)} objectives, expected 1: Optuna prunes no others. Leave "
-                "this callback out."
+                f"OptunaPruning: the study has {len(directions)} objectives, expected 1: Optuna prunes no others. "
+                "Leave this callback out."
             )
         self._sign = -1.0 if directions == ["MINIMIZE"] else 1.0
 
@@ -135,8 +136,8 @@ class PeriodicVideo(Callback):
         self.n_evaluations = 0
 
     def on_start(self, context: TrainingContext) -> None:
-        """Raise if there is no place for the videos."""
-        _place("PeriodicVideo", self.folder, context, "videos")
+        """Create the folder of the videos; raise if there is no place for it."""
+        writable("PeriodicVideo", _place("PeriodicVideo", self.folder, context, "videos"), folder=True)
 
     def on_evaluation(self, context: TrainingContext) -> None:
         """Play and render an episode with the evaluated policy; the training waits."""
@@ -144,7 +145,6 @@ class PeriodicVideo(Callback):
         if not context.evaluations[-1].env_steps or self.n_evaluations % self.every:
             return
         folder = _place("PeriodicVideo", self.folder, context, "videos")
-        folder.mkdir(parents=True, exist_ok=True)
         policy, env = context.policy(), self.create_env()
         fps = env.metadata.get("render_fps") or DEFAULT_FPS
         try:

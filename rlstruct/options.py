@@ -9,11 +9,14 @@ import difflib
 import functools
 import inspect
 import operator
+import os
 import re
+import tempfile
 import types
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from numbers import Real
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from rlstruct.errors import BadTypeError, BadValueError
@@ -176,6 +179,31 @@ class Options:
         """Raise ValueError unless a setting fits the others; ``expected`` describes values that would."""
         if not fits:
             raise BadValueError(f"{type(self).__name__}: {name} is {getattr(self, name)!r}, expected {expected}.")
+
+
+def writable(where: str, path: str | Path, *, folder: bool = False) -> Path:
+    """Return the path of results that are written later, after creating the folders that it needs.
+
+    Args:
+        where: what writes there, the beginning of the error message.
+        path: a file, or a folder of files.
+        folder: whether it is a folder.
+
+    Raises:
+        ValueError: nothing can be written there.
+    """
+    path = Path(path)
+    place = path if folder else path.parent
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=place).close()
+    except OSError as error:
+        raise BadValueError(f"{where}: {path} cannot be written: {error.strerror}. Pass another path.") from None
+    if not folder and path.is_dir():
+        raise BadValueError(f"{where}: {path} is a folder, expected the name of a file. Pass {path / 'NAME'}.")
+    if path.exists() and not os.access(path, os.W_OK):
+        raise BadValueError(f"{where}: {path} is read-only. Pass another path, or make it writable.")
+    return path
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

@@ -18,7 +18,7 @@ from rlstruct.algos.evaluation import Evaluator, format_return
 from rlstruct.batchers import RL_Batcher
 from rlstruct.cli.agents import searching
 from rlstruct.cli.film import check_path, film
-from rlstruct.cli.messages import UserError, check_device, say
+from rlstruct.cli.messages import UserError, check_device, check_output, say
 from rlstruct.cli.stored_run import Trained, load_trained
 from rlstruct.options import Options, option
 from rlstruct.rl_agent import RL_Agent
@@ -59,6 +59,8 @@ def run(arguments: Sequence[str]) -> None:
     options: Evaluate = tyro.cli(Evaluate, args=arguments, prog="rlstruct evaluate")
     if options.video is not None:
         check_path(options.video)
+    if options.out is not None:
+        check_output("--out", options.out)
     check_device("--device", options.device)
     trained = load_trained(options.run, auto_reset=False, factories=options.factory)
     own = None if options.factory else searching(trained.settings.algorithm)

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import tyro
 
-from rlstruct.cli.messages import UserError, require, say
+from rlstruct.cli.messages import UserError, check_output, require, say
 from rlstruct.cli.stored_run import factory_hint, undescribed
 from rlstruct.errors import BadTypeError, BadValueError, MissingFileError, UsageError
 from rlstruct.policies import export, load
@@ -39,9 +39,10 @@ def run(arguments: Sequence[str]) -> None:
     if options.onnx:
         require("onnx", "onnx", "onnxscript", "onnxruntime", what="--onnx")
     folder = options.out or (options.run if options.run.is_dir() else options.run.parent)
+    if options.run.exists():  # otherwise `load` says what is missing
+        check_output("--out", folder, folder=True)
     try:
         policy = load(options.run, **undescribed(options.run, options.factory))
-        folder.mkdir(parents=True, exist_ok=True)
         for name in ("policy.pt2", *(["policy.onnx"] if options.onnx else [])):
             difference = export(policy, folder / name)
             say(f"{folder / name}: checked against the policy, largest difference {difference:.2g}")

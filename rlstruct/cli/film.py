@@ -19,7 +19,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from rlstruct.algos.shipped_callbacks import DEFAULT_FPS, GIF_FPS, frame_times
 from rlstruct.cli.environments import Factory, is_own, spaces_of
-from rlstruct.cli.messages import UserError, require, say
+from rlstruct.cli.messages import UserError, check_output, require, say
 from rlstruct.core import DictTensor
 from rlstruct.envs import GymEnv, GymEnvInf
 from rlstruct.functional.random import step_keys
@@ -168,6 +168,7 @@ def check_path(path: Path) -> None:
         raise UserError(f"{path}: expected a name that ends with .gif or .mp4 (a film) or .png (a sheet of pictures).")
     if path.suffix.lower() == ".mp4":
         require("video", "imageio_ffmpeg", what=f"{path}: a film as .mp4")
+    check_output("the film", path)
 
 
 def _grid(pictures: Sequence[Picture], columns: int, gap: int = _GAP) -> Picture:

@@ -7,10 +7,12 @@ import importlib
 import importlib.util
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 from rlstruct.errors import how_to_install
 from rlstruct.options import nearest as nearest  # for the commands
+from rlstruct.options import writable
 
 resource: Any = importlib.import_module("resource") if importlib.util.find_spec("resource") else None  # not on Windows
 
@@ -35,6 +37,14 @@ def check_device(option: str, device: str) -> None:
         resolve_device(device)
     except ValueError as error:
         raise UserError(f"{option} {device}: {str(error).partition(': ')[2]}") from None
+
+
+def check_output(option: str, path: Path, *, folder: bool = False) -> Path:
+    """Return a path that a command writes at its end; raise UserError if that will be impossible."""
+    try:
+        return writable(option, path, folder=folder)
+    except ValueError as error:
+        raise UserError(str(error)) from None
 
 
 def refused(error: OSError) -> str:

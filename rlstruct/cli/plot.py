@@ -17,7 +17,7 @@ from rlstruct.algos.evaluation import format_return
 from rlstruct.algos.learning_curve import Curve, draw_panels, in_order
 from rlstruct.algos.loggers import flat_settings
 from rlstruct.algos.run_folder import read_lines
-from rlstruct.cli.messages import UserError, nearest, plural, say
+from rlstruct.cli.messages import UserError, check_output, nearest, plural, say
 from rlstruct.cli.stored_run import ForeignRun, load_settings, read_settings
 
 _TIME_BEHIND = re.compile(r"-\d{8}-\d{6}(-\d+)?$")  # end of a folder's name
@@ -47,10 +47,10 @@ def run(arguments: Sequence[str]) -> None:
         raise UserError("name one or more run folders: rlstruct plot runs/*")
     if options.out.suffix.lower() not in (".png", ".svg", ".pdf"):
         raise UserError(f"--out {options.out}: expected a name that ends with .png, .svg or .pdf.")
+    check_output("--out", options.out)
     # runs/* may also contain profiles, and trainings stopped before they logged anything
     runs = [path for path in options.runs if (path / "metrics.csv").exists() or not path.exists()] or options.runs
     panels = _panels(runs, options.metric)
-    options.out.parent.mkdir(parents=True, exist_ok=True)
     metric = "return of the evaluations" if options.metric == "evaluation/mean_return" else options.metric
     title = options.title if len(panels) == 1 else None
     draw_panels({title or name: groups for name, groups in panels.items()}, options.out, metric=metric)

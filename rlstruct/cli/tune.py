@@ -20,7 +20,7 @@ from rlstruct.algos.presets import PRESETS
 from rlstruct.batchers.workers.placement import Mode
 from rlstruct.cli.agents import algorithm_of, prepare, with_stacks
 from rlstruct.cli.environments import Task, imported, read_settings, registered_id
-from rlstruct.cli.messages import UserError, check_device, say
+from rlstruct.cli.messages import UserError, check_device, check_output, say
 from rlstruct.cli.stored_run import RunSettings, versions
 from rlstruct.cli.tune_learners import rate_of, tune_learners
 from rlstruct.core import Trajectories
@@ -146,6 +146,9 @@ def run(arguments: Sequence[str]) -> None:
 def _parse(kind: type[Any], words: Sequence[str], program: str) -> Any:  # noqa: ANN401 - of that kind
     given = tyro.cli(kind, args=words, prog=program, config=(tyro.conf.OmitArgPrefixes,))
     check_device("--device", given.search.device)
+    check_output("--cache", given.search.cache)
+    if given.search.out is not None:
+        check_output("--out", given.search.out, folder=kind is TuneTraining)
     return given
 
 
@@ -195,7 +198,6 @@ def _tune_training(algorithm: str, given: TuneTraining) -> None:
         tuned = tune_learners(tuned, given.n_learners, given.gpus, sharing, rate)
     if options.out is not None:
         settings = RunSettings(algorithm=algorithm, task=task, agent=choice.kind, config=tuned, versions=versions())
-        options.out.mkdir(parents=True, exist_ok=True)
         (options.out / "config.json").write_text(json.dumps(asdict(settings), indent=2, default=str) + "\n")
         say(f"preset: rlstruct train --config {options.out}")
     default = f"--n-processes {config.n_processes} --n-envs {config.n_envs} --n-timesteps {config.n_timesteps}"

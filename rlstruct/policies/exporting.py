@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from rlstruct.core import DictTensor, TensorSpec
 from rlstruct.errors import BadValueError, MissingPackageError, UsageError, import_extra
+from rlstruct.options import writable
 from rlstruct.policies.policy import Policy
 from rlstruct.rl_agent import RL_Agent
 
@@ -84,6 +85,7 @@ def export(policy: Policy, file: str | Path) -> float:
     file = Path(file)
     if file.suffix not in (".pt2", ".onnx"):
         raise BadValueError(f"export: {file} ends in {file.suffix!r}, expected .pt2 or .onnx.")
+    writable("export", file)
     original = exported(policy)
     unfinished = file.with_name(f"{file.stem}.unfinished{file.suffix}")
     inputs = _sample(original.specs, 3, torch.Generator(device="cpu").manual_seed(0)) | original.begin(3)

@@ -275,6 +275,30 @@ def test_best_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         train([BestCheckpoint()])
 
 
+def test_a_path_of_a_callback_is_created_or_refused_before_the_training(tmp_path: Path) -> None:
+    class Trained(Callback):
+        def on_update(self, context: TrainingContext) -> None:
+            raise AssertionError("the training has begun")
+
+    notes = tmp_path / "notes"
+    notes.write_text("not a folder")
+
+    def film() -> gymnasium.Env[Any, Any]:
+        return gymnasium.make("CartPole-v1", render_mode="rgb_array")
+
+    for callback, said in (
+        (BestCheckpoint(notes / "best.pt"), "BestCheckpoint: .*best.pt cannot be written: (Not a dir|File exists)"),
+        (BestCheckpoint(tmp_path), "BestCheckpoint: .* is a folder, expected the name of a file"),
+        (PeriodicVideo(film, folder=notes), "PeriodicVideo: .*notes cannot be written: File exists"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            train([callback, Trained()])
+    best = BestCheckpoint(tmp_path / "new" / "folder" / "best.pt")
+    train([best, Saves(tmp_path / "another" / "saved.pt")])
+    assert (tmp_path / "new/folder/best.pt").exists()
+    assert (tmp_path / "another/saved.pt").exists()
+
+
 def test_best_checkpoint_of_evaluations_beside_the_training(tmp_path: Path) -> None:
     """The learner goes on while worker processes evaluate: what is kept is what they judged."""
     best = BestCheckpoint(tmp_path / "best.pt")

@@ -296,6 +296,30 @@ def test_a_training_that_stops_at_its_target_shows_the_return_that_stopped_it(ca
     assert curve.steps == [0, 0]  # the untrained agent reaches 1, and is judged again on other episodes
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        "evaluate run --out notes/results.json",
+        "evaluate run --video notes/film.gif",
+        "play CartPole-v1 --out notes/film.gif",
+        "plot run --out notes/curves.png",
+        "export run --out notes",
+        "tune a2c --env CartPole-v1 --out notes/preset",
+        "tune a2c --env CartPole-v1 --cache notes/answers.json",
+        "profile --out notes train a2c --env CartPole-v1",
+        "train a2c --env CartPole-v1 --runs notes",
+    ],
+)
+def test_a_path_that_cannot_be_written_is_refused_before_the_work(command: str, capsys: Capture) -> None:
+    pathlib.Path("notes").write_text("not a folder")
+    pathlib.Path("run").mkdir()
+    begin = time.process_time()
+    assert main(command.split()) == 2
+    said = r"(cannot be written|cannot create a folder there): (Not a directory|File exists)"
+    assert re.search(said, capsys.readouterr().err)
+    assert time.process_time() - begin < 5
+
+
 def test_the_evaluation_that_ended_a_training_is_drawn_and_the_final_one_counts(tmp_path: pathlib.Path) -> None:
     # 90 reached the target; 70 are other episodes of the same weights. What is learned besides is written in between.
     lines = ["env_steps,evaluation/mean_return", "0,20", "50,", "25,40", "50,90", "50,70"]

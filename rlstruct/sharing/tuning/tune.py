@@ -20,7 +20,7 @@ from rlstruct.batchers.collector_factory import CreateAgent, CreateEnv
 from rlstruct.batchers.workers.placement import Mode, running_daemon
 from rlstruct.device import DeviceLike, resolve_device, usable_cores
 from rlstruct.errors import BadTypeError, BadValueError
-from rlstruct.options import Range
+from rlstruct.options import Range, writable
 from rlstruct.sharing.gpu_sharing import best_mode, mig_instances
 from rlstruct.sharing.tuning import cache as answers
 from rlstruct.sharing.tuning.measuring import Learn, Prober, batch_size, memory_available, worker_size
@@ -173,6 +173,8 @@ def tune(
 
     limit = _MEMORY_FRACTION * memory_available(device) if memory_limit is None else float(memory_limit)
     asked = {"space": repr(space), "alpha": alpha, "seconds": seconds, "limit": memory_limit, "learns": create_learner}
+    if cache is not None:
+        writable("tune: cache", cache)
     key = "" if cache is None else answers.key(device, create_agent, create_env, given, asked)
     stored = None if cache is None or again else answers.read(Path(cache)).get(key)
     if stored is not None:
