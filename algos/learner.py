@@ -211,8 +211,8 @@ class GradientLearner(ABC):
         """Return the seed of a learner's random numbers, for `rlstruct.functional.random.step_keys`.
 
         Args:
-            purpose: what the numbers are for. Each purpose, seed of the configuration and learner has a stream of its
-                own, which none of the environments shares.
+            purpose: what the numbers are for. Each purpose, seed of the configuration and learner has a separate
+                stream, which none of the environments shares.
 
         Returns:
             [1] int64 on the learner's device.

@@ -127,7 +127,7 @@ def child_key(key: Tensor, n: Tensor | int) -> Tensor:
 def purpose_seed(seed: Tensor, purpose: str) -> Tensor:
     """Derive the seeds of a purpose, such as "replay buffer", from seeds [B] int64, for `step_keys`.
 
-    Whatever shares a seed with the environments, or with each other, must draw with the seeds of a purpose of its own.
+    Whatever shares a seed with the environments, or with each other, must draw with the seeds of a separate purpose.
     Otherwise equal keys give equal numbers.
     """
     return child_key(seed, zlib.crc32(purpose.encode()))

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rlstruct.errors import BadValueError, FolderTakenError, UsageError
-from rlstruct.options import writable
 from rlstruct.profiling.operations import VARIABLE, is_on, start_if_requested, stop
 
 RECORDED_FRACTION = 0.25
@@ -57,7 +56,10 @@ def settings(path: str | os.PathLike[str], *, window: float = 1.0, operators: fl
         raise BadValueError(f"profile: operators is {operators}, expected a share of the time, from 0 to 1.")
     if list(folder.glob("*.operations.json")):
         raise FolderTakenError(f"profile: {folder} holds a profile. Give another folder, or remove this one.")
-    writable("profile", folder, folder=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadValueError(f"profile: {folder} cannot be written: {error.strerror}. Pass another path.") from None
     chosen = {
         "folder": str(folder),
         "origin": time.perf_counter_ns(),

@@ -1,4 +1,4 @@
-"""Whatever the base classes of learners promise also holds for a learner of one's own that only learns."""
+"""Promises of the base classes of learners, which hold for the smallest learner of one's own, too."""
 
 from __future__ import annotations
 
