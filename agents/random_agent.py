@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
+import numpy as np
 import torch
 from gymnasium import spaces
 from torch import Tensor
@@ -14,6 +15,8 @@ from rlstruct.device import DeviceLike, resolve_device
 from rlstruct.functional import random
 from rlstruct.rl_agent import RL_Agent
 from rlstruct.spaces import leaves
+
+Array: TypeAlias = np.ndarray[Any, Any]
 
 
 class RandomAgent(RL_Agent):
@@ -32,16 +35,20 @@ class RandomAgent(RL_Agent):
 
     pure = True
     action_space: Final[spaces.Space[Any]]
-    _parts: Final[dict[str, tuple[Tensor, Tensor, torch.dtype]]]  # least and greatest value, dtype
+    # Of floats: least and greatest value. Of integers: the middle and how many there are. And the dtype.
+    _parts: Final[dict[str, tuple[Tensor, Tensor, torch.dtype]]]
 
     def __init__(self, action_space: spaces.Space[Any], *, device: DeviceLike = "cpu") -> None:
         self.action_space = action_space
         self.device = resolve_device(device)
         self._parts = {}
         for name, leaf in leaves(action_space, "action", where="RandomAgent").items():
-            bounds = (torch.as_tensor(bound, dtype=torch.float64, device=self.device) for bound in leaf.bounds())
-            low, high = (bound.expand(leaf.shape) for bound in bounds)
-            self._parts[name] = low, high, leaf.torch_dtype
+            shape, dtype = leaf.shape, leaf.torch_dtype
+            bounds = [np.broadcast_to(bound, shape) for bound in leaf.bounds()]
+            if not dtype.is_floating_point:
+                bounds = _middle_and_count(*bounds)
+            first, second = (torch.as_tensor(np.array(bound), device=self.device) for bound in bounds)
+            self._parts[name] = first, second.to(torch.float64), dtype
 
     def __call__(
         self, state: DictTensor, observation: DictTensor, agent_info: DictTensor, history: object = None
@@ -55,16 +62,27 @@ class RandomAgent(RL_Agent):
         """Do nothing: there are no weights."""
 
 
-def _draw(low: Tensor, high: Tensor, dtype: torch.dtype, key: Tensor) -> Tensor:
-    """Draw from a plain space with these bounds [*shape], by keys [B] int64.  [B, *shape] dtype."""
-    shape = tuple(low.shape)
+def _middle_and_count(low: Array, high: Array) -> list[Array]:
+    """Return the middle, as int64 modulo 2^64, and the number of integers from low to high, as float64."""
+    pairs = [(int(a), int(b)) for a, b in zip(low.flat, high.flat, strict=True)]  # 64 bits may overflow in numpy
+    count = [float(b - a + 1) for a, b in pairs]
+    middle = [(a + int(n / 2) + 2**63) % 2**64 - 2**63 for (a, _), n in zip(pairs, count, strict=True)]
+    return [np.array(middle, np.int64).reshape(low.shape), np.array(count, np.float64).reshape(low.shape)]
+
+
+def _draw(first: Tensor, second: Tensor, dtype: torch.dtype, key: Tensor) -> Tensor:
+    """Draw from a plain space with these parts [*shape], by keys [B] int64.  [B, *shape] dtype."""
+    shape = tuple(first.shape)
     u = random.uniform(key, shape).to(torch.float64)
     if not dtype.is_floating_point:
-        # float64 holds the product of 24 random bits and a count exactly: floor stays below the count.
-        return (low + (u * (high - low + 1)).floor()).to(dtype)
+        # u is at most 1 - 2^-24, so the product stays below the count and the difference within int64.
+        return (first + ((u * second).floor() - (second / 2).floor()).to(torch.int64)).to(dtype)
+    low, high = first.to(torch.float64), second
     tail = -torch.log1p(-u)  # exponential, mean 1
     free = random.normal(key, shape).to(torch.float64)
     below, above = low.isfinite(), high.isfinite()
     # Infinite bounds give inf or nan in the branches that are not taken.
     half = torch.where(below, low + tail, torch.where(above, high - tail, free))
-    return torch.where(below & above, low + u * (high - low), half).to(dtype)
+    # Halves, because the width of a Box may exceed the greatest float64.
+    between = (2 * (low / 2 + u * (high / 2 - low / 2))).clamp(low, high)
+    return torch.where(below & above, between, half).to(dtype)

@@ -76,10 +76,14 @@ class SoftActorCritic(KeepsArguments, nn.Module):
         log_temperature: logarithm of the weight of the entropy, alpha.  [] float
         center: middle of the action space.  [A] float
         scale: half its width.               [A] float
+        low: least number within the bounds that the dtype of ``scale`` can hold.   [A] float
+        high: greatest such number.                                                 [A] float
     """
 
     center: Tensor
     scale: Tensor
+    low: Tensor
+    high: Tensor
 
     def __init__(
         self, n_inputs: int, low: Sequence[float], high: Sequence[float], *, hidden: Sequence[int] = (256, 256)
@@ -95,7 +99,9 @@ class SoftActorCritic(KeepsArguments, nn.Module):
         device = torch.get_default_device()
         self.log_temperature = nn.Parameter(torch.zeros((), device=device))
         least, most = torch.tensor([low, high], dtype=torch.float64, device=device)  # [A] each
-        for name, values in (("center", (least + most) / 2), ("scale", (most - least) / 2)):
+        parts = {"center": least / 2 + most / 2, "scale": most / 2 - least / 2}
+        parts |= {"low": _rounded(least, torch.inf), "high": _rounded(most, -torch.inf)}
+        for name, values in parts.items():
             self.register_buffer(name, values.to(torch.get_default_dtype()), persistent=False)
 
     def forward(self, frame: Tensor) -> Tensor:
@@ -103,6 +109,13 @@ class SoftActorCritic(KeepsArguments, nn.Module):
         mean, log_std = self.actor(as_features(frame, self)).chunk(2, dim=-1)
         low, high = _LOG_STD
         return torch.cat([mean, low + 0.5 * (high - low) * (torch.tanh(log_std) + 1.0)], dim=-1)
+
+
+def _rounded(values: Tensor, towards: float) -> Tensor:
+    """Round float64 to the default dtype, towards positive or negative infinity."""
+    near = values.to(torch.get_default_dtype())
+    beyond = near < values if towards > 0 else near > values
+    return torch.where(beyond, torch.nextafter(near, torch.full_like(near, towards)), near)
 
 
 class SquashedGaussianAgent(ModelAgent[Any]):
@@ -113,8 +126,9 @@ class SquashedGaussianAgent(ModelAgent[Any]):
     ``action``, the squashed mean.
 
     Args:
-        model: maps ``frame`` to mean and log sigma [B, 2 A], and has ``center`` and ``scale`` [A] of the actions, as
-            `SoftActorCritic` has.
+        model: maps ``frame`` to mean and log sigma [B, 2 A], and has ``center`` and ``scale`` [A] of the actions, and
+            ``low`` and ``high`` [A], as `SoftActorCritic` has. Without the last two, rounding may take an action beyond
+            a bound.
         device: see `ModelAgent`, as are ``stochastic`` and ``copy_model``.
     """
 
@@ -128,7 +142,7 @@ class SquashedGaussianAgent(ModelAgent[Any]):
         model = self.model
         mean, log_std = model(frame_of(observation)).chunk(2, dim=-1)  # [B, A] each
         if not self.stochastic:
-            return DictTensor({"action": model.center + model.scale * torch.tanh(mean.detach())}), state
+            return DictTensor({"action": self._within_bounds(torch.tanh(mean.detach()))}), state
         key = observation["rng"]
         unit, log_probability = squashed.sample_with_log_probability(mean, log_std, key)
         if "epsilon" in agent_info:
@@ -137,4 +151,11 @@ class SquashedGaussianAgent(ModelAgent[Any]):
             unit = torch.where(explore.unsqueeze(-1), random_unit, unit)
             log_probability = log_probability.masked_fill(explore, -mean.shape[-1] * math.log(2.0))
         log_probability = log_probability - model.scale.log().sum()
-        return DictTensor({"action": model.center + model.scale * unit, "log_probability": log_probability}), state
+        return DictTensor({"action": self._within_bounds(unit), "log_probability": log_probability}), state
+
+    def _within_bounds(self, unit: Tensor) -> Tensor:
+        """Scale numbers [B, A] from -1..1 to the action space, without leaving it by a rounding."""
+        model = self.model
+        action = model.center + model.scale * unit
+        low, high = getattr(model, "low", None), getattr(model, "high", None)
+        return action if low is None or high is None else action.clamp(low, high)

@@ -31,6 +31,10 @@ def draw(space: spaces.Space[Any], n: int = N) -> DictTensor:
         spaces.Box(-1.0, 3.0, (), np.float64),
         spaces.Box(0, 255, (3,), np.uint8),
         spaces.Box(-(2**63), 2**63 - 1, (2,), np.int64),
+        spaces.Box(0, 2**64 - 1, (2,), np.uint64),
+        spaces.Box(2**53 + 1, 2**53 + 2, (2,), np.int64),
+        spaces.Discrete(3, start=2**60 + 1),
+        spaces.Box(-1.7e308, 1.7e308, (2,), np.float64),
         spaces.Box(np.array([0.0, -INF, -INF]), np.array([INF, 5.0, INF]), dtype=np.float64),
     ],
     ids=str,
@@ -41,6 +45,7 @@ def test_draws_lie_in_the_space_with_its_dtype(space: spaces.Space[Any]) -> None
     assert action.shape[1:] == (space.shape or ())
     for row in action:
         assert space.contains(np.asarray(row)), row
+    assert len(np.unique(action)) > 1
 
 
 def test_nested_spaces_give_one_key_per_part_drawn_independently() -> None:

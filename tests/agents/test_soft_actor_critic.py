@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from gymnasium.spaces import Box
 from observed import observe
 from torch import nn
 from torch.distributions import AffineTransform, Independent, Normal, TanhTransform, TransformedDistribution
@@ -66,6 +68,31 @@ def test_epsilon_draws_uniform_actions_within_the_bounds_with_their_density() ->
         shares = torch.histc((action[:, i] - LOW[i]) / width, bins=4, min=0.0, max=1.0) / 2000
         torch.testing.assert_close(shares, torch.full((4,), 0.25), rtol=0, atol=0.04)
     torch.testing.assert_close(found["log_probability"][:2000], torch.full((2000,), -math.log(4.0 * 0.5)))
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_saturated_actions_are_in_the_box(dtype: type[np.floating[Any]]) -> None:
+    # Every pair of bounds with one decimal; a third of them was left by a rounding.
+    pairs = [(low / 10, high / 10) for low in range(-30, 30) for high in range(low + 1, 31)]
+    space = Box(*(np.array(bound, dtype) for bound in zip(*pairs, strict=True)), dtype=dtype)
+    model = SoftActorCritic(1, space.low.tolist(), space.high.tolist(), hidden=(2,))
+    for sign in (-1.0, 1.0):
+        with torch.no_grad():
+            model.actor.layers[-1].bias[: len(pairs)] = 20 * sign
+        for stochastic in (True, False):
+            agent = SquashedGaussianAgent(model, stochastic=stochastic)
+            action = agent(DictTensor(), observe(4, 1), DictTensor())[0]["action"].detach().numpy()
+            bound = space.high if sign > 0 else space.low
+            np.testing.assert_allclose(action, np.broadcast_to(bound, action.shape), rtol=1e-3, atol=1e-6)
+            assert all(space.contains(row.astype(dtype)) for row in action)
+
+
+def test_a_network_that_knows_no_bounds_is_not_clamped() -> None:
+    model = nn.Linear(1, 2)
+    model.center, model.scale = torch.tensor([2.0]), torch.tensor([3.0])
+    agent, seen = SquashedGaussianAgent(model, stochastic=False), observe(4, 1)
+    action = agent(DictTensor(), seen, DictTensor())[0]["action"]
+    torch.testing.assert_close(action, 2.0 + 3.0 * torch.tanh(model(seen["frame"])[:, :1]))
 
 
 def test_critics_are_networks_that_share_nothing_and_can_be_constant() -> None:
