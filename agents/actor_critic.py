@@ -61,8 +61,9 @@ class ActorCriticAgent(ModelAgent[nn.Module]):
     """Agent that samples one of A actions from a network's logits, or K actions at once. It keeps no state.
 
     It returns ``action`` [B] int64, ``action_logits`` [B, A], ``log_probability`` [B] of that action and ``value`` [B],
-    the baseline. For a MultiDiscrete space these are ``action`` [B, K] and ``action_logits`` [B, K, A], and
-    ``log_probability`` is the sum over the K actions. A replay, even with other weights, returns the stored ``action``
+    the baseline. For a MultiDiscrete or MultiBinary space these are ``action`` [B, K] and ``action_logits`` [B, K, A],
+    and ``log_probability`` is the sum over the K actions. An action is the index of an output, see
+    `RL_Agent.action_form`. A replay, even with other weights, returns the stored ``action``
     and its current ``log_probability``, with gradients.
 
     Args:
@@ -71,6 +72,7 @@ class ActorCriticAgent(ModelAgent[nn.Module]):
     """
 
     pure = True
+    action_form = "index"
     choose = discrete_choice  # turns the network's output into actions
 
     def __call__(
@@ -112,6 +114,7 @@ class RecurrentAgent(ModelAgent[RecurrentActorCritic]):
     """
 
     pure = True
+    action_form = "index"
     choose = discrete_choice
 
     def initial_state(self, agent_info: DictTensor, B: int) -> DictTensor:
@@ -143,6 +146,7 @@ class GaussianAgent(ActorCriticAgent):
     """
 
     pure = True
+    action_form = "vector"
     choose = gaussian_choice
 
 
@@ -150,4 +154,5 @@ class RecurrentGaussianAgent(RecurrentAgent):
     """A `GaussianAgent` with the state of a `RecurrentAgent`; its model is a `RecurrentGaussianActorCritic`."""
 
     pure = True
+    action_form = "vector"
     choose = gaussian_choice

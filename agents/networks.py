@@ -67,7 +67,7 @@ class ActionLogits(nn.Module):
     Choices with fewer than A options are padded with -inf, which is never sampled.
 
     Args:
-        n_actions: A of a Discrete action space, or the K sizes of a MultiDiscrete one.
+        n_actions: A of a Discrete action space, or the K sizes of a MultiDiscrete one; ``(2,) * K`` for MultiBinary.
     """
 
     shape: Final[tuple[int, ...]]

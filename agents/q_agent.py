@@ -20,7 +20,8 @@ class QAgent(ModelAgent[nn.Module]):
     """Epsilon-greedy agent: takes a random action with probability epsilon, else the one with the highest value.
 
     Epsilon is ``agent_info["epsilon"]`` [B] float, one per environment. Without it, or with ``stochastic=False``, the
-    agent is greedy. It keeps no state, and returns ``action`` [B] int64 and ``action_values`` [B, A].
+    agent is greedy. It keeps no state, and returns ``action`` [B] int64, the index of a value, and ``action_values``
+    [B, A].
 
     Args:
         model: maps ``frame`` [B, ...] to action values [B, A], as `rlstruct.agents.QNetwork` does.
@@ -28,6 +29,7 @@ class QAgent(ModelAgent[nn.Module]):
     """
 
     pure = True
+    action_form = "index"
     agent_info_on_device = True  # epsilon is compared with random numbers on the device
 
     def __call__(

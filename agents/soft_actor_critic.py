@@ -133,6 +133,7 @@ class SquashedGaussianAgent(ModelAgent[Any]):
     """
 
     pure = True
+    action_form = "vector"
     agent_info_on_device = True  # epsilon is compared with random numbers on the device
 
     def __call__(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import torch
 from torch import Tensor, nn
@@ -89,6 +89,11 @@ class StackingAgent(RL_Agent):
     def pure(self) -> bool:  # type: ignore[override]
         """The wrapped agent's promise."""
         return self.agent.pure
+
+    @property
+    def action_form(self) -> Literal["element", "index", "vector"]:  # type: ignore[override]
+        """The wrapped agent's form."""
+        return self.agent.action_form
 
     @property
     def agent_info_on_device(self) -> bool:  # type: ignore[override]

@@ -239,7 +239,8 @@ class TrainingLoop:
 
     def policy_state(self) -> dict[str, object]:
         """Return what `rlstruct.load` needs to load the policy, besides the weights."""
-        policy = description(self.learner.agent, self.learner.model, self.shown, stochastic=self.draws)
+        parts = self.learner.agent, self.learner.model, self.shown, self.batcher.actions
+        policy = description(*parts, stochastic=self.draws)
         return {"format": FORMAT, "config": asdict(self.config), "policy": policy}
 
     def load_state_dict(self, state: Mapping[str, Any], *, resumptions: int) -> None:

@@ -24,6 +24,7 @@ from rlstruct.engine.compiled import warn_uncompiled
 from rlstruct.engine.streams import move
 from rlstruct.errors import BatcherStateError, WorkerTimeout
 from rlstruct.profiling import Clock, operation
+from rlstruct.spaces import ActionIndices
 
 Batch = tuple[Trajectories, int]
 NotReady = tuple[None, None]
@@ -143,6 +144,14 @@ class RL_Batcher:  # noqa: N801 - the name in rlstructures
     def auto_reset(self) -> bool:
         """True if environments reset automatically, see `VecEnv.auto_reset`. Waits until they have been created."""
         return bool(self.n_envs()) and self._backend.auto_reset
+
+    @property
+    def actions(self) -> ActionIndices | None:
+        """Indices that the agent returns instead of the environments' actions; None if it returns these.
+
+        See `RL_Agent.action_form`. Waits until the environments have been created.
+        """
+        return self._backend.actions if self.n_envs() else None
 
     def reset(self, agent_info: DictTensor | None = None, env_info: DictTensor | None = None) -> None:
         """Start a new episode in every environment. The agent starts from its initial state.

@@ -19,6 +19,7 @@ from rlstruct.batchers.fast_collector import FastCollector
 from rlstruct.batchers.progress import Progress
 from rlstruct.batchers.rollout_buffer import Allocate
 from rlstruct.errors import BadTypeError
+from rlstruct.indexed_actions import env_for
 from rlstruct.rl_agent import RL_Agent
 from rlstruct.vec_env import Capturable, VecEnv
 
@@ -61,6 +62,7 @@ class CollectorFactory:
             put = "Put the model into a class that inherits from RL_Agent."
             expect_type(": create_agent returned", agent, RL_Agent, "an RL_Agent", put)
             undo.callback(agent.close)
+            env = env_for(agent, env)
             agent.seed(agent_seed)
             fast = whole and (isinstance(env, Capturable) or hasattr(type(env), "fused_rollout"))
             collector = (FastCollector if fast else Collector)(

@@ -19,6 +19,7 @@ from rlstruct.batchers.saved_state import CollectorState
 from rlstruct.core import DictTensor
 from rlstruct.engine.streams import stream_on
 from rlstruct.errors import WorkerError
+from rlstruct.indexed_actions import indices_of
 from rlstruct.vec_env import Capturable
 
 R = TypeVar("R")
@@ -44,6 +45,7 @@ class InProcess:
         agent_seed = (settings.agent_seeds or settings.seeds)[0]
         self._collector = self._run(factory.create, self._seed, agent_seed, self._progress, whole=settings.graph)
         env = self._collector.env
+        self.actions = indices_of(env)
         self._n_envs, self.auto_reset, self.restarts_take_steps = (
             [env.n_envs()],
             env.auto_reset,

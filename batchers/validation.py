@@ -17,7 +17,7 @@ from torch import Tensor
 from rlstruct.batchers.rollout_buffer import Rollout
 from rlstruct.engine.streams import AsyncRead
 from rlstruct.errors import BadValueError, tag_environment
-from rlstruct.spaces import leaves
+from rlstruct.spaces import advice_on, leaves
 
 _FINE = -1
 
@@ -123,7 +123,7 @@ class BatchValidator:
             space = self._actions[name].space
             text = (
                 f"agent: action {name!r} of environment {j} in step {t} of the batch is {shown}, expected an element "
-                f"of {space}. The environment accepted it silently. {_fix(space)}"
+                f"of {space}. The environment accepted it silently. {advice_on(space)}"
             )
         else:
             fix = "Look for a division by zero, or an observation of None."
@@ -145,14 +145,3 @@ def _first(wrong: Tensor) -> Tensor:
     """Return the first wrong position, or -1, as a tensor without dimensions."""
     flat = wrong.flatten()
     return torch.where(flat.any(), flat.to(torch.uint8).argmax(), _FINE)
-
-
-def _fix(space: spaces.Space[Any]) -> str:
-    if isinstance(space, spaces.Box):
-        return "Look for NaN in the agent's weights, for example from too large a learning rate."
-    if isinstance(space, spaces.Discrete) and space.start != 0:
-        return f"Its actions begin with {space.start}: add that to the index of the network's output."
-    return (
-        "Give the agent's network one output per action. One beyond the last action may come from logits that are NaN, "
-        "for which rlstruct.functional.random.categorical returns it."
-    )

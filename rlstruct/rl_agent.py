@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -17,6 +17,18 @@ from rlstruct.errors import BadTypeError, MissingMethodError
 CPU = torch.device("cpu")
 # Attributes of RL_Agent_CheckDevice itself; all others belong to the wrapped agent.
 _OWN_ATTRIBUTES = frozenset({"agent", "device", "_guard", "_name"})
+
+
+def _repeats(cls: type, promise: str) -> bool:
+    """Return True if no class overrides a method below the one that sets the class attribute ``promise``."""
+    for kind in cls.__mro__:
+        if promise in vars(kind):
+            return True
+        for name, value in vars(kind).items():
+            acts = name == "__call__" or not (name[:2] == "__" or name in ("update", "seed", "close", "creator"))
+            if acts and (callable(value) or isinstance(value, property)):
+                return False
+    return True
 
 
 class RL_Agent(ABC):  # noqa: N801 - the name that users of rlstructures know
@@ -37,22 +49,23 @@ class RL_Agent(ABC):  # noqa: N801 - the name that users of rlstructures know
             compile the agent or capture it in a CUDA graph, both of which would ignore such changes.
             `rlstruct.testing.check_agent` tests the promise. Agents without it run eagerly. A subclass that overrides a
             method must repeat the promise.
+        action_form: what ``action`` is, so that batchers and policies can turn it into an element of the environment's
+            action space. ``"element"`` (the default) is such an element already. ``"index"`` is the index of the
+            chosen output of a network, from 0 to n - 1, or K indices at once: the environment gets the element with
+            the space's start, shape and dtype, and the agent sees indices in ``last_action`` and ``chosen_action``.
+            ``"vector"`` is a vector of numbers, for a Box of floats. A subclass that overrides a method must repeat it.
     """
 
     agent_info_on_device: bool = False
     pure: bool = False
+    action_form: Literal["element", "index", "vector"] = "element"
 
     def __init_subclass__(cls, **settings: Any) -> None:  # noqa: ANN401 - whatever other bases take
-        """Reset ``pure`` in a subclass that changes what the agent does."""
+        """Reset ``pure`` and ``action_form`` in a subclass that changes what the agent does."""
         super().__init_subclass__(**settings)
-        for kind in cls.__mro__:
-            if "pure" in vars(kind):
-                return
-            for name, value in vars(kind).items():
-                acts = name == "__call__" or not (name[:2] == "__" or name in ("update", "seed", "close", "creator"))
-                if acts and (callable(value) or isinstance(value, property)):
-                    cls.pure = False
-                    return
+        for promise in ("pure", "action_form"):
+            if not _repeats(cls, promise):
+                setattr(cls, promise, getattr(RL_Agent, promise))
 
     @abstractmethod
     def __call__(
@@ -196,6 +209,11 @@ class RL_Agent_CheckDevice(RL_Agent):  # noqa: N801 - the name that users of rls
     def agent_info_on_device(self) -> bool:  # type: ignore[override]
         """The wrapped agent's setting."""
         return self.agent.agent_info_on_device
+
+    @property
+    def action_form(self) -> Literal["element", "index", "vector"]:  # type: ignore[override]
+        """The wrapped agent's form."""
+        return self.agent.action_form
 
     @property
     def pure(self) -> bool:  # type: ignore[override]

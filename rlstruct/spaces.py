@@ -63,9 +63,9 @@ class Leaf:
         if isinstance(space, spaces.Box):
             return space.low, space.high
         if isinstance(space, spaces.Discrete):
-            return np.asarray(space.start), np.asarray(space.start + space.n - 1)
+            return np.asarray(space.start), np.asarray(space.start + (space.n - 1))
         if isinstance(space, spaces.MultiDiscrete):
-            return space.start, space.start + space.nvec - 1
+            return space.start, space.start + (space.nvec - 1)
         return np.zeros((), np.int8), np.ones((), np.int8)
 
 
@@ -118,6 +118,93 @@ def as_tensor(values: Element) -> Tensor:
     torch itself takes no array with negative strides, and warns about read-only ones.
     """
     return values if isinstance(values, Tensor) else torch.from_numpy(np.array(values))
+
+
+@dataclass(frozen=True, slots=True)
+class ActionIndices:
+    """Conversion between elements of a space of integers and the indices of choices, which always begin with 0.
+
+    A network with n outputs chooses among the indices 0 to n - 1. An element of a Discrete space stands for one such
+    choice, [B]; an element of a MultiDiscrete or MultiBinary space with K entries stands for K of them, [B, K].
+
+    Attributes:
+        sizes: number of options of each choice; one number for a Discrete space.
+        start: the element's number for index 0, for each choice.
+        shape: shape of an element.
+        dtype: torch dtype of an element.
+        single: True for a Discrete space.
+    """
+
+    sizes: tuple[int, ...]
+    start: tuple[int, ...]
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    single: bool
+
+    @classmethod
+    def of(cls, space: Space) -> ActionIndices | None:
+        """Return the indices of a Discrete, MultiDiscrete or MultiBinary space; None for every other space."""
+        if not isinstance(space, spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
+            return None
+        leaf = leaves(space, "action")["action"]
+        low, high = (np.broadcast_to(bound, leaf.shape).flat for bound in leaf.bounds())
+        start = tuple(map(int, low))
+        sizes = tuple(int(b) - a + 1 for a, b in zip(start, high, strict=True))
+        return cls(sizes, start, leaf.shape, leaf.torch_dtype, isinstance(space, spaces.Discrete))
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> ActionIndices:
+        """Return the indices that `plain` described."""
+        sizes, start, shape = (tuple(map(int, plain[name])) for name in ("sizes", "start", "shape"))
+        dtype = torch.from_numpy(np.empty(0, np.dtype(plain["dtype"]))).dtype
+        return cls(sizes, start, shape, dtype, bool(plain["single"]))
+
+    def plain(self) -> dict[str, Any]:
+        """Return the same as plain values, for a checkpoint."""
+        lists = {name: list(getattr(self, name)) for name in ("sizes", "start", "shape")}
+        return {**lists, "dtype": str(self.dtype).removeprefix("torch."), "single": self.single}
+
+    @property
+    def equal(self) -> bool:
+        """True if elements are their own indices."""
+        flat = self.single or len(self.shape) == 1
+        return flat and self.dtype == torch.int64 and not any(self.start)
+
+    def space(self) -> Space:
+        """Return the space of the indices."""
+        return spaces.Discrete(self.sizes[0]) if self.single else spaces.MultiDiscrete(list(self.sizes))
+
+    def starts(self, device: torch.device) -> Tensor:
+        """Return ``start`` modulo 2^64, which `elements` and `indices` need.  [1] or [K] int64 on the device."""
+        wrapped = [(number + 2**63) % 2**64 - 2**63 for number in self.start]
+        return torch.tensor(wrapped, dtype=torch.int64, device=device)
+
+    def elements(self, index: Tensor, starts: Tensor) -> Tensor:
+        """Turn indices [B] or [B, K] int64 into elements, [B, *shape] in the space's dtype, in new memory."""
+        return (index + starts).reshape(-1, *self.shape).to(self.dtype)
+
+    def indices(self, element: Tensor, starts: Tensor) -> Tensor:
+        """Turn elements [B, *shape] into indices, [B] or [B, K] int64."""
+        size = element.shape[:1] if self.single else (len(element), len(self.start))
+        return element.to(torch.int64).reshape(size) - starts
+
+
+def advice_on(space: Space) -> str:
+    """Return how to correct an agent whose action is outside a space."""
+    if isinstance(space, spaces.Box):
+        return "Look for NaN in the agent's weights, for example from too large a learning rate."
+    start = np.unique(space.start) if isinstance(space, spaces.Discrete | spaces.MultiDiscrete) else np.zeros(1)
+    begins = ""
+    if start.any():
+        first = start[0] if len(start) == 1 else "its start"
+        begins = (
+            f"Its actions begin with {first}: add that to the index of the network's output, or set "
+            "action_form = 'index' in the agent's class, so that the batcher adds it. "
+        )
+    return (
+        f"{begins}Give the agent's network one output per action. One beyond the last action may come from logits that "
+        "are NaN, for which rlstruct.functional.random.categorical returns it."
+    )
 
 
 class Limits:

@@ -27,6 +27,7 @@ from rlstruct.batchers.workers.handle import WorkerHandle, end
 from rlstruct.batchers.workers.transport import PublishedWeights, Transport
 from rlstruct.core import DictTensor
 from rlstruct.errors import BadTypeError, BadValueError, WorkerError, WorkerTimeout, warn_user
+from rlstruct.spaces import ActionIndices
 
 _logger = logging.getLogger(__name__)
 
@@ -42,6 +43,7 @@ class WorkerPool:
 
     def __init__(self, settings: BackendSettings, transport: Transport) -> None:
         self.auto_reset = False
+        self.actions: ActionIndices | None = None
         self.interrupted: Literal["new", "failed"] | None = "failed"
         self._lost: list[LostEpisodes] = []
         self._pid = os.getpid()
@@ -198,7 +200,7 @@ class WorkerPool:
 
     def _check_created(self) -> None:
         created = [worker.created for worker in self._workers if worker.created is not None]
-        self.auto_reset = created[0].auto_reset
+        self.auto_reset, self.actions = created[0].auto_reset, created[0].actions
         found = [(answer.n_envs, answer.auto_reset) for answer in created]
         if len(set(found)) > 1:
             raise BadValueError(

@@ -12,6 +12,7 @@ from rlstruct.batchers.collector import Collected
 from rlstruct.batchers.progress import Progress
 from rlstruct.batchers.rollout_buffer import Rollout
 from rlstruct.core import Layout
+from rlstruct.spaces import ActionIndices
 
 
 class Transport(Protocol):
@@ -110,6 +111,7 @@ class Created:
     n_envs: int
     auto_reset: bool
     cuda_initialised: bool
+    actions: ActionIndices | None = None
 
 
 @dataclass(frozen=True)

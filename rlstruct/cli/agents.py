@@ -22,7 +22,7 @@ from rlstruct.algos.config import TrainingConfig
 from rlstruct.cli.environments import Factory, Task, find, imported, is_image, is_own, spaces_of
 from rlstruct.cli.messages import UserError, nearest
 from rlstruct.rl_agent import RL_Agent
-from rlstruct.spaces import leaves
+from rlstruct.spaces import ActionIndices, leaves
 
 _ATARI_PIXELS, _ATARI_FEATURES, _SMALL_FEATURES = 36, 512, 128
 
@@ -186,12 +186,9 @@ def _normalised(create_model: Callable[[], nn.Module], frame_shape: tuple[int, .
 
 
 def count_actions(action: spaces.Space[Any]) -> int | tuple[int, ...] | None:
-    """Return A, or the sizes of K choices; None for other spaces and for actions that do not start at 0."""
-    if isinstance(action, spaces.Discrete) and int(action.start) == 0:
-        return int(action.n)
-    if isinstance(action, spaces.MultiDiscrete) and action.nvec.ndim == 1 and not action.start.any():
-        return tuple(map(int, action.nvec))
-    return None
+    """Return A for a Discrete space, the sizes of K choices for MultiDiscrete and MultiBinary, None for others."""
+    actions = ActionIndices.of(action)
+    return None if actions is None else actions.sizes[0] if actions.single else actions.sizes
 
 
 def _convolutional_values(

@@ -23,6 +23,7 @@ from rlstruct.cli.messages import UserError, check_output, require, say
 from rlstruct.core import DictTensor
 from rlstruct.envs import GymEnv, GymEnvInf
 from rlstruct.functional.random import step_keys
+from rlstruct.indexed_actions import env_for
 from rlstruct.rl_agent import RL_Agent
 from rlstruct.vec_env import VecEnv
 
@@ -89,16 +90,17 @@ def _played(env: VecEnv, agent: RL_Agent, paint: Painter, n_steps: int | None, s
         ImageDraw.Draw(caption).text((5, 3), text, "#333333", _font())
         return _grid([frame, caption], 1, 0)
 
-    seeds, step, done = torch.tensor([seed], dtype=torch.int64, device="cpu"), 0, False
+    acted_in, seeds = env_for(agent, env), torch.tensor([seed], dtype=torch.int64, device="cpu")
+    step, done = 0, False
     while not done or (n_steps is not None and step < n_steps):
-        observation, _ = env.reset()
+        observation, _ = acted_in.reset()
         state, total, done = agent.initial_state(DictTensor(), 1), 0.0, False
         yield picture(observation)
         while not done and step != n_steps:
             keys = step_keys(seeds, 0, torch.tensor([step], dtype=torch.int64, device="cpu"))[0]
             with torch.no_grad():
                 action, state = agent(state, observation + DictTensor({"rng": keys}), DictTensor())
-            (reached, _), (observation, _) = env.step(action)
+            (reached, _), (observation, _) = acted_in.step(action)
             step, total = step + 1, total + float(reached["reward"])  # sync: once per frame
             done = bool(reached["done"])  # sync: once per frame
             if not (done and env.auto_reset and paint is _own):  # then it would draw the next episode

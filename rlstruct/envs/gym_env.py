@@ -26,7 +26,7 @@ from rlstruct.errors import BadTypeError, BadValueError, ShapeMismatchError, tag
 from rlstruct.in_place import Ended, ObservationBuffer
 from rlstruct.options import check_seed
 from rlstruct.profiling import operation
-from rlstruct.spaces import Element
+from rlstruct.spaces import Element, advice_on
 from rlstruct.vec_env import Observed
 
 _logger = logging.getLogger(__name__)
@@ -206,8 +206,7 @@ class GymEnv(RowsEnv):
         if not self._actions.has(action):
             return BadValueError(
                 f"{self._where}.step: environment {j} raised {type(error).__name__}: {error}. Its action {action!r} is "
-                f"not in {self.action_space}, which may be why: give the agent's network one output per action, and "
-                "look for NaN in its logits, which give one action beyond the last."
+                f"not in {self.action_space}, which may be why. {advice_on(self.action_space)}"
             )
         return None
 

@@ -8,7 +8,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,9 @@ from rlstruct.errors import BadValueError, MissingPackageError, UsageError, impo
 from rlstruct.options import writable
 from rlstruct.policies.policy import Policy
 from rlstruct.rl_agent import RL_Agent
+
+if TYPE_CHECKING:
+    from rlstruct.spaces import ActionIndices
 
 Tensors = dict[str, Tensor]
 Acting = Callable[[Tensors], Mapping[str, Tensor]]
@@ -30,9 +33,14 @@ _ABSOLUTE, _RELATIVE = 1e-5, 1e-4  # differences that rounding explains, in floa
 class ExportedPolicy(nn.Module):
     """A policy as one function of tensors that returns the best actions."""
 
-    def __init__(self, agent: RL_Agent, model: nn.Module, specs: Mapping[str, TensorSpec]) -> None:
+    starts: Tensor | None
+
+    def __init__(
+        self, agent: RL_Agent, model: nn.Module, specs: Mapping[str, TensorSpec], actions: ActionIndices | None = None
+    ) -> None:
         super().__init__()
-        self.agent, self.model, self.specs = agent, model, specs
+        self.agent, self.model, self.specs, self.actions = agent, model, specs, actions
+        self.register_buffer("starts", None if actions is None else actions.starts(torch.device("cpu")))
 
     def forward(self, inputs: Tensors) -> Tensors:
         """Act.
@@ -42,12 +50,21 @@ class ExportedPolicy(nn.Module):
                 where an episode begins, and each ``state/…``, zeros or the last ``new_state/…``.  [B, ...]
 
         Returns:
-            ``action``, the agent's other outputs, and each ``new_state/…``.  [B, ...]
+            ``action``, an element of the action space; the agent's other outputs; and each ``new_state/…``.  [B, ...]
         """
         state = {key.removeprefix("state/"): value for key, value in inputs.items() if key.startswith("state/")}
         seen = {key: value for key, value in inputs.items() if not key.startswith("state/")}
         action, after = self.agent(DictTensor(state), DictTensor(seen), DictTensor(), None)
-        return dict(action.items()) | {f"new_state/{key}": after[key] for key in state}
+        outputs = dict(action.items())
+        if self.actions is not None and self.starts is not None:
+            outputs["action"] = self.actions.elements(outputs["action"], self.starts)
+        return outputs | {f"new_state/{key}": after[key] for key in state}
+
+    def index(self, action: Tensor) -> Tensor:
+        """Turn actions into indices of the agent's scores.  [B, ...]."""
+        if self.actions is None or self.starts is None:
+            return action
+        return self.actions.indices(action, self.starts)
 
     def begin(self, B: int) -> Tensors:
         """Return the inputs ``initial_state`` and ``state/…`` at the start of B episodes; {} without memory."""
@@ -64,7 +81,7 @@ def exported(policy: Policy) -> ExportedPolicy:
     own = policy.copy("cpu")
     agent = own.agent(False)
     plain = agent.without_search() if hasattr(agent, "without_search") else agent
-    return ExportedPolicy(plain, own.model, own.specs)
+    return ExportedPolicy(plain, own.model, own.specs, own.actions)
 
 
 def export(policy: Policy, file: str | Path) -> float:
@@ -125,13 +142,13 @@ def compare(original: ExportedPolicy, again: Acting) -> float:
             inputs = _sample(original.specs, B, generator) | state
             with torch.no_grad():
                 expected, found = original(inputs), again(inputs)
-            largest = max(largest, *(_difference(key, expected, found) for key in expected))
+            largest = max(largest, *(_difference(original, key, expected, found) for key in expected))
             begins = torch.rand(B, generator=generator, device="cpu") < 0.2
             state = {key: expected.get(f"new_{key}", begins) for key in state}
     return largest
 
 
-def _difference(key: str, expected: Tensors, found: Mapping[str, Tensor]) -> float:
+def _difference(original: ExportedPolicy, key: str, expected: Tensors, found: Mapping[str, Tensor]) -> float:
     """Return the largest difference under one key."""
     a, b = expected[key], found[key]
     if a.shape != b.shape or a.dtype != b.dtype:
@@ -143,8 +160,8 @@ def _difference(key: str, expected: Tensors, found: Mapping[str, Tensor]) -> flo
     for name in _SCORES if key == "action" else ():
         if name in expected:  # another action may have the same score up to rounding
             scores = expected[name]
-            chosen, best = scores.gather(-1, b.unsqueeze(-1)).squeeze(-1), scores.amax(-1)
-            wrong &= ~(best - chosen <= _ABSOLUTE + _RELATIVE * best.abs())
+            chosen, best = scores.gather(-1, original.index(b).unsqueeze(-1)).squeeze(-1), scores.amax(-1)
+            wrong &= ~(best - chosen <= _ABSOLUTE + _RELATIVE * best.abs()).view_as(wrong)
     if bool(wrong.any()):
         raise UsageError(
             f"export: {key!r} differs in {int(wrong.sum())} of {wrong.numel()} numbers, by up to "
@@ -182,7 +199,9 @@ def _written_as_onnx(
 
     def run(inputs: Tensors) -> Tensors:
         arrays = session.run(names, {key: value.numpy() for key, value in inputs.items()})  # sync: on the CPU
-        return {name: torch.as_tensor(array, device="cpu") for name, array in zip(names, arrays, strict=True)}
+        # torch does not know numpy's second name of uint64, in which onnxruntime returns it.
+        named = {name: array.view(array.dtype.str) for name, array in zip(names, arrays, strict=True)}
+        return {name: torch.as_tensor(array, device="cpu") for name, array in named.items()}
 
     return run
 

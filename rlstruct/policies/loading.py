@@ -19,19 +19,27 @@ from rlstruct.rl_agent import RL_Agent
 if TYPE_CHECKING:
     import gymnasium
 
+    from rlstruct.spaces import ActionIndices
+
 
 def description(
-    agent: RL_Agent, model: nn.Module, shown: Mapping[str, TensorSpec] | None, *, stochastic: bool
+    agent: RL_Agent,
+    model: nn.Module,
+    shown: Mapping[str, TensorSpec] | None,
+    actions: ActionIndices | None,
+    *,
+    stochastic: bool,
 ) -> dict[str, Any]:
     """Return the description of a policy in a checkpoint, as plain values for `load`.
 
-    ``shown`` are the specs of one environment's frames, None before the first batch. ``stochastic`` is True if
-    evaluations sample actions.
+    ``shown`` are the specs of one environment's frames, None before the first batch. ``actions`` is that of a `Policy`.
+    ``stochastic`` is True if evaluations sample actions.
     """
     return {
         "model": _described(describe_network, model),
         "agent": _described(describe, agent.creator()),
         "observation": {key: [list(s.shape), str(s.dtype).removeprefix("torch.")] for key, s in (shown or {}).items()},
+        "actions": None if actions is None else actions.plain(),
         "stochastic": stochastic,
     }
 
@@ -100,7 +108,8 @@ def load(
     load_weights(model, state["model"], f"rlstruct.load: {file} does not fit what create_model makes")
     stochastic = bool(known.get("stochastic", True)) if stochastic is None else stochastic
     specs = _specs(known, observation_space, file)
-    return Policy(model, create, specs, device=device, stochastic=stochastic, seed=seed)
+    actions = _actions(known)
+    return Policy(model, create, specs, device=device, stochastic=stochastic, seed=seed, actions=actions)
 
 
 def load_weights(model: nn.Module, weights: Mapping[str, Any], unfit: str) -> None:
@@ -163,6 +172,15 @@ def _made(known: Mapping[str, Any], what: str, file: Path) -> Any:  # noqa: ANN4
         f"rlstruct.load: {file} cannot be loaded by itself: {why}, and only classes of rlstruct and torch.nn are made "
         f"from a file. Pass create_{what}=…, as in the training."
     )
+
+
+def _actions(known: Mapping[str, Any]) -> ActionIndices | None:
+    """Return how the environment's actions are numbered, if they are not their own indices."""
+    if known.get("actions") is None:  # also in checkpoints of version 0.4 and before
+        return None
+    from rlstruct.spaces import ActionIndices  # imported here: it brings gymnasium
+
+    return ActionIndices.from_plain(known["actions"])
 
 
 def _specs(known: Mapping[str, Any], space: gymnasium.Space[Any] | None, file: Path) -> dict[str, TensorSpec]:

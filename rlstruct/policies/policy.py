@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -17,6 +17,9 @@ from rlstruct.errors import BadKeyError, BadTypeError, ShapeMismatchError
 from rlstruct.functional import random
 from rlstruct.options import check_seed
 from rlstruct.rl_agent import RL_Agent
+
+if TYPE_CHECKING:
+    from rlstruct.spaces import ActionIndices
 
 
 class Policy:
@@ -31,6 +34,8 @@ class Policy:
         device: device of the network.
         stochastic: sample actions; False takes the best one.
         seed: seed of the sampling. Row j samples like environment j of a batcher with this seed.
+        actions: how `act` turns the indices that the agent returns into elements of the action space, in which they
+            differ; see `RL_Agent.action_form`.
 
     Raises:
         TypeError: the agent needs the history of a batch.
@@ -41,7 +46,9 @@ class Policy:
         device: device of the network.
         create_agent: the argument.
         stochastic: the default of `act`.
-        last: all outputs of the agent for the last observations, such as ``value``.  [B, ...]
+        actions: the argument; None if `act` returns the agent's actions unchanged.
+        last: all outputs of the agent for the last observations, such as ``value``; ``action`` is an index if the
+            agent returns indices.  [B, ...]
     """
 
     def __init__(
@@ -53,6 +60,7 @@ class Policy:
         device: DeviceLike = "cpu",
         stochastic: bool = False,
         seed: int = 0,
+        actions: ActionIndices | None = None,
     ) -> None:
         self.device = resolve_device(device)
         self.model = model.to(self.device).eval()
@@ -60,6 +68,7 @@ class Policy:
         self.last = DictTensor()
         self.create_agent, self._seed = create_agent, check_seed("Policy", "seed", seed)
         self._agents: dict[bool, RL_Agent] = {}
+        self.actions = actions if self.agent(stochastic).action_form == "index" else None
         if self.agent(stochastic).require_history():
             raise BadTypeError(
                 f"Policy: {type(self.agent(stochastic)).__name__} needs the history of a batch, which only a batcher "
@@ -83,7 +92,8 @@ class Policy:
     def copy(self, device: DeviceLike) -> Policy:
         """Return a copy of the policy on a device, at the start of an episode."""
         model, stochastic = copy.deepcopy(self.model), self.stochastic
-        return Policy(model, self.create_agent, self.specs, device=device, stochastic=stochastic, seed=self._seed)
+        settings: dict[str, Any] = {"device": device, "stochastic": stochastic, "seed": self._seed}
+        return Policy(model, self.create_agent, self.specs, actions=self.actions, **settings)
 
     def reset(self, where: np.ndarray[Any, Any] | Tensor | None = None) -> None:
         """Start new episodes.
@@ -169,6 +179,8 @@ class Policy:
     def _answer(self, output: DictTensor, single: bool, back: torch.device | None) -> Any:  # noqa: ANN401
         """Return the actions in the form of the observations."""
         parts = {"": output["action"]} if "action" in output else dict(output.truncate_key("action/").items())
+        if self.actions is not None:
+            parts[""] = self.actions.elements(parts[""], self.actions.starts(self.device))
         moved = {key: tensor.to(back or "cpu") for key, tensor in parts.items()}  # sync: the caller acts with them
         answer: dict[str, Any] = dict(moved)
         if back is None:

@@ -17,6 +17,7 @@ from rlstruct.engine.purity import PurityError, check_equal
 from rlstruct.engine.runner import Runner
 from rlstruct.engine.streams import stream_on
 from rlstruct.functional.random import step_keys
+from rlstruct.indexed_actions import env_for
 from rlstruct.replay import replay_agent
 from rlstruct.rl_agent import RL_Agent, RL_Agent_CheckDevice
 from rlstruct.spaces import leaves
@@ -98,7 +99,7 @@ def check_agent(
         TypeError: the agent returned something other than a pair of DictTensors.
     """
     device = env.device if device is None else resolve_device(device)
-    env = env if env.device == device else DeviceEnv(env, device)
+    env = env_for(agent, env if env.device == device else DeviceEnv(env, device))
     watched = RL_Agent_CheckDevice(agent, device, host_syncs=forbid_host_sync if host_syncs else None)
     info = DictTensor() if agent_info is None else agent_info
     if watched.agent_info_on_device and not info.empty():

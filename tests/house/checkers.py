@@ -33,6 +33,7 @@ LAYERS = {
     "rlstruct.functional": 1,
     "rlstruct.vec_env": 2,
     "rlstruct.in_place": 2,
+    "rlstruct.indexed_actions": 2,
     "rlstruct.rl_agent": 2,
     "rlstruct.replay": 2,
     "rlstruct.policies": 2,
@@ -59,6 +60,8 @@ SAME_LAYER = {
     ("rlstruct.replay", "rlstruct.rl_agent"),  # replays one
     ("rlstruct.policies", "rlstruct.rl_agent"),  # acts with one
     ("rlstruct.in_place", "rlstruct.vec_env"),  # one that writes in place
+    ("rlstruct.indexed_actions", "rlstruct.vec_env"),  # wraps one
+    ("rlstruct.indexed_actions", "rlstruct.rl_agent"),  # for which it is wrapped
 }
 # What the design takes away from algorithms: environments and agents arrive as factories.
 ALGORITHMS_MAY_IMPORT_OF_LAYER_4 = {"rlstruct.batchers"}
