@@ -51,6 +51,8 @@ from gpu_plan import STEPS, Step
 ROOT = Path(__file__).resolve().parent.parent
 REPORT = "RLSTRUCT_ON_GPU_REPORT"  # variable that names the file in which the plugin half of this script records
 BROKEN = 70  # exit code: CUDA is unusable from here on
+_NEEDED = ["torch", "numpy", "gymnasium", "cloudpickle", "pytest", "hypothesis"]  # to start any step
+_USED = ["pytest_timeout", "warp", "triton"]
 _MOST_STARTS = 6  # processes per file
 Row = dict[str, Any]
 
@@ -166,14 +168,22 @@ class Session:
     def _machine(self) -> Row:
         """Describe the machine as the benchmarks do, and list missing packages, in a fresh process."""
         code = (
-            "import json, importlib.util as u, _report\n"
-            "names = 'numpy gymnasium cloudpickle pytest pytest_timeout hypothesis warp triton'.split()\n"
-            "print(json.dumps(_report.machine() | {'missing': [n for n in names if u.find_spec(n) is None]}))"
+            "import json, sys, importlib.util as u\n"
+            f"missing = [name for name in {[*_NEEDED, *_USED]} if u.find_spec(name) is None]\n"
+            f"needed = [name for name in missing if name in {_NEEDED}]\n"
+            "if needed: print(json.dumps({'needed': needed})); sys.exit()\n"
+            "import _report\n"
+            "print(json.dumps(_report.machine() | {'missing': missing}))"
         )
         run = subprocess.run([sys.executable, "-c", code], env=self.environment, capture_output=True, text=True)
         if run.returncode:
             raise SystemExit(f"torch cannot be imported here:\n{run.stderr}")
         found: Row = json.loads(run.stdout.splitlines()[-1])
+        if "needed" in found:
+            raise SystemExit(
+                f"on_gpu.py: {', '.join(found['needed'])} not found: install it for {sys.executable}, or put the "
+                f"archives of .ci/pack_site.py into {self.options.archives}."
+            )
         return found
 
     def run(self) -> bool:

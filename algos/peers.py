@@ -24,6 +24,7 @@ SILENT_SECONDS = 30.0
 """Seconds without a heartbeat after which a learner on another machine counts as lost."""
 
 _SECONDS_BETWEEN_CHECKS = 0.5
+_CLOSING_SECONDS = 5.0
 # Process states in Linux.
 _STATES = {"T": "was stopped by a signal", "t": "is held by a debugger", "Z": "has died", "X": "has died"}
 
@@ -62,10 +63,18 @@ class Peers:
             raise self.lost
 
     def close(self) -> None:
-        """Stop watching."""
+        """Stop watching. Warn about a thread that does not end, and abandon it."""
         self._over.set()
-        if self._thread is not None:
-            self._thread.join()
+        if self._thread is None:
+            return
+        self._thread.join(_CLOSING_SECONDS)
+        if self._thread.is_alive():
+            _logger.warning(
+                "run_training: %s closes although its thread that watches the others has not ended in %g s. The thread "
+                "waits for the store or for NCCL to abort, and ends with the process.",
+                name(self._rank, self._facts[self._rank]),
+                _CLOSING_SECONDS,
+            )
 
     def report(self, error: Exception) -> None:
         """Report to the others why this learner fails, and mark the error as reported."""

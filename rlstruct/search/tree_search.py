@@ -20,6 +20,7 @@ from rlstruct.device import DeviceLike, resolve_device
 from rlstruct.engine.compiled import Compiled, warn_uncompiled
 from rlstruct.engine.executors import EXECUTORS
 from rlstruct.engine.runner import Runner
+from rlstruct.errors import BadValueError
 from rlstruct.functional import random
 from rlstruct.options import Options, option
 from rlstruct.profiling import operation
@@ -54,7 +55,8 @@ class SearchConfig(Options):
             ``gumbel_scale``, linearly to 0; None keeps it constant.
         reuse_tree: keep the subtree of the current state from the search of an earlier move (PUCT and UCT), up to
             n_simulations nodes. Trees are twice as large, and a copy of them is kept between moves.
-        compiled: compile the simulations with TorchInductor, on the CPU. The first search then takes a minute longer.
+        compiled: compile the simulations with TorchInductor. The first search then takes a minute longer. Only for
+            searches on the CPU: on CUDA a whole search is a graph.
     """
 
     method: Method = option("gumbel")
@@ -168,9 +170,16 @@ class TreeSearch:
             earlier: see `__call__`.
 
         Raises:
+            BadValueError: the settings ask for compiled simulations, and the search is not on the CPU.
             MemoryError: the trees do not fit into the device's free memory; nothing was allocated.
         """
         config = self.config
+        if config.compiled and self._compiled is None:
+            raise BadValueError(
+                f"TreeSearch: got SearchConfig(compiled=True) for a search on {self.device}, expected False: only "
+                "searches on the CPU are compiled, and on CUDA a whole search is one graph. Leave compiled out (in a "
+                "training compile_agent)."
+            )
         self._refuse_too_large(state, logits)
         if config.method == "puct" and config.dirichlet_fraction:
             mixed = (1.0 - config.dirichlet_fraction) * logits.softmax(-1) + config.dirichlet_fraction * noise

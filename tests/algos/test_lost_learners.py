@@ -50,6 +50,30 @@ def test_a_thread_frees_a_learner_that_waits_for_a_killed_one_and_names_it(caplo
     other.wait()
 
 
+def test_closing_does_not_wait_for_a_thread_that_hangs_and_names_the_learner(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peers, "_CLOSING_SECONDS", 0.2, raising=False)
+    lost = subprocess.Popen([sys.executable, "-c", ""])
+    lost.wait()
+    facts = [{"host": os.uname().nodename, "pid": pid} for pid in (os.getpid(), lost.pid)]
+    aborting, over = threading.Event(), threading.Event()
+
+    def abort() -> None:  # NCCL's may never return
+        aborting.set()
+        over.wait(60.0)
+
+    watching = Peers(0, dist.HashStore(), facts, abort)
+    try:
+        assert aborting.wait(60.0)
+        begun = time.monotonic()
+        watching.close()
+        assert time.monotonic() - begun < 20.0
+    finally:
+        over.set()
+    assert f"learner 0 (pid {os.getpid()} on {os.uname().nodename}) closes although its thread" in caplog.text
+
+
 def test_a_sum_that_is_complete_just_when_a_second_is_over_means_no_lost_learner() -> None:
     class Sum:
         waits = 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import pathlib
 import re
 import subprocess
@@ -169,6 +170,26 @@ def test_the_plan_is_told_with_minutes_and_without_a_gpu(on_gpu: Any, tmp_path: 
     marked.remove("tests/house/test_benchmarks_run.py")
     assert len(files) == len(set(files))
     assert set(files) >= marked
+
+
+def test_without_a_package_that_every_step_needs_it_stops_with_one_line(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules['gymnasium'] = None")
+    command = [
+        sys.executable,
+        str(ROOT / ".ci" / "on_gpu.py"),
+        "--steps",
+        "1",
+        "--minutes",
+        "0.2",
+        "--tests",
+        "no_file",
+    ]
+    command += ["--out", str(tmp_path / "out"), "--cache", str(tmp_path / "cache"), "--commit", "abc"]
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    run = subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment)
+    assert run.returncode == 1
+    assert re.fullmatch(r"on_gpu\.py: gymnasium not found: install it for .*\n", run.stderr)
+    assert run.stdout == ""
 
 
 def test_a_file_is_in_the_plan_if_a_test_takes_the_device_of_the_fixture(

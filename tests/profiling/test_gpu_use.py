@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import pathlib
 import sys
+import threading
 import time
 import types
 
@@ -185,6 +186,28 @@ def test_without_a_driver_nothing_is_sampled(tmp_path: pathlib.Path, pynvml: typ
 
     pynvml.nvmlInit = fails
     assert nvml.sample(tmp_path) is None
+
+
+def test_a_driver_that_hangs_does_not_keep_a_profile_from_ending(
+    tmp_path: pathlib.Path, pynvml: types.ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nvml, "_LONGEST_CALL", 0.1, raising=False)
+    asked, over = threading.Event(), threading.Event()
+
+    def hang(handle: int) -> types.SimpleNamespace:
+        asked.set()
+        over.wait(60.0)
+        return types.SimpleNamespace(gpu=7)
+
+    pynvml.nvmlDeviceGetUtilizationRates = hang
+    end = nvml.sample(tmp_path)
+    assert end is not None
+    assert asked.wait(60.0)
+    begun = time.monotonic()
+    end()
+    assert time.monotonic() - begun < 20.0
+    over.set()
+    assert set(nvml.read_samples(tmp_path)) == {"aaaa", "bbbb"}
 
 
 def test_a_gpu_that_mig_divides_has_no_utilisation_and_the_report_says_why(

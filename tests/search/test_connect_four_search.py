@@ -226,6 +226,13 @@ def test_what_the_search_expects_is_not_lowered_by_bad_actions_that_it_tried() -
     assert found.value < 0.8 < found.expected
 
 
+def test_compiled_simulations_are_refused_off_the_cpu() -> None:
+    agent = SearchAgent(network(), create_simulator=ConnectFour, config=SearchConfig(compiled=True), device="sim:0")
+    seen = observed(ConnectFour(2), 4).to("sim:0")
+    with pytest.raises(ValueError, match=r"compiled=True\) for a search on sim:0, expected False"):
+        agent(DictTensor(), seen, DictTensor())
+
+
 @pytest.mark.slow
 def test_compiled_simulations_find_the_same() -> None:
     config = SearchConfig(method="puct", n_simulations=12, max_depth=4)

@@ -7,6 +7,7 @@ import pathlib
 import re
 import struct
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -296,6 +297,21 @@ def test_whatever_does_not_fit_is_collected_step_by_step(model: nn.Module, setti
             for key in expected.trajectories.keys():
                 assert torch.equal(got.trajectories[key], expected.trajectories[key]), key
         assert settings.get("n_processes") or not is_fused(batcher)
+
+
+def test_wide_layers_are_refused_on_cuda_with_the_memory_that_they_would_reserve(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    gpu = SimpleNamespace(multi_processor_count=132, max_threads_per_multi_processor=2048)  # an H100
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: gpu)
+    env = make("CartPole-v1", 4, backend="warp")
+    monkeypatch.setattr(env, "_device", torch.device("cuda:0"))
+    perceptron = ActorCriticAgent(decided(hidden=(256, 256))).perceptron()
+    assert perceptron is not None
+    with caplog.at_level(logging.INFO, "rlstruct.sims.kernels.fused"):
+        assert env.fused_rollout(perceptron, 4) is None
+    assert "width 256" in caplog.text
+    assert "cuda:0 would reserve 0.83 GB" in caplog.text
 
 
 @pytest.mark.parametrize(

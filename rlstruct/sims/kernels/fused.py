@@ -27,10 +27,29 @@ _logger = logging.getLogger(__name__)
 BLOCK = 64
 """Threads per block: few enough for 4,096 environments to occupy half of the multiprocessors of a large GPU."""
 
+MOST_HIDDEN = 128
+"""Largest hidden layer of a fused rollout on CUDA, where the driver reserves stacks for all threads that fit."""
+_HIDDEN_ON_STACK = 3  # hidden layers that a thread keeps on its stack, says ptxas
+
 
 def fused_rollout(env: Any, perceptron: Perceptron, n_timesteps: int) -> FusedRollout | None:
-    """Return a launch for `TensorEnv.fused_rollout`, or None unless all hidden layers have one width."""
+    """Return a launch for `TensorEnv.fused_rollout`, or None unless all hidden layers have one width.
+
+    On CUDA, also return None if they are wider than `MOST_HIDDEN`.
+    """
     n_inputs, width = env.observation_space.shape[0], perceptron.actor[0][0].shape[0]
+    if env.device.type == "cuda" and width > MOST_HIDDEN:
+        gpu: Any = torch.cuda.get_device_properties(env.device)
+        reserved = 4 * _HIDDEN_ON_STACK * width * gpu.multi_processor_count * gpu.max_threads_per_multi_processor
+        _logger.info(
+            "hidden layers of width %d are not fused with the simulator: %s would reserve %.2f GB for the stacks of "
+            "its threads. The widest fused ones have %d.",
+            width,
+            env.device,
+            1e-9 * reserved,
+            MOST_HIDDEN,
+        )
+        return None
     depth = len(perceptron.actor)
     found = [[tuple(weight.shape) for weight, _ in layers] for layers in (perceptron.actor, perceptron.critic)]
     expected = []
