@@ -29,6 +29,7 @@ from rlstruct.engine.executors import agent_runner, inference_mode_agrees
 from rlstruct.engine.runner import Runner
 from rlstruct.engine.streams import move
 from rlstruct.engine.torch_private import version_of
+from rlstruct.engine.validity import unchecked
 from rlstruct.errors import DeviceMismatchError, ShapeMismatchError
 from rlstruct.functional.random import step_keys
 from rlstruct.in_place import steps_into
@@ -126,7 +127,8 @@ class Collector:
     def reset(self, agent_info: DictTensor, env_info: DictTensor) -> None:
         """Start new episodes in all environments."""
         self._progress.at(Phase.RESET, 0)
-        self._observation, self.running = self.env.reset(env_info)
+        with unchecked():  # `finish` checks the whole batch
+            self._observation, self.running = self.env.reset(env_info)
         self._expect_rows("environment.reset: observation", self._observation)
         self._set_agent_info(agent_info)
         self._progress.enter(Phase.AGENT)
@@ -185,6 +187,7 @@ class Collector:
         return Collected(n_steps, first_step, self.version, executor, self._runner.why_not)
 
     @torch.no_grad()
+    @unchecked()  # `finish` checks the whole batch
     def take_steps(self, until_ended: bool, watch: bool = False) -> tuple[RolloutBuffer, int]:
         """Take the steps of a batch; see `collect`.
 

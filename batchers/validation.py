@@ -6,7 +6,6 @@ and NaN passes through networks unnoticed.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -16,8 +15,9 @@ from torch import Tensor
 
 from rlstruct.batchers.rollout_buffer import Rollout
 from rlstruct.engine.streams import AsyncRead
+from rlstruct.engine.validity import NAN_FRAME, NAN_REWARD, ActionCheck
 from rlstruct.errors import BadValueError, tag_environment
-from rlstruct.spaces import advice_on, leaves
+from rlstruct.spaces import advice_on
 
 _FINE = -1
 
@@ -33,13 +33,8 @@ class BatchValidator:
     """
 
     def __init__(self, space: spaces.Space[Any]) -> None:
-        # Only those whose dtype has values outside the space.
-        self._actions = {
-            key: leaf
-            for key, leaf in leaves(space, "action").items()
-            if not isinstance(leaf.space, spaces.Box) or leaf.torch_dtype.is_floating_point
-        }
-        self._bounds: dict[str, list[Tensor]] = {}  # lowest and highest value of each action
+        self._check = ActionCheck(space)
+        self._actions = self._check.leaves
         self._names: list[str] = []  # of the tensors that `first_invalid` checked
         self._read = False  # whether a batch has been checked at once
         self._later: list[
@@ -90,14 +85,10 @@ class BatchValidator:
     def _wrong(self, steps: Rollout, n: int) -> Iterator[tuple[str, Tensor]]:
         """Yield names of tensors and a mask of wrong entries, [n, B] bool for an action, else [n + 1, B]."""
         running = steps.running[:n]
-        for name, leaf in self._actions.items():
+        for name in self._actions:
             if (values := steps.action.get(name)) is None:
                 continue
-            if name not in self._bounds:
-                bounds = (-math.inf, math.inf) if isinstance(leaf.space, spaces.Box) else leaf.bounds()
-                self._bounds[name] = [torch.as_tensor(bound, device=values.device) for bound in bounds]
-            low, high = self._bounds[name]
-            wrong = ~((values[:n] >= low) & (values[:n] <= high))
+            wrong = self._check.wrong(name, values[:n])
             if not values.is_cpu or bool(wrong.any()):  # sync: of CPU memory
                 yield name, _any(wrong, running)
         at = steps.final_rows(n)
@@ -126,9 +117,7 @@ class BatchValidator:
                 f"of {space}. The environment accepted it silently. {advice_on(space)}"
             )
         else:
-            fix = "Look for a division by zero, or an observation of None."
-            if name.endswith("/reward"):
-                fix = "A reward of None becomes NaN: return 0.0."
+            fix = NAN_REWARD if name.endswith("/reward") else NAN_FRAME
             when = f"after step {t - 1}" if t else "at the beginning"
             text = f"environment: {name!r} of environment {j} is NaN {when} of the batch. {fix}"
         error = BadValueError(text)

@@ -20,7 +20,7 @@ Space: TypeAlias = spaces.Space[Any]
 Element: TypeAlias = Any
 """An element of a space, or a batch of them; only the space knows its type."""
 
-_NO_CLAMP = (torch.uint16, torch.uint32, torch.uint64)  # torch has no such kernels
+NO_KERNELS = (torch.uint16, torch.uint32, torch.uint64)  # torch can neither clamp nor compare these
 _PLAIN = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 
 
@@ -221,7 +221,7 @@ class Limits:
     def __init__(self, space: Space, key: str, device: torch.device) -> None:
         self._limits: dict[str, tuple[int, int] | tuple[Tensor, Tensor]] = {}
         for name, leaf in leaves(space, key).items():
-            if isinstance(leaf.space, spaces.Box) or leaf.torch_dtype in _NO_CLAMP:
+            if isinstance(leaf.space, spaces.Box) or leaf.torch_dtype in NO_KERNELS:
                 continue
             low, high = leaf.bounds()
             if (low == low.flat[0]).all() and (high == high.flat[0]).all():

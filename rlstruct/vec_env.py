@@ -57,6 +57,10 @@ Stepped = StepResult  # its name in 0.2
 class VecEnv(ABC):
     """B environments that step together. B never changes.
 
+    Memory: whatever a call gets is read or copied before it returns, so callers may overwrite their actions and
+    ``env_info`` afterwards. Returned tensors keep their values in all later calls, but do not write to them: the
+    observations of a step may share memory with each other, and with the environment.
+
     Every observation is a DictTensor [B] on ``device`` with the frame keys (``frame``, or ``frame/<key>`` for nested
     spaces) in their native dtype, and these keys:
 

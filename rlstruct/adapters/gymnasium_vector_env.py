@@ -12,6 +12,7 @@ from gymnasium.vector.utils import batch_space
 from torch import Tensor
 
 from rlstruct.core import DictTensor
+from rlstruct.engine.validity import StepChecks, unchecked
 from rlstruct.errors import BadTypeError, BadValueError, ShapeMismatchError, UsageError
 from rlstruct.options import check_seed
 from rlstruct.spaces import Element, Leaf, as_tensor, leaves, nest
@@ -25,6 +26,8 @@ class GymnasiumVectorEnv(VectorEnv[Element, Element, Any]):
     next episode, and the true final one is in ``info["final_obs"]``, with the mask ``info["_final_obs"]``. For
     environments that spend a step on a restart (`VecEnv.restarts_take_steps`), such as gymnasium's numpy CartPole, the
     mode is NEXT_STEP.
+
+    Actions are copied, and all results are copies: you may overwrite both, and no later call changes them.
 
     By default, everything is numpy, and ``final_obs`` is an array of B objects, each an observation or None, as in
     gymnasium. With ``tensors``, everything is a tensor [B, ...] on the VecEnv's device, the host never waits, and
@@ -69,6 +72,8 @@ class GymnasiumVectorEnv(VectorEnv[Element, Element, Any]):
         self.action_space = batch_space(self.single_action_space, self.num_envs)
         self._mode = AutoresetMode.NEXT_STEP if self.env.restarts_take_steps else AutoresetMode.SAME_STEP
         self.metadata = {"autoreset_mode": self._mode}
+        self._checks = StepChecks("GymnasiumVectorEnv", self.env)
+        self._running: Tensor | None = None  # rows that the next step steps; None for all
         self._frames = leaves(self.single_observation_space, "frame")
         self._actions = leaves(self.single_action_space, "action")
         self._returns, self._lengths = np.zeros(self.num_envs), np.zeros(self.num_envs, np.int64)
@@ -97,6 +102,7 @@ class GymnasiumVectorEnv(VectorEnv[Element, Element, Any]):
             )
         if seed is not None:
             seed = check_seed("GymnasiumVectorEnv.reset", "seed", seed, self.num_envs)
+        self._checks.read()
         super().reset(seed=seed)
         if seed is not None and not (self._fresh and seed == self._seed):
             self.env.close()
@@ -105,23 +111,38 @@ class GymnasiumVectorEnv(VectorEnv[Element, Element, Any]):
         self._fresh, self._begun = False, True
         self._returns[:], self._lengths[:] = 0, 0
         info = {key: as_tensor(value).to("cpu").expand(self.num_envs) for key, value in (options or {}).items()}
-        observation, _ = self.env.reset(DictTensor(info))
+        with unchecked():  # checked here, also for a VecEnv that checks nothing
+            observation, self._running = self.env.reset(DictTensor(info))
+        self._checks.observation(observation)
         return self._observation(observation), {}
 
     def step(self, actions: Element) -> tuple[Element, Any, Any, Any, dict[str, Any]]:
         """Take one step in every environment.
 
         Args:
-            actions: one action for each environment, nested like ``action_space``; numpy arrays or tensors.
+            actions: one action for each environment, nested like ``action_space``; numpy arrays or tensors, which are
+                copied.
 
         Returns:
             ``(observation, reward, terminated, truncated, info)``: reward [B] float32, flags [B] bool. In mode
-            NEXT_STEP a row that restarts has reward 0 and both flags False.
+            NEXT_STEP a row that restarts has reward 0 and both flags False. Arrays are copies, which no later call
+            changes.
+
+        Raises:
+            ShapeMismatchError: an action has the wrong shape, or numbers that its space's dtype cannot hold.
+            ValueError: an action is not in its space, or a frame or reward is NaN. In a Box only NaN is an error.
+                With ``tensors`` on an accelerator, the next `reset` or `close` raises it.
         """
         if not self._begun:
             raise UsageError("GymnasiumVectorEnv.step: there is nothing to step. Call reset() first.")
         sent = DictTensor({key: self._column(leaf, leaf.get(actions)) for key, leaf in self._actions.items()})
-        (reached, ran), (current, running) = self.env.step(sent)
+        self._checks.action(sent, self._running)
+        with unchecked():
+            answer = self.env.step(sent)
+        (reached, ran), (current, self._running) = self._checks.step(answer)
+        running = self._running
+        if not self._tensors:
+            self._checks.read()  # the host waits below, too
         reward = torch.where(ran, reached["reward"], 0.0)
         terminated, truncated, ended = (reached[key] & ran for key in ("terminated", "truncated", "done"))
         if self._mode is AutoresetMode.SAME_STEP:
@@ -140,6 +161,7 @@ class GymnasiumVectorEnv(VectorEnv[Element, Element, Any]):
     def close_extras(self, **kwargs: Any) -> None:  # noqa: ANN401 - gymnasium's signature
         """Close the VecEnv."""
         self.env.close()
+        self._checks.read()
 
     def _made(self) -> VecEnv:
         env = self._create(**self._env_args, seed=self._seed)
@@ -164,13 +186,21 @@ class GymnasiumVectorEnv(VectorEnv[Element, Element, Any]):
                 f"GymnasiumVectorEnv.step: {leaf.key!r} has shape {list(column.shape)}, expected {list(expected)}: "
                 "one action for each environment."
             )
-        return column.to(self.env.device, leaf.torch_dtype, copy=True)  # the VecEnv may keep or change it
+        own = column.to(self.env.device, leaf.torch_dtype, copy=True)  # the VecEnv may keep or change it
+        floats = column.is_floating_point(), leaf.torch_dtype.is_floating_point
+        # Integers of another dtype are compared where that makes nothing wait.
+        if floats == (True, False) or (floats == (False, False) and column.is_cpu and not _equal(own, column)):
+            raise ShapeMismatchError(
+                f"GymnasiumVectorEnv.step: {leaf.key!r} is {column.dtype} with numbers that {leaf.torch_dtype} cannot "
+                f"hold, expected elements of {leaf.space}. Convert the actions where you choose them."
+            )
+        return own
 
     def _out(self, tensor: Tensor) -> Any:  # noqa: ANN401 - a tensor or an array
         return tensor if self._tensors else tensor.cpu().numpy()  # sync: numpy was asked for, every step
 
     def _observation(self, observation: DictTensor) -> Element:
-        values = {key: self._out(observation[key]) for key in self._frames}
+        values = {key: self._out(observation[key].clone()) for key in self._frames}
         return nest(self.single_observation_space, values, "frame")
 
     def _info(self, reached: DictTensor, ended: Tensor) -> dict[str, Any]:
@@ -181,7 +211,7 @@ class GymnasiumVectorEnv(VectorEnv[Element, Element, Any]):
         if not mask.any():
             return {}
         final = np.full(self.num_envs, None, dtype=object)
-        frames = {key: self._out(reached[key]) for key in self._frames}
+        frames = {key: self._out(reached[key].clone()) for key in self._frames}
         for row in mask.nonzero()[0]:  # sync: of an array, in steps that end an episode
             final[row] = nest(
                 self.single_observation_space, {key: value[row] for key, value in frames.items()}, "frame"
@@ -197,3 +227,8 @@ class GymnasiumVectorEnv(VectorEnv[Element, Element, Any]):
             counts = zip(done, self._returns, self._lengths, strict=True)
             info["final_info"] = [{"episode": {"r": float(r), "l": int(n)}} if end else None for end, r, n in counts]
             self._returns[done], self._lengths[done] = 0, 0
+
+
+def _equal(converted: Tensor, original: Tensor) -> bool:
+    """Return True if a conversion of integers on the CPU has changed none of them."""
+    return converted.dtype == original.dtype or bool((converted.to("cpu") == original).all())  # sync: of CPU memory

@@ -10,11 +10,12 @@ from torch import Tensor
 
 from rlstruct.core import DictTensor, Layout, expect
 from rlstruct.device import DeviceLike, resolve_device
+from rlstruct.engine.validity import StepChecks
 from rlstruct.errors import BadValueError, UsageError
 from rlstruct.functional.masks import rows_of
 from rlstruct.options import check_seed
 from rlstruct.profiling import operation
-from rlstruct.spaces import Element, Space, leaves, nest, zeros
+from rlstruct.spaces import Element, Limits, Space, leaves, nest, zeros
 from rlstruct.vec_env import Observed, StepResult, VecEnv, check_action
 
 Tensors = dict[str, Tensor]
@@ -40,10 +41,12 @@ class TensorsEnv(VecEnv):
         self._action_leaves = leaves(action_space, "action", where=self._name)
         self._no = torch.zeros(n_envs, dtype=torch.bool, device=device)
         self._yes = ~self._no
+        self._limits = Limits(action_space, "action", device)
+        self._checks = StepChecks(self._name, self)
 
     @abstractmethod
     def _begin(self) -> Element:
-        """Start a new episode in every row, and return the observation."""
+        """Start a new episode in every row, and return the observation, in memory that never changes afterwards."""
 
     @abstractmethod
     def _advance(self, action: Element) -> tuple[Element, Tensor, Tensor, Tensor, Element | None]:
@@ -51,7 +54,8 @@ class TensorsEnv(VecEnv):
 
         Returns:
             ``(observation, reward, terminated, truncated, final)``. ``final`` is the true last observation, read only
-            in rows that ended; None if no row ended.
+            in rows that ended; None if no row ended. The observation's memory never changes afterwards; the rest is
+            copied.
         """
 
     @property
@@ -67,33 +71,51 @@ class TensorsEnv(VecEnv):
         """Start a new episode in every environment; see `VecEnv.reset`."""
         if env_info is not None and not env_info.empty():
             raise BadValueError(f"{self._name}.reset: got env_info {list(env_info.keys())}, expected none.")
+        self._checks.read()
         frames = self._flat(self._begin())
         fix = "Make the simulation on the device that you name, with a row for each environment."
         expect(f"{self._name}.reset:", frames, device=self._device, rows=self._n_envs, fix=fix)
         flags = dict.fromkeys(("terminated", "truncated", "done"), self._no)
         last = zeros(self.action_space, "last_action", self._n_envs, self._device)
         reward = torch.zeros(self._n_envs, dtype=torch.float32, device=self._device)
-        return DictTensor({**frames, "reward": reward, **flags, "initial_state": self._yes, **last}), self._yes
+        first = DictTensor({**frames, "reward": reward, **flags, "initial_state": self._yes, **last})
+        self._checks.observation(first)
+        return first, self._yes
 
     @operation("simulator")
     def step(self, action: DictTensor) -> StepResult:
-        """Take one step in every environment; see `VecEnv.step`."""
+        """Take one step in every environment; see `VecEnv.step`.
+
+        Raises:
+            ValueError: on the CPU, an action is not in its space, or a frame or reward is NaN. On an accelerator the
+                next `reset` or `close` raises it.
+        """
         check_action(self._name, action, self._action_leaves)
+        self._checks.action(action)
         # Two copies: simulators clamp actions in place, and agents overwrite theirs in the next step.
         last = {f"last_{key}": action[key].clone() for key in self._action_leaves}
-        sent = nest(self.action_space, {key: action[key].clone() for key in self._action_leaves}, "action")
+        # An index out of range would end all work on CUDA, so wrong ones are clamped there until the error is read.
+        within = self._limits.clamp({key: action[key] for key in self._action_leaves})
+        copies = {key: value.clone() if value is action[key] else value for key, value in within.items()}
+        sent = nest(self.action_space, copies, "action")
         observation, reward, terminated, truncated, final = self._advance(sent)
-        current, terminated, truncated = self._flat(observation), terminated.to(torch.bool), truncated.to(torch.bool)
-        done, reward = terminated | truncated, reward.to(torch.float32)
+        current = self._flat(observation)
+        # Copies: the simulator may write the next step's to the same memory.
+        terminated, truncated = terminated.to(torch.bool, copy=True), truncated.to(torch.bool, copy=True)
+        done, reward = terminated | truncated, reward.to(torch.float32, copy=True)
         reached = current if final is None else self._choose(done, self._flat(final), current)
         flags = {"terminated": terminated, "truncated": truncated, "done": done, "initial_state": self._no}
         seen = DictTensor.unchecked({**reached, "reward": reward, **flags, **last})
         if final is None:
-            return StepResult((seen, self._yes), (seen, self._yes), restarted=False)
+            return self._checks.step(StepResult((seen, self._yes), (seen, self._yes), restarted=False))
         last = {key: value.masked_fill(rows_of(done, value), 0) for key, value in last.items()}
         flags = {"terminated": self._no, "truncated": self._no, "done": self._no, "initial_state": done}
         after = DictTensor.unchecked({**current, "reward": reward.masked_fill(done, 0), **flags, **last})
-        return StepResult((seen, self._yes), (after, self._yes))
+        return self._checks.step(StepResult((seen, self._yes), (after, self._yes)))
+
+    def close(self) -> None:
+        """Raise the error of an earlier step on an accelerator, see `step`."""
+        self._checks.read()
 
     def _flat(self, observation: Element) -> Tensors:
         """Return the frames of an observation by name."""
@@ -111,9 +133,8 @@ class TorchVectorEnv(TensorsEnv):
     """A gymnasium-like vector environment that already returns tensors on a device, as a `VecEnv`.
 
     It must restart rows in the step that ends their episode (gymnasium's mode SAME_STEP), as GPU simulators do. It gets
-    a copy of the action, which it may change in place. Its tensors become ``current`` without a copy, so they change if
-    it writes its next observation into the same memory. Clone them to keep them, as RL_Batcher does. The simulation
-    cannot be saved: `state_dict` returns None.
+    a copy of the action, which it may change in place, and its results are copied, so it may reuse its memory. The
+    simulation cannot be saved: `state_dict` returns None.
 
     True final observations come from the info's ``final_obs`` (gymnasium; Isaac Lab, where it is an option) or
     ``final_observation`` (ManiSkill): tensors [B, ...] like the observation, read only in rows that ended. Without
@@ -149,14 +170,12 @@ class TorchVectorEnv(TensorsEnv):
         self.vec = vec
         self._seed = None if seed is None else check_seed("TorchVectorEnv", "seed", seed, self._n_envs)
         self._keeps_previous = missing_final == "previous"
-        self._previous: Element = None  # a copy of the last observation
+        self._previous: Element = None  # the last observation, if it may be needed
         self._closed = False
 
     def _begin(self) -> Element:
         seed, self._seed = self._seed, None
-        observation = self.vec.reset(seed=seed)[0]
-        self._keep(observation)
-        return observation
+        return self._own(self.vec.reset(seed=seed)[0])
 
     def _advance(self, action: Element) -> tuple[Element, Tensor, Tensor, Tensor, Element | None]:
         observation, reward, terminated, truncated, info = self.vec.step(action)
@@ -168,17 +187,18 @@ class TorchVectorEnv(TensorsEnv):
                 "in the simulator, or pass missing_final='previous' and accept wrong values where episodes are "
                 "truncated."
             )
-        self._keep(observation)
-        return observation, reward, terminated, truncated, final
+        return self._own(observation), reward, terminated, truncated, final
 
     def close(self) -> None:
         """Close the vector environment. Calling it again does nothing."""
         if not self._closed:
             self._closed = True
             self.vec.close()
+            super().close()
 
-    def _keep(self, observation: Element) -> None:
-        """Copy the observation if it may be needed as a final one."""
-        if self._keeps_previous:
-            copies = {key: frame.clone() for key, frame in self._flat(observation).items()}
-            self._previous = nest(self.observation_space, copies, "frame")
+    def _own(self, observation: Element) -> Element:
+        """Return a copy of the observation, and keep it if it may be needed as a final one."""
+        copies = {key: frame.clone() for key, frame in self._flat(observation).items()}
+        own = nest(self.observation_space, copies, "frame")
+        self._previous = own if self._keeps_previous else None
+        return own

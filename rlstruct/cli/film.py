@@ -21,6 +21,7 @@ from rlstruct.algos.shipped_callbacks import DEFAULT_FPS, GIF_FPS, frame_times
 from rlstruct.cli.environments import Factory, is_own, spaces_of
 from rlstruct.cli.messages import UserError, check_output, require, say
 from rlstruct.core import DictTensor
+from rlstruct.engine.validity import StepChecks
 from rlstruct.envs import GymEnv, GymEnvInf
 from rlstruct.functional.random import step_keys
 from rlstruct.indexed_actions import env_for
@@ -91,6 +92,7 @@ def _played(env: VecEnv, agent: RL_Agent, paint: Painter, n_steps: int | None, s
         return _grid([frame, caption], 1, 0)
 
     acted_in, seeds = env_for(agent, env), torch.tensor([seed], dtype=torch.int64, device="cpu")
+    checks = StepChecks("film", acted_in)  # for a VecEnv of a user, which may check nothing
     step, done = 0, False
     while not done or (n_steps is not None and step < n_steps):
         observation, _ = acted_in.reset()
@@ -100,7 +102,8 @@ def _played(env: VecEnv, agent: RL_Agent, paint: Painter, n_steps: int | None, s
             keys = step_keys(seeds, 0, torch.tensor([step], dtype=torch.int64, device="cpu"))[0]
             with torch.no_grad():
                 action, state = agent(state, observation + DictTensor({"rng": keys}), DictTensor())
-            (reached, _), (observation, _) = acted_in.step(action)
+            checks.action(action)
+            (reached, _), (observation, _) = checks.step(acted_in.step(action))
             step, total = step + 1, total + float(reached["reward"])  # sync: once per frame
             done = bool(reached["done"])  # sync: once per frame
             if not (done and env.auto_reset and paint is _own):  # then it would draw the next episode

@@ -89,7 +89,8 @@ class GymEnv(RowsEnv):
             self._frames.write(target, j, self._reset_one(j))
         self._steps = [env.step for env in self.envs]
         self._order = range(len(self.envs))
-        return rows.observation(), self._running
+        self._checks.observation(first := rows.observation())
+        return first, self._running
 
     def step_into(
         self, action: DictTensor, before: ObservationBuffer, out: ObservationBuffer, final: ObservationBuffer | None

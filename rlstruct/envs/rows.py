@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from rlstruct.core import DictTensor, expect
+from rlstruct.engine.validity import StepChecks
 from rlstruct.envs.codec import Arrays, SpaceCodec
 from rlstruct.errors import BadTypeError, ShapeMismatchError, UsageError, tag_environment
 from rlstruct.in_place import FLAGS, Ended, ObservationBuffer
@@ -79,6 +80,7 @@ class RowsEnv(VecEnv):
         self._begun = False
         self._running = torch.ones(n, dtype=torch.bool, device="cpu")  # callers hold it: replace it, never write to it
         self._idle = IdleWatch(self._where)
+        self._checks = StepChecks(self._where, self)
 
     @property
     def device(self) -> torch.device:
@@ -90,7 +92,11 @@ class RowsEnv(VecEnv):
         return self._n
 
     def step(self, action: DictTensor) -> StepResult:
-        """Take one step in every environment that runs; see `VecEnv.step`. Raises as ``step_into`` does."""
+        """Take one step in every environment that runs; see `VecEnv.step`.
+
+        Raises as ``step_into`` does, and a ValueError if an environment accepted an action outside its space, or
+        returned NaN.
+        """
         before, ran = self._last, self._running
         if before is None:
             raise UsageError(f"{self._where}.step: there is nothing to step. Call reset() first.")
@@ -98,13 +104,14 @@ class RowsEnv(VecEnv):
         ended = self.step_into(action, before, out, final)
         self._last, current = out, out.observation()
         restarted = np.asarray([] if ended is None else ended.restarted, np.intp)
+        self._checks.action(action, ran)
         if not len(restarted):
-            return StepResult((current, ran), (current, self._running), restarted=False)
+            return self._checks.step(StepResult((current, ran), (current, self._running), restarted=False))
         others = np.ones(self._n, np.bool_)
         others[restarted] = False
         for reached, array in zip(final.arrays, out.arrays, strict=True):
             reached[others] = array[others]
-        return StepResult((final.observation(), ran), (current, self._running))
+        return self._checks.step(StepResult((final.observation(), ran), (current, self._running)))
 
     @abstractmethod
     def step_into(

@@ -114,5 +114,6 @@ def duelling_values(value: Tensor, advantage: Tensor) -> Tensor:
     >>> duelling_values(torch.tensor([[5.0]]), torch.tensor([[1.0, 3.0]]))
     tensor([[4., 6.]])
     """
-    axes("duelling_values", value=(value, "... 1"), advantage=(advantage, "... A"))
+    if not (torch.jit.is_scripting() or torch.jit.is_tracing()):  # sizes are tensors there
+        axes("duelling_values", value=(value, "... 1"), advantage=(advantage, "... A"))
     return value + advantage - advantage.mean(dim=-1, keepdim=True)

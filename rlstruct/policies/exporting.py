@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from rlstruct.core import DictTensor, TensorSpec
 from rlstruct.errors import BadValueError, MissingPackageError, UsageError, import_extra
 from rlstruct.options import writable
-from rlstruct.policies.policy import Policy
+from rlstruct.policies.policy import SCORES, Policy
 from rlstruct.rl_agent import RL_Agent
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ Tensors = dict[str, Tensor]
 Acting = Callable[[Tensors], Mapping[str, Tensor]]
 _SIZES = (1, 2, 7, 32, 1)  # batch sizes to compare, in this order
 _STEPS = 4  # steps per batch size, so that an agent's memory is filled
-_SCORES = ("action_logits", "action_values")  # they determine the best action
 _ABSOLUTE, _RELATIVE = 1e-5, 1e-4  # differences that rounding explains, in float32
 
 
@@ -157,7 +156,7 @@ def _difference(original: ExportedPolicy, key: str, expected: Tensors, found: Ma
     apart = torch.where(a == b, 0.0, (a.double() - b.double()).abs())
     bound = _ABSOLUTE + _RELATIVE * torch.where(a.isfinite(), a.abs(), 0.0) if a.is_floating_point() else 0.0
     wrong = ~(apart <= bound)
-    for name in _SCORES if key == "action" else ():
+    for name in SCORES if key == "action" else ():
         if name in expected:  # another action may have the same score up to rounding
             scores = expected[name]
             chosen, best = scores.gather(-1, original.index(b).unsqueeze(-1)).squeeze(-1), scores.amax(-1)

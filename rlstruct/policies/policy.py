@@ -13,13 +13,15 @@ from torch import Tensor, nn
 from rlstruct.core import DictTensor, TensorSpec
 from rlstruct.core.layout import spec_of
 from rlstruct.device import DeviceLike, resolve_device
-from rlstruct.errors import BadKeyError, BadTypeError, ShapeMismatchError
+from rlstruct.errors import BadKeyError, BadTypeError, BadValueError, ShapeMismatchError
 from rlstruct.functional import random
 from rlstruct.options import check_seed
 from rlstruct.rl_agent import RL_Agent
 
 if TYPE_CHECKING:
     from rlstruct.spaces import ActionIndices
+
+SCORES = ("action_logits", "action_values")  # outputs of agents that determine the best action
 
 
 class Policy:
@@ -69,6 +71,7 @@ class Policy:
         self.create_agent, self._seed = create_agent, check_seed("Policy", "seed", seed)
         self._agents: dict[bool, RL_Agent] = {}
         self.actions = actions if self.agent(stochastic).action_form == "index" else None
+        self._found: dict[str, Tensor] = {}  # on an accelerator, whether a message applies to an earlier call.  [] bool
         if self.agent(stochastic).require_history():
             raise BadTypeError(
                 f"Policy: {type(self.agent(stochastic)).__name__} needs the history of a batch, which only a batcher "
@@ -100,7 +103,12 @@ class Policy:
 
         Args:
             where: True for rows whose episode is new, [B] bool. None resets all rows, whose number may then change.
+
+        Raises:
+            ShapeMismatchError: ``where`` does not fit the last observations.
+            ValueError: on an accelerator, an earlier observation or action was impossible; see `act`.
         """
+        self._raise_found()
         if where is None:
             self._episode, self._step = self._episode + 1, 0
             self._state: DictTensor | None = None
@@ -121,17 +129,19 @@ class Policy:
 
         Args:
             observation: observation of an environment: an array, a tensor, or a dict or tuple of them like its space.
-                One observation, or [B, ...] of B environments.
+                One observation, or [B, ...] of B environments. It is copied, so you may overwrite it afterwards.
             stochastic: sample the actions, or take the best; None for the policy's `stochastic`.
 
         Returns:
             The action, without a batch axis if the observation had none. It is a numpy array for numpy observations,
-            and a tensor on their device for tensors.
+            and a tensor on their device for tensors; always a copy, which you may overwrite.
 
         Raises:
             KeyError: a part of the observation is missing or unknown.
             ShapeMismatchError: a part has the wrong shape or dtype, or the number of rows changed although the agent
                 keeps a state per row.
+            ValueError: the observation has NaN, or the action does not exist, as if scores are NaN or all are -inf. If
+                observations are tensors on an accelerator, a later call raises it: `reset`, or one with arrays.
         """
         seen, single, back = self._read(observation)
         agent = self.agent(self.stochastic if stochastic is None else stochastic)
@@ -167,6 +177,9 @@ class Policy:
             if isinstance(value, Tensor):
                 back = back or value.device
             tensors[key], batched[key] = _fitting(key, value, spec)
+            if spec.dtype.is_floating_point:
+                fix = "A training stops there, too: look for a division by zero in the environment."
+                self._check(tensors[key].isnan(), f"Policy.act: {_part(key)} has NaN, expected numbers. {fix}")
         if len(set(batched.values())) > 1 or len({len(t) for key, t in tensors.items() if batched[key]}) > 1:
             raise ShapeMismatchError(
                 f"Policy.act: the observation has { {key: list(t.shape) for key, t in tensors.items()} }, expected one "
@@ -179,14 +192,39 @@ class Policy:
     def _answer(self, output: DictTensor, single: bool, back: torch.device | None) -> Any:  # noqa: ANN401
         """Return the actions in the form of the observations."""
         parts = {"": output["action"]} if "action" in output else dict(output.truncate_key("action/").items())
+        fix = "Look for NaN in the policy's weights, and for observations whose scores are all -inf."
+        for action in parts.values():
+            if action.is_floating_point():
+                self._check(action.isnan(), f"Policy.act: the action is NaN. {fix}")
+        by_index = self.agent(self.stochastic).action_form == "index" and "" in parts
+        for scores in (output[name] for name in SCORES if name in output and by_index):
+            if parts[""].shape == scores.shape[:-1]:
+                wrong = (parts[""] < 0) | (parts[""] >= scores.shape[-1]) | scores.isnan().any(-1)
+                most = scores.shape[-1] - 1
+                self._check(wrong, f"Policy.act: the action is none of 0 to {most}, or its scores are NaN. {fix}")
         if self.actions is not None:
             parts[""] = self.actions.elements(parts[""], self.actions.starts(self.device))
-        moved = {key: tensor.to(back or "cpu") for key, tensor in parts.items()}  # sync: the caller acts with them
+        if back is None or back.type == "cpu":
+            self._raise_found()  # the host waits here anyway
+        moved = {key: tensor.to(back or "cpu", copy=True) for key, tensor in parts.items()}  # sync: the caller acts
         answer: dict[str, Any] = dict(moved)
         if back is None:
             answer = {key: tensor.numpy() for key, tensor in moved.items()}  # sync: none, they are on the CPU
         answer = {key: value[0] if single else value for key, value in answer.items()}
         return answer.get("", answer)
+
+    def _check(self, wrong: Tensor, message: str) -> None:
+        """Raise ValueError if anything is wrong; on an accelerator, remember it there."""
+        if not wrong.is_cpu:
+            self._found[message] = wrong.any() | self._found.get(message, False)
+        elif bool(wrong.any()):  # sync: of CPU memory
+            raise BadValueError(message)
+
+    def _raise_found(self) -> None:
+        found, self._found = self._found, {}
+        for message, wrong in found.items():
+            if bool(wrong):  # sync: where the caller waits anyway, or once per episode
+                raise BadValueError(message)
 
 
 def _flat(observation: Any, prefix: str = "") -> list[tuple[str, Any]]:  # noqa: ANN401
@@ -205,9 +243,13 @@ def _words(keys: list[str]) -> str:
     return "no parts, but one array" if keys == ["frame"] else f"the parts {[k.removeprefix('frame/') for k in keys]}"
 
 
+def _part(key: str) -> str:
+    return "the observation" if key == "frame" else f"part {key.removeprefix('frame/')!r} of the observation"
+
+
 def _fitting(key: str, value: Any, spec: TensorSpec) -> tuple[Tensor, bool]:  # noqa: ANN401
     """Return a part of an observation in the agent's dtype, and True if it has a batch axis."""
-    where = "the observation" if key == "frame" else f"part {key.removeprefix('frame/')!r} of the observation"
+    where = _part(key)
     try:
         tensor = value if isinstance(value, Tensor) else torch.from_numpy(np.array(value))
     except (TypeError, ValueError) as error:
@@ -225,4 +267,4 @@ def _fitting(key: str, value: Any, spec: TensorSpec) -> tuple[Tensor, bool]:  # 
             f"{['B', *spec.shape]} for B of them. Pass what the environment showed in the training, with the same "
             "wrappers."
         )
-    return tensor.to(spec.dtype), batched
+    return tensor.to(spec.dtype, copy=isinstance(value, Tensor)), batched  # the agent may keep it as its state

@@ -28,6 +28,7 @@ from rlstruct.core.layout import check_indices
 from rlstruct.core.named import part_of
 from rlstruct.device import DeviceLike, resolve_device
 from rlstruct.engine.compiled import Compiled
+from rlstruct.engine.validity import StepChecks
 from rlstruct.errors import BadValueError, UsageError
 from rlstruct.functional.masks import rows_of
 from rlstruct.functional.random import child_key, randint, uniform
@@ -122,6 +123,7 @@ class TensorEnv(VecEnv, Generic[State]):
         self._carry: Tensors = {"env_key": child_key(seeds, _SALT), "episode": torch.full_like(seeds, -1)}
         self._compiled = Compiled(self._simulation.step) if backend == "compile" else None
         self._starts = StartStates(self._simulation, self._starts_ahead)
+        self._checks = StepChecks(self._name, self)
         self._checked = False  # `transition` was checked at the first step
         self._current = DictTensor()  # the last observation
         self._idle = IdleWatch(self._name, self.time_limit)
@@ -187,26 +189,35 @@ class TensorEnv(VecEnv, Generic[State]):
         """Begin the next episode in every environment; see `VecEnv.reset`.
 
         Args:
-            env_info: on the CPU. ``state/<field>``, [B, ...], replaces the start states of these episodes only.
+            env_info: on the CPU. ``state/<field>``, [B, ...], replaces the start states of these episodes only; copied.
                 ``initial_steps``, [B] int64, plays 0 to that many random actions first, so thousands of games do not
                 run in lockstep. Other keys are ignored.
         """
+        self._checks.read()
         settings = dict(env_info.items()) if env_info is not None else {}
         given = part_of(settings, "state/")
-        self._carry = self._begun({name: value.to(self._device) for name, value in given.items()})
+        self._carry = self._begun({name: value.to(self._device, copy=True) for name, value in given.items()})
         if "initial_steps" in settings:
             self._play_at_random(settings["initial_steps"])
         self._current = first = self._first()
         self._idle.begin()
+        self._checks.observation(first)
         return first, self._yes
 
     @operation("simulator")
     def step(self, action: DictTensor) -> StepResult:
-        """Take one step in every environment that runs; see `VecEnv.step`."""
+        """Take one step in every environment that runs; see `VecEnv.step`.
+
+        Raises:
+            ValueError: on the CPU, an action is not in its space, or a frame or reward is NaN. On an accelerator, where
+                `step` never waits, the next `reset`, `get_state`, `state_dict` or `close` raises it. An action outside
+                its space takes the nearest one's effect meanwhile.
+        """
         self._check_begun("step")
         check_action(self._name, action, self._action_layout)
         sent = {key: value.detach() if (value := action[key]).requires_grad else value for key in self._action_layout}
         self._expect("step: action", sent, self._action_layout)
+        self._checks.action(sent, self._carry.get("running"))
         if not self._checked:
             self._simulation.check_transition(self._carry, sent)
             self._checked = True
@@ -223,7 +234,7 @@ class TensorEnv(VecEnv, Generic[State]):
         masks = masks or {"ran": yes, "running": yes}
         if not self.auto_reset:
             self._idle.check(masks["ran"])
-        return StepResult((seen, masks["ran"]), (after, masks["running"]), restarted=self.auto_reset)
+        return self._checks.step(StepResult((seen, masks["ran"]), (after, masks["running"]), restarted=self.auto_reset))
 
     def fused_rollout(self, perceptron: Perceptron, n_timesteps: int) -> FusedRollout | None:
         """Return a launch of T steps with an agent (`rlstruct.engine.fused`), or None if no kernel supports it."""
@@ -240,6 +251,7 @@ class TensorEnv(VecEnv, Generic[State]):
             ids: a list or [K] int64 on the device; None for all.
         """
         self._check_begun("get_state")
+        self._checks.read()
         rows, fields = self._rows("get_state", ids), part_of(self._carry, "state/")
         state: State = self._simulation.state({name: v.index_select(0, rows) for name, v in fields.items()})
         return state
@@ -288,7 +300,7 @@ class TensorEnv(VecEnv, Generic[State]):
         """Restore a state from `state_tensors`, in this or an identically built environment. Bit-exact.
 
         Args:
-            tensors: from `state_tensors`.
+            tensors: from `state_tensors`; kept without a copy, so do not write to them.
             shown: the observation at that state, which `set_state` returns for environments that continue.
         """
         self._carry = dict(tensors)
@@ -297,8 +309,13 @@ class TensorEnv(VecEnv, Generic[State]):
 
     carry, set_carry = state_tensors, set_state_tensors  # their names in 0.2
 
+    def close(self) -> None:
+        """Raise the error of an earlier step on an accelerator, see `step`; there is nothing to release."""
+        self._checks.read()
+
     def state_dict(self) -> Tensors:
         """Return the whole simulation; see `VecEnv.state_dict`."""
+        self._checks.read()
         groups = {"carry/": self._carry, "shown/": dict(self._current.items())}
         return {prefix + name: value for prefix, tensors in groups.items() for name, value in tensors.items()}
 

@@ -16,6 +16,7 @@ from rlstruct.engine.precision import Precision
 from rlstruct.engine.purity import PurityError, check_equal
 from rlstruct.engine.runner import Runner
 from rlstruct.engine.streams import stream_on
+from rlstruct.engine.validity import unchecked
 from rlstruct.functional.random import step_keys
 from rlstruct.indexed_actions import env_for
 from rlstruct.replay import replay_agent
@@ -149,6 +150,7 @@ class _Kit:
             specs = state.specs()
 
     @torch.no_grad()
+    @unchecked()
     def check_acting(self) -> None:
         """Let the agent act, and check each output separately."""
         observation, _ = self.env.reset(None)

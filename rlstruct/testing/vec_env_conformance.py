@@ -12,6 +12,7 @@ from torch import Tensor
 
 from rlstruct.core import DictTensor, Layout
 from rlstruct.device import resolve_device
+from rlstruct.engine.validity import unchecked
 from rlstruct.functional.masks import masked_dicttensor
 from rlstruct.in_place import ObservationBuffer, steps_into
 from rlstruct.spaces import leaves, sample
@@ -93,15 +94,27 @@ def check_vec_env(
     Raises:
         ConformanceError: a check failed; names the call, the key, the found and expected values, and the fix.
     """
+    with unchecked():  # the kit looks at all values
+        _check_vec_env(env, env_args or {}, n_steps, seed, check_bounds, ends_as_it_begins)
+
+
+def _check_vec_env(
+    env: VecEnv | Callable[..., VecEnv],
+    env_args: Mapping[str, Any],
+    n_steps: int,
+    seed: int,
+    check_bounds: bool,
+    ends_as_it_begins: bool,
+) -> None:
     factory = None if isinstance(env, VecEnv) else env
-    made = env if isinstance(env, VecEnv) else env(**(env_args or {}), seed=seed)
+    made = env if isinstance(env, VecEnv) else env(**env_args, seed=seed)
     try:
         walk = _Walk(made, seed, check_bounds)
         walk.run(n_steps)
         if not ends_as_it_begins:
             walk.check_final_frames()
         if factory is not None:
-            _check_seeds(lambda: factory(**(env_args or {}), seed=seed), seed, min(n_steps, _STEPS_OF_SECOND_RUN))
+            _check_seeds(lambda: factory(**env_args, seed=seed), seed, min(n_steps, _STEPS_OF_SECOND_RUN))
     finally:
         made.close()
     try:
