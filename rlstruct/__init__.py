@@ -72,9 +72,9 @@ if not _TYPE_CHECKING:  # for them every name would exist
         if name in _MODULES:
             return importlib.import_module(f"rlstruct.{name}")
         if name in _PLACES:
-            found: object = getattr(importlib.import_module(f"rlstruct.{_PLACES[name]}"), name)
-            globals()[name] = found  # from here on it costs nothing
-            return found
+            value: object = getattr(importlib.import_module(f"rlstruct.{_PLACES[name]}"), name)
+            globals()[name] = value  # from here on it costs nothing
+            return value
         for folder in () if name.startswith("_") or name in _FOLDERS else _FOLDERS:
             if _exports(folder, name):  # `from rlstruct import` would replace the message of an AttributeError
                 raise ImportError(f"{name!r} is not here. Write: from rlstruct.{folder} import {name}", name="rlstruct")

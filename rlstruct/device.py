@@ -46,8 +46,8 @@ def resolve_device(device: DeviceLike) -> torch.device:
     >>> resolve_device("cpu")
     device(type='cpu')
     """
-    if isinstance(device, str) and (kind := device.partition(":")[0]) in _BACKENDS:
-        importlib.import_module(_BACKENDS[kind])
+    if isinstance(device, str) and (device_type := device.partition(":")[0]) in _BACKENDS:
+        importlib.import_module(_BACKENDS[device_type])
     try:
         resolved = torch.device(device)
     except (RuntimeError, TypeError) as error:
@@ -107,6 +107,6 @@ def keep_freed_memory() -> bool:
 
 
 def _listing() -> str:
-    types = ["cuda", "mps", "xpu", *(kind for kind in _BACKENDS if hasattr(torch, kind))]
-    names = [f"{kind}:{i}" for kind in types for i in range(device_count(kind))]
+    types = ["cuda", "mps", "xpu", *(device_type for device_type in _BACKENDS if hasattr(torch, device_type))]
+    names = [f"{device_type}:{i}" for device_type in types for i in range(device_count(device_type))]
     return ", ".join(["cpu", *names])

@@ -95,5 +95,5 @@ def steps_into(env: VecEnv) -> Any | None:  # noqa: ANN401 - a bound `StepsInto.
     """Return an environment's ``step_into``; None if it has none, or if ``step`` was overridden without it."""
     if "step" in vars(env):
         return None
-    kind = next((kind for kind in type(env).__mro__ if "step_into" in vars(kind) or "step" in vars(kind)), VecEnv)
-    return getattr(env, "step_into", None) if "step_into" in vars(kind) else None
+    cls = next((cls for cls in type(env).__mro__ if "step_into" in vars(cls) or "step" in vars(cls)), VecEnv)
+    return getattr(env, "step_into", None) if "step_into" in vars(cls) else None

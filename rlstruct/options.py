@@ -50,8 +50,8 @@ class Range:
             return
         if not self.choices:
             if not isinstance(value, Real) or (self.whole and value % 1):
-                kind = "a whole number" if self.whole else "a number"
-                text = f"{where}: {name} is {value!r}, a {type(value).__name__}; expected {kind}"
+                noun = "a whole number" if self.whole else "a number"
+                text = f"{where}: {name} is {value!r}, a {type(value).__name__}; expected {noun}"
                 raise BadTypeError(", ".join(filter(None, [text, str(self)])) + ".")
             number = float(value)
             fits = (self.at_least is None or number >= self.at_least) and (self.above is None or number > self.above)
@@ -119,19 +119,19 @@ def option(
     Returns:
         A dataclass field, typed like its default, so that type checkers see an ordinary field.
     """
-    known: dict[str, Any] = {"range": Range(at_least=at_least, above=above, at_most=at_most)}
-    known |= {name: True for name, said in (("may_change", may_change), ("divided", divided)) if said}
-    made: T = field(default=default, metadata=known)
+    metadata: dict[str, Any] = {"range": Range(at_least=at_least, above=above, at_most=at_most)}
+    metadata |= {name: True for name, said in (("may_change", may_change), ("divided", divided)) if said}
+    made: T = field(default=default, metadata=metadata)
     return made
 
 
-def declared(kind: type, key: str) -> dict[str, Any]:
+def declared(cls: type, key: str) -> dict[str, Any]:
     """Return the values declared by `option`, such as ``"range"``, for the fields of a class and its bases."""
-    found: dict[str, Any] = {}
-    for base in reversed(kind.__mro__):
+    values: dict[str, Any] = {}
+    for base in reversed(cls.__mro__):
         own = vars(base).get("__dataclass_fields__", {})
-        found |= {name: one.metadata[key] for name, one in own.items() if key in one.metadata}
-    return found
+        values |= {name: one.metadata[key] for name, one in own.items() if key in one.metadata}
+    return values
 
 
 class Options:
@@ -164,16 +164,16 @@ class Options:
 
     def __new__(cls, *values: object, **named: object) -> Self:
         """Raise for an unknown setting, with the nearest known one, before `__init__` does."""
-        known: dict[str, object] = getattr(cls, "__dataclass_fields__", {})
-        for name in named.keys() - known:
-            hint = nearest(name, known) or f" help({cls.__name__}) lists them."
+        fields: dict[str, object] = getattr(cls, "__dataclass_fields__", {})
+        for name in named.keys() - fields:
+            hint = nearest(name, fields) or f" help({cls.__name__}) lists them."
             raise BadTypeError(f"{cls.__name__}: there is no setting {name!r}.{hint}")
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
-        kind: type = type(self)
-        for name, accepted in _ranges(kind).items():
-            accepted.check(kind.__name__, name, getattr(self, name))
+        cls: type = type(self)
+        for name, accepted in _ranges(cls).items():
+            accepted.check(cls.__name__, name, getattr(self, name))
 
     def require(self, name: str, fits: bool, expected: str) -> None:
         """Raise ValueError unless a setting fits the others; ``expected`` describes values that would."""
@@ -206,13 +206,13 @@ def writable(where: str, path: str | Path, *, folder: bool = False) -> Path:
     return path
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
+def nearest(word: str, words: Iterable[str]) -> str:
     """Return `` Did you mean …?``, or "" if no name is similar.
 
     >>> nearest("CartPol-v1", ["CartPole-v1", "Pendulum-v1"])
     " Did you mean 'CartPole-v1'?"
     """
-    word, by_lower = word.lower(), {name.lower(): name for name in known}
+    word, by_lower = word.lower(), {name.lower(): name for name in words}
 
     def likeness(name: str) -> float:  # a common beginning decides between equally similar names
         return difflib.SequenceMatcher(None, word, name).ratio() + 0.001 * name.startswith(word[:1])
@@ -224,11 +224,11 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 
 @functools.cache
-def _ranges(kind: type) -> dict[str, Range]:
+def _ranges(cls: type) -> dict[str, Range]:
     """Return the range of each declared field of a class, with its annotation; names and switches have none."""
-    hints = get_type_hints(kind)
+    hints = get_type_hints(cls)
     ranges: dict[str, Range] = {}
-    for name, bounds in declared(kind, "range").items():
+    for name, bounds in declared(cls, "range").items():
         hint = hints[name]
         parts = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
         choices = tuple(value for part in parts if get_origin(part) is Literal for value in get_args(part))
@@ -237,11 +237,11 @@ def _ranges(kind: type) -> dict[str, Range]:
     return ranges
 
 
-def described(kind: type) -> dict[str, str]:
+def described(cls: type) -> dict[str, str]:
     """Return the text of every field that the docstring of a class describes under "Attributes".
 
     >>> described(Range)
     {}
     """
-    _, _, words = inspect.cleandoc(kind.__doc__ or "").partition("Attributes:\n")
+    _, _, words = inspect.cleandoc(cls.__doc__ or "").partition("Attributes:\n")
     return {entry[1]: " ".join(entry[2].split()) for entry in _ENTRY.finditer(words)}

@@ -90,10 +90,10 @@ class OldModules:
         spec.loader_state = made, made.__spec__
         return made
 
-    def exec_module(self, found: ModuleType) -> None:
+    def exec_module(self, module: ModuleType) -> None:
         """Restore the module's own specification, which Python has replaced by that of the old path."""
-        spec: Any = found.__spec__
-        found.__spec__ = spec.loader_state[1]
+        spec: Any = module.__spec__
+        module.__spec__ = spec.loader_state[1]
 
 
 def _warn(old: str, new: str) -> None:

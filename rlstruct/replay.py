@@ -56,9 +56,9 @@ replay_agent_stateless = replay_agent
 def _chunks(trajectories: Trajectories) -> list[tuple[int, int]]:
     """Return the first row and the end of each chunk of a batch [B, T], small enough for a call without gradients."""
     steps = trajectories.trajectories
-    seen = [value.shape[2:] for key, value in steps.items() if key.startswith("observation/")]
-    seen += [value.shape[1:] for key, value in trajectories.info.items() if key.startswith("agent_state/")]
-    width = max(1, sum(shape.numel() for shape in seen))
+    shapes = [value.shape[2:] for key, value in steps.items() if key.startswith("observation/")]
+    shapes += [value.shape[1:] for key, value in trajectories.info.items() if key.startswith("agent_state/")]
+    width = max(1, sum(shape.numel() for shape in shapes))
     n_rows = max(1, min(_MOST_STEPS, _MOST_NUMBERS // width) // max(1, steps.n_steps()))
     n = max(1, -(-steps.n_elems() // n_rows))
     return list(pairwise(steps.n_elems() * k // n for k in range(n + 1)))
@@ -81,9 +81,9 @@ def replay_with_states(agent: RL_Agent, trajectories: Trajectories) -> tuple[Tem
     chunks = [] if torch.is_grad_enabled() else _chunks(trajectories)
     # An agent that is called step by step sees few rows in a call. Its states at no steps tell whether this is one.
     if len(chunks) > 1 and agent.states_at(trajectories, steps.lengths[:0]) is not None:
-        found = [_replay(agent, trajectories.slice(start, stop)) for start, stop in chunks]
-        joined = {key: torch.cat([outputs[key] for outputs, _ in found]) for key in found[0][0].keys()}
-        after = DictTensor() if found[0][1].empty() else DictTensor.cat([states for _, states in found])
+        pieces = [_replay(agent, trajectories.slice(start, stop)) for start, stop in chunks]
+        joined = {key: torch.cat([outputs[key] for outputs, _ in pieces]) for key in pieces[0][0].keys()}
+        after = DictTensor() if pieces[0][1].empty() else DictTensor.cat([states for _, states in pieces])
         return TemporalDictTensor.unchecked(joined, steps.lengths), after
     return _replay(agent, trajectories)
 
@@ -151,8 +151,10 @@ def replay_with_next_values(agent: RL_Agent, trajectories: Trajectories) -> tupl
 def _next_steps(trajectories: Trajectories, states: DictTensor) -> Trajectories:
     """Turn every next observation into a trajectory of one step that starts with its state.  [B * T, 1]."""
     steps = trajectories.trajectories
-    given = trajectories.info.truncate_key("agent_info/").prepend_key("agent_info/")
-    info = given.map(lambda value: value.repeat_interleave(steps.n_steps(), dim=0)) + states.prepend_key("agent_state/")
+    agent_info = trajectories.info.truncate_key("agent_info/").prepend_key("agent_info/")
+    info = agent_info.map(lambda value: value.repeat_interleave(steps.n_steps(), dim=0)) + states.prepend_key(
+        "agent_state/"
+    )
     reached = steps.truncate_key("_observation/").prepend_key("observation/")
     single = {key: value.flatten(0, 1).unsqueeze(1) for key, value in reached.items()}
     ones = torch.ones_like(steps.lengths).repeat_interleave(steps.n_steps())

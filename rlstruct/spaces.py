@@ -89,14 +89,14 @@ def leaves(space: Space, key: str, *, where: str = "spaces") -> dict[str, Leaf]:
     >>> list(leaves(spaces.Tuple([spaces.Discrete(2), spaces.Dict(x=spaces.Discrete(3))]), "frame"))
     ['frame/0', 'frame/1/x']
     """
-    found: dict[str, Leaf] = {}
+    by_key: dict[str, Leaf] = {}
     for leaf in _walk(space, key, (), where):
-        if leaf.key in found:
+        if leaf.key in by_key:
             raise BadValueError(
                 f"{where}: two parts of the space are both called {leaf.key!r}. Rename one: '/' separates the levels."
             )
-        found[leaf.key] = leaf
-    return found
+        by_key[leaf.key] = leaf
+    return by_key
 
 
 def nest(space: Space, values: Mapping[str, Element], key: str) -> Element:

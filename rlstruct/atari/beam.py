@@ -48,10 +48,10 @@ def move_star(m: Registers):
 def overlap(objects: Objects) -> wp.uint32:
     """Return the pixels covered by at least two objects."""
     twice = NO_PIXELS
-    seen = NO_PIXELS
+    pixels = NO_PIXELS
     for k in range(6):
-        twice |= seen & objects[k]
-        seen |= objects[k]
+        twice |= pixels & objects[k]
+        pixels |= objects[k]
     return twice
 
 

@@ -166,8 +166,8 @@ class Atari(TensorEnv[AtariState]):
             ended_now = ended & (running != 0)
             cut.masked_fill_(ended_now, _CUT_LAST if last else _CUT_EARLIER)
             running.masked_fill_(ended_now, 0)
-        seen = self._render(state.screens, screens, registers, cut, state.frames[:, -1])
-        frames = torch.cat([state.frames[:, 1:], seen.unsqueeze(1)], 1)
+        rendered = self._render(state.screens, screens, registers, cut, state.frames[:, -1])
+        frames = torch.cat([state.frames[:, 1:], rendered.unsqueeze(1)], 1)
         moved = AtariState(registers, ram, screens, frames, taken, tally)
         return moved, rewards.to(torch.float32), cut != 0
 
@@ -199,20 +199,20 @@ class Atari(TensorEnv[AtariState]):
         screens = torch.from_numpy(pictures).to(self._device)
         screens = torch.where((last == 1).view(-1, 1, 1), screens, screens.flip(1)).contiguous()
         height, *rest = (self.observation_space.shape or ())[1:]
-        seen = torch.zeros(len(begun), height, *rest, dtype=torch.uint8, device=self._device)
-        seen = self._render(screens, screens, registers, torch.full_like(last, _FIRST), seen)
-        stack = seen.unsqueeze(1).repeat_interleave((self.observation_space.shape or ())[0], 1)
+        frames = torch.zeros(len(begun), height, *rest, dtype=torch.uint8, device=self._device)
+        frames = self._render(screens, screens, registers, torch.full_like(last, _FIRST), frames)
+        stack = frames.unsqueeze(1).repeat_interleave((self.observation_space.shape or ())[0], 1)
         return AtariState(registers, ram, screens, stack, torch.zeros_like(last), tally)
 
     def _render(self, before: Tensor, after: Tensor, registers: Tensor, cut: Tensor, shown: Tensor) -> Tensor:
         """Render one picture per console; games that ended earlier in the step keep their last one."""
-        seen = shown.clone()
-        pixels = seen if seen.dim() == 4 else seen.unsqueeze(3)
+        frames = shown.clone()
+        pixels = frames if frames.dim() == 4 else frames.unsqueeze(3)
         last = (registers[:, FIELDS.index("n_frames")] & 1).contiguous()
         n, height, width = pixels.shape[:3]
         threads = width if pixels.is_cuda else 1  # for a line
         launch(self._device, render, (n, height, threads), self._view, before, after, last, cut, pixels, threads)
-        return seen
+        return frames
 
 
 def _find(game: str) -> str:

@@ -72,7 +72,7 @@ def end_frame(m: Registers, outer: Outer):
 @wp.kernel(enable_backward=False, cuda_max_registers=208)
 def run_frame(
     consoles: wp.array(dtype=Console),
-    given: Board,
+    initial_board: Board,
     actions: wp.array(dtype=int),  # ALE's numbers
     running: wp.array(dtype=int),  # 0 leaves a console unchanged
     threads_per_console: int,  # threads per console; the first one runs it, the others do nothing
@@ -83,7 +83,7 @@ def run_frame(
     if thread % threads_per_console != 0 or running[i] == 0:
         return
     m = consoles[i]
-    board = given
+    board = initial_board
     press(board.outer[i], actions[i])
     if m.partial == 0:
         begin_frame(m, board.outer[i])

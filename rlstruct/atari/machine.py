@@ -202,8 +202,8 @@ def run_consoles(board: Any, consoles: Any, actions: Tensor, running: Any, *, dr
 
 def launch(device: torch.device, kernel: Any, shape: int | Sequence[int], *inputs: Any, block: int = 256) -> None:
     """Launch a kernel on torch's current stream, without waiting or copying; ``block`` is the GPU block size."""
-    given = [wp.from_torch(value) if isinstance(value, Tensor) else value for value in inputs]
+    arguments = [wp.from_torch(value) if isinstance(value, Tensor) else value for value in inputs]
     stream = None
     if device.type == "cuda":
         stream = wp.stream_from_torch(torch.cuda.current_stream(device))
-    wp.launch(kernel, shape, inputs=given, device=str(device), stream=stream, block_dim=block)
+    wp.launch(kernel, shape, inputs=arguments, device=str(device), stream=stream, block_dim=block)

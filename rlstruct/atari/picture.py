@@ -97,7 +97,7 @@ def render(
     after: wp.array3d(dtype=wp.uint8),  # both screens after the step, likewise
     last: wp.array(dtype=int),  # index of the newer screen.  [B]
     cut: wp.array(dtype=int),  # 1: the game ended in the last frame of the step; 2: earlier; 3: no older frame.  [B]
-    seen: wp.array4d(dtype=wp.uint8),  # [B, H, W, channels]
+    frames: wp.array4d(dtype=wp.uint8),  # [B, H, W, channels]
     threads_per_line: int,  # threads for each line: one per pixel on a GPU, one on a CPU
 ):
     """Render the picture of each console; a game that ended before the last frame of the step keeps its old one."""
@@ -112,16 +112,16 @@ def render(
     size = after.shape[2]
     first_row = int(weight(view.rows, y, 0))
     x = int(thread)
-    while x < seen.shape[2]:
+    while x < frames.shape[2]:
         first = first_row * WIDTH + int(weight(view.columns, x, 0))
         n_plain = int(0)
         if on_a_cpu() and threads_per_line == 1 and how != 1:
-            n_plain = plain_pixels(view, after, one, other, size, first, x, seen.shape[2])
+            n_plain = plain_pixels(view, after, one, other, size, first, x, frames.shape[2])
         for channel in range(view.channels):
             if n_plain > 0:
                 color = wp.uint8(shade(view.palette, after, one, size, first, channel))
                 for k in range(n_plain):
-                    seen[i, y, x + k, channel] = color
+                    frames[i, y, x + k, channel] = color
             else:
                 total = float(0.0)
                 for j in range(MOST_SOURCES):
@@ -145,7 +145,7 @@ def render(
                                     )
                                 row = row + bright * part
                         total = total + row * share
-                seen[i, y, x, channel] = wp.uint8(wp.rint(total))
+                frames[i, y, x, channel] = wp.uint8(wp.rint(total))
         x += wp.max(n_plain, 1) * threads_per_line
 
 

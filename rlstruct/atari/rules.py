@@ -104,10 +104,10 @@ def _sum(words: str) -> dict[int, npt.NDArray[np.int64]]:
     """Return what each value of each byte adds; numbers without a byte are at address -1."""
     parts: dict[int, npt.NDArray[np.int64]] = {}
     for word in words.replace("-", " -").split():
-        found = re.fullmatch(r"(-)?(?:(\d+)\*)?([dblhyze])(\d+)(?:>>(\d+))?(?:&(\d+))?|(-?\d+)", word)
-        if found is None:
+        match = re.fullmatch(r"(-)?(?:(\d+)\*)?([dblhyze])(\d+)(?:>>(\d+))?(?:&(\d+))?|(-?\d+)", word)
+        if match is None:
             raise BadValueError(f"rlstruct.atari.rules: got {word!r}, expected a word such as 10000*d57, b5>>3&7 or 1.")
-        minus, weight, shape, address, shift, mask, number = found.groups()
+        minus, weight, shape, address, shift, mask, number = match.groups()
         if number is not None:
             parts[-1] = parts.get(-1, 0 * _BYTES) + int(number)
             continue
@@ -121,10 +121,10 @@ def _conditions(words: str) -> dict[int, npt.NDArray[np.bool_]]:
     """Return a mask for each byte: the values that meet all its conditions."""
     agree: dict[int, npt.NDArray[np.bool_]] = {}
     for word in words.split():
-        found = _CONDITION.fullmatch(word)
-        if found is None:
+        match = _CONDITION.fullmatch(word)
+        if match is None:
             raise BadValueError(f"rlstruct.atari.rules: got {word!r}, expected a condition such as 123&15==0.")
-        address, mask, sign, value = found.groups()
+        address, mask, sign, value = match.groups()
         holds = _COMPARE[sign](_BYTES & int(mask or 255), int(value))
         agree[int(address)] = agree.get(int(address), _BYTES >= 0) & holds
     return agree

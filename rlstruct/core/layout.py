@@ -121,15 +121,15 @@ def mismatch(
     rows: int | tuple[int, ...] | None = None,
 ) -> Mismatch | None:
     """Return the first difference that `expect` would report; None if there is none."""
-    lead, found = (rows,) if isinstance(rows, int) else rows or (), dict(tensors.items())
+    lead, actual = (rows,) if isinstance(rows, int) else rows or (), dict(tensors.items())
     for key, (shape, dtype) in () if layout is None else layout.items():
-        tensor = found.get(key)
+        tensor = actual.get(key)
         if tensor is None:
-            hint = f"The keys are {[*found]}.{_did_you_mean(key, [*found])}"
+            hint = f"The keys are {[*actual]}.{_did_you_mean(key, [*actual])}"
             return Mismatch(key, "missing", TensorSpec(lead + shape, dtype), hint, BadKeyError)
         if tensor.shape != lead + shape or tensor.dtype is not dtype:
             return Mismatch(key, spec_of(tensor), TensorSpec(lead + shape, dtype), "", ShapeMismatchError)
-    for key, tensor in found.items():
+    for key, tensor in actual.items():
         if layout is not None and key not in layout:
             hint = f"The keys expected are {[*layout]}.{_did_you_mean(key, [*layout])}"
             return Mismatch(key, spec_of(tensor), "no such key", hint, BadKeyError)
@@ -165,27 +165,27 @@ def expect(
         ShapeMismatchError: a tensor has another shape, dtype or number of rows.
         DeviceMismatchError: a tensor is on another device.
     """
-    found = mismatch(tensors, layout, device=device, rows=rows)
-    if found is not None:
-        hints = (fix,) if found.error is DeviceMismatchError and fix else (found.hint, fix)
-        text = f"{where} {found.key!r} is {found.got}, expected {found.expected}."
-        raise found.error(" ".join([text, *filter(None, hints)]))
+    difference = mismatch(tensors, layout, device=device, rows=rows)
+    if difference is not None:
+        hints = (fix,) if difference.error is DeviceMismatchError and fix else (difference.hint, fix)
+        text = f"{where} {difference.key!r} is {difference.got}, expected {difference.expected}."
+        raise difference.error(" ".join([text, *filter(None, hints)]))
 
 
-def missing_key(where: str, key: object, known: Iterable[str]) -> BadKeyError:
+def missing_key(where: str, key: object, valid_keys: Iterable[str]) -> BadKeyError:
     """Create the error for a missing key, with the known keys and the nearest of them."""
-    keys = list(known)
+    keys = list(valid_keys)
     return BadKeyError(
         f"{where}: no key {key!r}{f' among {keys}' if keys else ', it is empty'}.{_did_you_mean(key, keys)}"
     )
 
 
-def _did_you_mean(key: object, known: list[str]) -> str:
-    near = nearest_key(key, known) if isinstance(key, str) else None
+def _did_you_mean(key: object, keys: list[str]) -> str:
+    near = nearest_key(key, keys) if isinstance(key, str) else None
     return f" Did you mean {near!r}?" if near else ""
 
 
-def nearest_key(key: str, known: list[str]) -> str | None:
+def nearest_key(key: str, keys: list[str]) -> str | None:
     """Return the key that the user probably meant; None if no key is similar.
 
     That is a key with the same last part under another prefix, or a misspelt last part under the same prefix.
@@ -193,18 +193,18 @@ def nearest_key(key: str, known: list[str]) -> str | None:
     from difflib import get_close_matches
 
     place, slash, last = key.rpartition("/")
-    same = [name for name in known if name.rpartition("/")[2] == last]
+    same = [name for name in keys if name.rpartition("/")[2] == last]
     if same and not slash:  # prefer the result of this step, ``_observation/reward``, to that of the previous one
         results = [name for name in same if name.startswith("_observation/") and last not in ("frame", "initial_state")]
         return (results or same)[0]
     if same:
         return get_close_matches(key, same, 1, cutoff=0)[0]
-    lasts = {name.rpartition("/")[2] for name in known if not slash or name.rpartition("/")[0] == place}
+    lasts = {name.rpartition("/")[2] for name in keys if not slash or name.rpartition("/")[0] == place}
     for near in get_close_matches(last, sorted(lasts), 1):
-        return nearest_key(place + slash + near, known)
-    if any(name.startswith(place + slash) for name in known if slash):
+        return nearest_key(place + slash + near, keys)
+    if any(name.startswith(place + slash) for name in keys if slash):
         return None  # the prefix is right, so a key that merely begins in the same way was not meant
-    return next(iter(get_close_matches(key, known, 1, cutoff=0.8)), None)
+    return next(iter(get_close_matches(key, keys, 1, cutoff=0.8)), None)
 
 
 def validate(cls: type, leading: int, tensors: Mapping[str, Tensor]) -> None:

@@ -281,8 +281,8 @@ def part_of(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
 
 def home(structure: Batched) -> torch.device | None:
     """Return the device that row numbers of a structure must be on; None allows every device."""
-    found: torch.device | None = getattr(structure, "lengths", structure).device
-    return found
+    device: torch.device | None = getattr(structure, "lengths", structure).device
+    return device
 
 
 def join(

@@ -26,8 +26,8 @@ def _flatten_with_path(tree: Any) -> tuple[list[tuple[pytree.KeyEntry, Any]], li
 
 
 def _flatten(tree: Any) -> tuple[list[Any], list[str]]:  # noqa: ANN401
-    found, keys = _flatten_with_path(tree)
-    return [child for _, child in found], keys
+    leaves, keys = _flatten_with_path(tree)
+    return [child for _, child in leaves], keys
 
 
 def register() -> None:
@@ -56,15 +56,15 @@ class Structure:
     """
 
     def __init__(self, tree: Any) -> None:  # noqa: ANN401 - any pytree
-        self._kind = kind = type(tree)
+        self._kind = cls = type(tree)
         self._keys: tuple[str, ...] | None = None
         self._parts: list[Structure] | None = None
         rest: object = None
-        if kind in (DictTensor, TemporalDictTensor) or (
-            kind is dict and all(isinstance(x, Tensor) for x in tree.values())
+        if cls in (DictTensor, TemporalDictTensor) or (
+            cls is dict and all(isinstance(x, Tensor) for x in tree.values())
         ):
             self._keys = tuple(tree.keys())
-        elif kind is Trajectories or kind in (tuple, list):
+        elif cls is Trajectories or cls in (tuple, list):
             self._parts = [Structure(member) for member in self._members(tree)]
         else:
             leaves, self._spec = pytree.tree_flatten(tree)
@@ -72,7 +72,7 @@ class Structure:
             rest = self._spec, self._constants
         self.n_tensors = 1  # so that flatten, which counts them, does not return early
         self.n_tensors = len(self.flatten(tree))
-        self._form = kind, self._keys, self._parts, rest
+        self._form = cls, self._keys, self._parts, rest
 
     def flatten(self, tree: Any) -> list[Tensor]:  # noqa: ANN401 - a tree of the same structure
         """Return the tensors of a tree in the order of this structure, whatever the order of its keys."""
@@ -80,8 +80,8 @@ class Structure:
             return []
         if self._keys is not None:
             tensors = tree if self._kind is dict else tree._tensors
-            found = [tensors[key] for key in self._keys]
-            return [*found, tree.lengths] if self._kind is TemporalDictTensor else found
+            values = [tensors[key] for key in self._keys]
+            return [*values, tree.lengths] if self._kind is TemporalDictTensor else values
         if self._parts is not None:
             members = zip(self._parts, self._members(tree), strict=True)
             return [tensor for part, member in members for tensor in part.flatten(member)]
@@ -92,15 +92,15 @@ class Structure:
         return self._build(iter(tensors))
 
     def _build(self, tensors: Iterator[Tensor]) -> Any:  # noqa: ANN401
-        kind = self._kind
+        cls = self._kind
         if self._keys is not None:
             named = dict(zip(self._keys, tensors, strict=False))
-            if kind is DictTensor:
+            if cls is DictTensor:
                 return DictTensor.unchecked(named)
-            return named if kind is dict else TemporalDictTensor.unchecked(named, next(tensors))
+            return named if cls is dict else TemporalDictTensor.unchecked(named, next(tensors))
         if self._parts is not None:
             members = [part._build(tensors) for part in self._parts]
-            return Trajectories.unchecked(*members) if kind is Trajectories else kind(members)
+            return Trajectories.unchecked(*members) if cls is Trajectories else cls(members)
         return pytree.tree_unflatten([next(tensors) if one is None else one[0] for one in self._constants], self._spec)
 
     def _members(self, tree: Any) -> Sequence[Any]:  # noqa: ANN401

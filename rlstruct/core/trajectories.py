@@ -187,11 +187,11 @@ class Trajectories(Batched):
                 f"Trajectories.load: {os.fspath(path)!r} cannot be read: it is damaged, or not a file of "
                 "Trajectories.save. Save it again."
             ) from error
-        found = saved.get(_FORMAT_KEY) if isinstance(saved, dict) else None
-        if found != _FORMAT:
+        version = saved.get(_FORMAT_KEY) if isinstance(saved, dict) else None
+        if version != _FORMAT:
             raise BadValueError(
-                f"Trajectories.load: {os.fspath(path)!r} has format {found}, expected {_FORMAT}. Save the trajectories "
-                "with Trajectories.save of this version."
+                f"Trajectories.load: {os.fspath(path)!r} has format {version}, expected {_FORMAT}. Save the "
+                "trajectories with Trajectories.save of this version."
             )
         steps = TemporalDictTensor(saved["trajectories"], saved["lengths"])
         return cls(DictTensor(saved["info"]), steps).to(device)

@@ -71,10 +71,11 @@ def pack(tensors: Sequence[Tensor], *, pin: bool) -> Packed:
     views = [(tensor.dtype, tensor.shape, tensor.stride(), 0) for tensor in tensors]
     n_bytes = 0
     for members in groups.values():
-        whole = tensors[members[0]].untyped_storage().nbytes() <= _MOST_UNUSED * sum(tensors[i].nbytes for i in members)
-        for run in [members] if whole else [[i] for i in members]:
+        n_used = sum(tensors[i].nbytes for i in members)
+        whole_storage = tensors[members[0]].untyped_storage().nbytes() <= _MOST_UNUSED * n_used
+        for run in [members] if whole_storage else [[i] for i in members]:
             # Copy the whole storage, which keeps strides and sharing, or only the tensor if most of it is unused.
-            shown = [tensors[i] if whole else tensors[i].clone() for i in run]
+            shown = [tensors[i] if whole_storage else tensors[i].clone() for i in run]
             source = torch.empty(0, dtype=torch.uint8, device="cpu").set_(shown[0].untyped_storage())
             for i, tensor in zip(run, shown, strict=True):
                 first = n_bytes // tensor.element_size() + int(tensor.storage_offset())

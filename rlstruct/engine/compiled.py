@@ -93,16 +93,16 @@ class Compiled:
         from torch.fx.experimental.proxy_tensor import make_fx
 
         self._arguments = structure = Structure(args)
-        given = structure.flatten(args)
-        on_cpu = not given or given[0].device.type == "cpu"
+        leaves_in = structure.flatten(args)
+        on_cpu = not leaves_in or leaves_in[0].device.type == "cpu"
 
         def flat(*inputs: Tensor) -> list[Tensor]:
             result = self._fn(*structure.unflatten(inputs))
             self._result = Structure(result)
-            found = self._result.flatten(result)
-            outputs = {id(value): value for value in found}
+            leaves = self._result.flatten(result)
+            outputs = {id(value): value for value in leaves}
             place = {identity: i for i, identity in enumerate(outputs)}
-            self._outputs = [place[id(value)] for value in found]
+            self._outputs = [place[id(value)] for value in leaves]
             self._masks = [i for i, v in enumerate(outputs.values()) if on_cpu and v.dtype is torch.bool]
             # With AVX2, Inductor stores bools ten times slower than floats, 12 us for 1,024.
             return [
@@ -110,7 +110,7 @@ class Compiled:
             ]
 
         # Cloned, because a tensor that occurs twice, such as two zeros of a first state, would be traced as one input.
-        inputs = [tensor.clone() for tensor in given]
+        inputs = [tensor.clone() for tensor in leaves_in]
         # __call__ compares strides. Random numbers must equal those of eager torch.
         settings = {"max_fusion_size": MAX_FUSED, "size_asserts": False, "fallback_random": True}
         with torch.no_grad(), torch._inductor.config.patch(settings):

@@ -89,16 +89,16 @@ def inference_mode_agrees(agent: RL_Agent, *args: Any) -> bool:  # noqa: ANN401 
     try:
         if any(not torch.equal(value, before[name]) for name, value in weights.items()):
             return False
-        found = act(mode=True)
+        actual = act(mode=True)
     except RuntimeError:  # torch refuses gradients and in-place changes in that mode
         return False
     finally:
         for name, value in weights.items():
             if not torch.equal(value, before[name]):
                 value.copy_(before[name])
-    why_unlike(expected, found, lambda: act(mode=False), EXACT, torch.device("cpu"))
+    why_unlike(expected, actual, lambda: act(mode=False), EXACT, torch.device("cpu"))
     structure = Structure(expected)
-    if structure != Structure(found):
+    if structure != Structure(actual):
         return False
-    pairs = zip(structure.flatten(expected), structure.flatten(found), strict=True)
+    pairs = zip(structure.flatten(expected), structure.flatten(actual), strict=True)
     return all(one.dtype == other.dtype and torch.equal(one, other) for one, other in pairs)  # sync: once

@@ -41,8 +41,8 @@ _local = threading.local()
 
 def guards() -> tuple[Callable[[], AbstractContextManager[Any]], ...]:
     """Return, for each guard of this thread, a function that pauses it."""
-    found: tuple[Callable[[], AbstractContextManager[Any]], ...] = getattr(_local, "guards", ())
-    return found
+    active: tuple[Callable[[], AbstractContextManager[Any]], ...] = getattr(_local, "guards", ())
+    return active
 
 
 def set_guards(pauses: tuple[Callable[[], AbstractContextManager[Any]], ...]) -> None:

@@ -42,12 +42,12 @@ class Precision(torch_private.Watching):  # type: ignore[no-untyped-call]  # tor
 
     def eps(self, device: torch.device) -> float:
         """Return the coarsest machine epsilon, including torch's current settings for matrix products."""
-        found = max(self._coarsest, products(device))
+        eps = max(self._coarsest, products(device))
         if self._convolves and device.type == "cuda":
             cudnn = torch.backends.cudnn
             setting = _setting(cudnn, "conv", lambda: "tf32" if cudnn.allow_tf32 else "ieee")
-            found = max(found, _PRODUCTS.get(setting, EXACT))
-        return found
+            eps = max(eps, _PRODUCTS.get(setting, EXACT))
+        return eps
 
 
 def products(device: torch.device) -> float:
@@ -77,24 +77,24 @@ def count_different(value: Tensor, other: Tensor, eps: float) -> Tensor:
     """
     same = value == other
     if value.is_floating_point():
-        wide, found = value.to(torch.float64), other.to(torch.float64)
+        wide, actual = value.to(torch.float64), other.to(torch.float64)
         sizes = wide.abs()
         typical = torch.where(sizes.isfinite() & (sizes > 0), sizes, torch.nan).nanmedian().nan_to_num(1.0).clamp(min=1)
         relative, absolute = (max(bound, _ULPS * eps) for bound in (_RELATIVE, _ABSOLUTE))
-        near = (wide - found).abs() <= relative * sizes + absolute * typical
-        same = same | near | (wide.isnan() & found.isnan())
+        near = (wide - actual).abs() <= relative * sizes + absolute * typical
+        same = same | near | (wide.isnan() & actual.isnan())
     return (~(same.flatten(1).all(dim=1) if same.dim() > 1 else same.view(-1))).sum()
 
 
 def difference(
-    expected: Mapping[tuple[object, ...], Tensor], found: Mapping[tuple[object, ...], Tensor], eps: float = EXACT
+    expected: Mapping[tuple[object, ...], Tensor], actual: Mapping[tuple[object, ...], Tensor], eps: float = EXACT
 ) -> str:
     """Describe how an executor's results [B, ...] differ from those of the step; "" if only by rounding.
 
     Keys are paths, see `rlstruct.core.pytree.named_tensors`.
     """
     for path, value in expected.items():
-        other, key = found.get(path), path[-1]
+        other, key = actual.get(path), path[-1]
         if other is None or other.shape != value.shape or other.dtype != value.dtype:
             got = "is missing" if other is None else f"is {list(other.shape)} {other.dtype}"
             return f"{key!r} {got} in the compiled result, expected {list(value.shape)} {value.dtype}"

@@ -37,20 +37,20 @@ class PurityError(Explained, RuntimeError):
 
 def weights_of(owner: object) -> dict[str, Tensor]:
     """Return the tensors that an agent acts with, by name: parameters, buffers, and tensors in its attributes."""
-    found = {path: value for path, value in _parts(owner) if isinstance(value, Tensor)}
+    weights = {path: value for path, value in _parts(owner) if isinstance(value, Tensor)}
     for path, module in modules_of(owner).items():
         held = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
-        found |= {f"{path}.{key}".strip("."): tensor for key, tensor in held}
-    return found
+        weights |= {f"{path}.{key}".strip("."): tensor for key, tensor in held}
+    return weights
 
 
 def modules_of(owner: object) -> dict[str, nn.Module]:
     """Return the modules of an agent and all modules within them, by name."""
-    found: dict[str, nn.Module] = {}
+    modules: dict[str, nn.Module] = {}
     for path, value in _parts(owner):
         if isinstance(value, nn.Module):
-            found |= {f"{path}.{key}".strip("."): module for key, module in value.named_modules()}
-    return found
+            modules |= {f"{path}.{key}".strip("."): module for key, module in value.named_modules()}
+    return modules
 
 
 class WeightsWatch:
@@ -75,19 +75,19 @@ class WeightsWatch:
         return before != (self.modes, self.places)
 
 
-def check_equal(expected: Any, found: Any, eps: float = EXACT) -> None:  # noqa: ANN401 - pytrees
+def check_equal(expected: Any, actual: Any, eps: float = EXACT) -> None:  # noqa: ANN401 - pytrees
     """Raise PurityError unless an executor's results [B, ...] equal those of the step, up to rounding."""
-    if odd := difference(named_tensors(expected), named_tensors(found), eps):
+    if odd := difference(named_tensors(expected), named_tensors(actual), eps):
         raise PurityError(f"{odd}. {FIX}")
 
 
-def why_unlike(expected: Any, found: Any, again: Callable[[], Any], eps: float, device: torch.device) -> str:  # noqa: ANN401
+def why_unlike(expected: Any, actual: Any, again: Callable[[], Any], eps: float, device: torch.device) -> str:  # noqa: ANN401
     """Compare a step's results with those of its compiled code; return why the code cannot be used, or "".
 
     ``again`` runs the step once more, which distinguishes a broken promise from a wrong compilation.
     """
     wanted = named_tensors(expected)
-    odd = difference(wanted, named_tensors(found), eps)
+    odd = difference(wanted, named_tensors(actual), eps)
     if odd:
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             if difference(wanted, named_tensors(again()), eps):
@@ -109,9 +109,9 @@ class PurityProbe:
         self._later: list[tuple[list[str], int, float, AsyncRead]] = []
         self._n_failed = 0
 
-    def compare(self, expected: Mapping[str, Tensor], found: Mapping[str, Tensor], eps: float = EXACT) -> None:
+    def compare(self, expected: Mapping[str, Tensor], actual: Mapping[str, Tensor], eps: float = EXACT) -> None:
         """Compare tensors [B, ...] with the same keys, shapes and dtypes, and check earlier probes that are ready."""
-        n_different = [count_different(value, found[key], eps) for key, value in expected.items()]
+        n_different = [count_different(value, actual[key], eps) for key, value in expected.items()]
         rows = len(next(iter(expected.values())))
         self._later.append((list(expected), rows, eps, AsyncRead(torch.stack(n_different))))
         while self._later and (numbers := self._later[0][-1].read()) is not None:

@@ -121,10 +121,10 @@ class Runner(Generic[R]):
         self._warm, self._watch = 0, None
 
     @torch.no_grad()
-    def probe(self, found: DictTensor, *args: Any) -> None:  # noqa: ANN401
-        """Run the step itself and compare the first part of its result with ``found``; see `PurityProbe`."""
+    def probe(self, actual: DictTensor, *args: Any) -> None:  # noqa: ANN401
+        """Run the step itself and compare the first part of its result with ``actual``; see `PurityProbe`."""
         result: Any = self.step(*args) if self._precision is not None else self._measured(args)
-        self._probe.compare(dict(result[0].items()), dict(found.items()), self._eps())
+        self._probe.compare(dict(result[0].items()), dict(actual.items()), self._eps())
 
     def _run(self, args: tuple[Any, ...]) -> R:
         form: Hashable = None  # of the arguments: keys, shapes and dtypes
@@ -170,7 +170,7 @@ class Runner(Generic[R]):
         before = {name: value.clone() for name, value in weights_of(self.owner).items()}
         try:
             with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
-                found = executor(*copies)
+                actual = executor(*copies)
         except Exception as error:  # tracing and compilers raise anything
             for name, value in weights_of(self.owner).items():
                 value.detach().copy_(before[name])  # undo in-place operations, which tracing executes
@@ -181,7 +181,7 @@ class Runner(Generic[R]):
             once_more = self.step(*others)
             return others if executor.writes else once_more
 
-        expected, answer = (args, copies) if executor.writes else (result, found)
+        expected, answer = (args, copies) if executor.writes else (result, actual)
         if why := why_unlike(expected, answer, again, self._eps(), self.device):
             self._give_up(why)
         else:

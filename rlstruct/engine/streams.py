@@ -70,11 +70,11 @@ class CudaStream(Stream):
 
     def from_caller(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Copy on the caller's stream, so that the caller does not wait for a batch in flight."""
-        given = {key: tensor.detach() for key, tensor in tensors.items()}
-        move = mover(given, self._device, non_blocking=False)  # moves all CPU tensors in one copy
+        sources = {key: tensor.detach() for key, tensor in tensors.items()}
+        move = mover(sources, self._device, non_blocking=False)  # moves all CPU tensors in one copy
         copies = {
             key: tensor.to(self._device, copy=True, non_blocking=True) if tensor.is_cuda else move(tensor)
-            for key, tensor in given.items()
+            for key, tensor in sources.items()
         }
         self.record_use(copies.values())
         return copies

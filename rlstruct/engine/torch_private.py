@@ -129,14 +129,14 @@ def schema_of(func: Any) -> Any:
 @functools.cache
 def foreach_decompositions() -> dict[Any, Callable[..., Any]]:
     """Map all foreach operators to functions that call one operator per tensor, as torch does on a new device."""
-    key, found = torch._C.DispatchKey.CompositeExplicitAutograd, {}
+    key, decompositions = torch._C.DispatchKey.CompositeExplicitAutograd, {}
     for name in torch._C._dispatch_get_all_op_names():
         if name.startswith("aten::_foreach_"):
             packet, _, overload = name.removeprefix("aten::").partition(".")
             func = getattr(getattr(torch.ops.aten, packet), overload or "default")
             if func.has_kernel_for_dispatch_key(key):
-                found[func] = functools.partial(func._op_dk, key)
-    return found
+                decompositions[func] = functools.partial(func._op_dk, key)
+    return decompositions
 
 
 def clear_cublas_workspaces() -> None:
@@ -159,10 +159,10 @@ def disabled_torch_function() -> Any:
     return torch._C._disabled_torch_function_impl
 
 
-def wrapper_of(kind: type, inner: torch.Tensor, device: torch.device) -> Any:
-    """Create a tensor of class ``kind`` on ``device`` with the layout of ``inner`` and without memory."""
+def wrapper_of(cls: type, inner: torch.Tensor, device: torch.device) -> Any:
+    """Create a tensor of class ``cls`` on ``device`` with the layout of ``inner`` and without memory."""
     return torch.Tensor._make_wrapper_subclass(
-        kind,
+        cls,
         inner.shape,
         strides=inner.stride(),
         storage_offset=inner.storage_offset(),

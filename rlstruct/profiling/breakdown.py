@@ -153,24 +153,24 @@ def _add_window(
 ) -> None:
     """Add the operations of a window to ``rows``."""
     segments, spans, n = segments_of(recording), recording.spans, len(recording.keys)
-    region, (key, kind) = _REGION_BY_ACTIVITY[segments.active], np.divmod(segments.label, N_KINDS)
-    measured = _sums((n, N_KINDS, N_REGIONS), (key, kind, region), 1e-9 * segments.lengths)
+    region, (key, activity) = _REGION_BY_ACTIVITY[segments.active], np.divmod(segments.label, N_KINDS)
+    measured = _sums((n, N_KINDS, N_REGIONS), (key, activity, region), 1e-9 * segments.lengths)
     at = segments.at(payments[0])  # the cost of an event belongs to the segment before it
-    paid = _sums((n, N_KINDS, N_REGIONS), (key[at], kind[at], region[at]), payments[1])
+    paid = _sums((n, N_KINDS, N_REGIONS), (key[at], activity[at], region[at]), payments[1])
     cpu = region % len(REGIONS)
-    moved = np.flatnonzero((np.diff(cpu) != 0) & (kind[1:] == WATCHED)) + 1
+    moved = np.flatnonzero((np.diff(cpu) != 0) & (activity[1:] == WATCHED)) + 1
     moves = _sums((n, len(REGIONS), len(REGIONS)), (key[moved], cpu[moved - 1], cpu[moved]), 1.0)
     new = np.flatnonzero(np.diff(segments.label, prepend=-1))
-    pieces = _sums((n, N_KINDS), (key[new], kind[new]), 1.0)
+    pieces = _sums((n, N_KINDS), (key[new], activity[new]), 1.0)
     longer = _sums((n,), (spans.key[delays[0]],), delays[1])
     lengths = 1e-9 * (spans.ends - spans.starts)
     first, last = (np.searchsorted(recording.slices[0], times, side="right") for times in (spans.starts, spans.ends))
     # These lie within one plain slice, undisturbed by torch's recording.
-    whole = (first == last) & (lookup(recording.slices, spans.starts) == PLAIN)
+    in_plain_slice = (first == last) & (lookup(recording.slices, spans.starts) == PLAIN)
     for one in np.union1d(key, spans.key):
         row = rows.setdefault(recording.keys[one], Row(*recording.keys[one]))
         entries = np.flatnonzero(spans.key == one)
-        chosen = entries[whole[entries]] if whole[entries].sum() >= N_BLOCKS else entries
+        chosen = entries[in_plain_slice[entries]] if in_plain_slice[entries].sum() >= N_BLOCKS else entries
         row.count += len(entries)
         row.measured += measured[one]
         row.paid += paid[one]

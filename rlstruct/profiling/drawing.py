@@ -60,11 +60,11 @@ def bars_of(processes: Sequence[Process]) -> list[tuple[str, Floats]]:
     main = main_process(processes)
     sums: dict[str, Floats] = {}
     for process in processes:
-        kind = "main" if process is main else process.kind.removeprefix("rlstruct-")
+        label = "main" if process is main else process.kind.removeprefix("rlstruct-")
         for row in process.rows:
-            if row.path and (process is main or kind != "main"):
+            if row.path and (process is main or label != "main"):
                 inside = "" if row.phase != "evaluation" else ", evaluation"
-                name = f"{kind}{inside}: {' / '.join(row.path)}"
+                name = f"{label}{inside}: {' / '.join(row.path)}"
                 sums[name] = sums.get(name, np.zeros(N_REGIONS)) + row.corrected
     least = _LEAST * sum(float(seconds.sum()) for seconds in sums.values())
     longest = sorted(sums.items(), key=lambda pair: -pair[1].sum())[:_MOST]

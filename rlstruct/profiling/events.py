@@ -80,22 +80,22 @@ def load_recordings(folder: Path) -> list[Recording]:
 
 
 def _load_one(file: Path) -> Recording:
-    found = json.loads(file.read_text())
+    record = json.loads(file.read_text())
     torch_file = file.with_name(file.name.replace(".operations.json", ".kineto.json"))
     trace = json.loads(torch_file.read_text()) if torch_file.exists() else {"traceEvents": []}
-    keys, spans, innermost = replay(found["times"], found["marks"], found["ended"])
-    host, device = read_kineto(trace, found["unix"])
+    keys, spans, innermost = replay(record["times"], record["marks"], record["ended"])
+    host, device = read_kineto(trace, record["unix"])
     return Recording(
-        **{name: found[name] for name in ("process", "pid", "parent", "window", "begun", "ended", "origin")},
-        cost=1e-9 * found["cost"],
+        **{name: record[name] for name in ("process", "pid", "parent", "window", "begun", "ended", "origin")},
+        cost=1e-9 * record["cost"],
         keys=keys,
         spans=spans,
         innermost=innermost,
-        slices=_steps(found["slices"]),
+        slices=_steps(record["slices"]),
         host=host,
         device=device,
         processors={one["id"]: one["numSms"] for one in trace.get("deviceProperties", [])},
-        gpus={int(index): uuid for index, uuid in found.get("gpus", {}).items()},
+        gpus={int(index): uuid for index, uuid in record.get("gpus", {}).items()},
     )
 
 

@@ -105,17 +105,17 @@ def windows_by_user(recordings: Sequence[Recording]) -> dict[tuple[str, int, int
 
 def work_by_gpu(recordings: Sequence[Recording]) -> dict[str, list[tuple[Intervals, Intervals]]]:
     """Return when each process that uses a GPU was recorded, and when its work ran there, by the GPU's UUID."""
-    found: dict[str, list[tuple[Intervals, Intervals]]] = {}
+    by_gpu: dict[str, list[tuple[Intervals, Intervals]]] = {}
     for (gpu, _, _), windows in windows_by_user(recordings).items():
         begun, ended = np.asarray([(one.begun, one.ended) for one, _ in windows]).T
         work = np.concatenate([work for _, work in windows])
-        found.setdefault(gpu, []).append((union(begun, ended), union(work["starts"], work["ends"])))
-    return found
+        by_gpu.setdefault(gpu, []).append((union(begun, ended), union(work["starts"], work["ends"])))
+    return by_gpu
 
 
 def shared_use(recordings: Sequence[Recording], folder: Path) -> list[SharedUse]:
     """Analyse each GPU that several processes use, over all of them; ``folder`` holds NVML's samples."""
-    found = []
+    uses = []
     for gpu, users in work_by_gpu(recordings).items():
         if len(users) < 2:
             continue
@@ -130,8 +130,8 @@ def shared_use(recordings: Sequence[Recording], folder: Path) -> list[SharedUse]
             for work in [merged(works), *works]
         )
         nvml = utilisation(read_samples(folder), gpu, list(zip(starts, ends, strict=True)))
-        found.append(SharedUse(gpu, int(n_recorded.max()), 1e-9 * length, busy, max(each), *nvml))
-    return found
+        uses.append(SharedUse(gpu, int(n_recorded.max()), 1e-9 * length, busy, max(each), *nvml))
+    return uses
 
 
 def merged(several: Iterable[Intervals]) -> Intervals:
@@ -141,7 +141,7 @@ def merged(several: Iterable[Intervals]) -> Intervals:
 
 def use_of_gpus(recordings: Sequence[Recording], folder: Path) -> list[GpuUse]:
     """Analyse each process's use of each GPU; ``folder`` holds NVML's samples, if there are any."""
-    samples, found = read_samples(folder), []
+    samples, uses = read_samples(folder), []
     for (gpu, pid, index), windows in windows_by_user(recordings).items():
         captures = [capture for one in recordings if one.pid == pid for capture in _captures(one)]
         use = GpuUse(windows[0][0].process, pid, index)
@@ -150,8 +150,8 @@ def use_of_gpus(recordings: Sequence[Recording], folder: Path) -> list[GpuUse]:
             _add_window(use, one, work, captures)
         use.busy, use.weighted = use.busy / use.seconds, use.weighted / use.seconds
         use.nvml, use.nvml_unknown = utilisation(samples, gpu, [(one.begun, one.ended) for one, _ in working])
-        found.append(use)
-    return found
+        uses.append(use)
+    return uses
 
 
 def _add_window(use: GpuUse, recording: Recording, work: Table, captures: Captures) -> None:
@@ -218,17 +218,17 @@ def _launches(recording: Recording, work: Table, captures: Captures) -> tuple[Ti
 def _captures(recording: Recording) -> Captures:
     """Return when each capture of a CUDA graph ended, and the operations of the captured work, in order."""
     api = recording.host[recording.host.kind == 1]
-    found: Captures = []
+    captures: Captures = []
     starts: list[int] | None = None  # of the calls of an open capture
     for start, end, _, _, name in api[np.argsort(api.starts, kind="stable")]:
         if "StreamBeginCapture" in name:
             starts = []
         elif "StreamEndCapture" in name and starts is not None:
-            found.append((int(end), _paths_at(recording, np.asarray(starts, dtype=np.int64))))
+            captures.append((int(end), _paths_at(recording, np.asarray(starts, dtype=np.int64))))
             starts = None
         elif starts is not None and any(word in name for word in _CAPTURED):
             starts.append(start)
-    return found
+    return captures
 
 
 def _paths_at(recording: Recording, times: Times) -> list[tuple[str, ...]]:

@@ -41,9 +41,9 @@ class Samples:
 def read_samples(folder: Path) -> dict[str, Samples]:
     """Read the samples from NVML, by the UUID of the GPU; empty if there are none."""
     return {
-        uuid: Samples(**found)
+        uuid: Samples(**samples)
         for file in sorted(folder.glob("*.nvml.json"))
-        for uuid, found in json.loads(file.read_text()).items()
+        for uuid, samples in json.loads(file.read_text()).items()
     }
 
 
@@ -53,10 +53,10 @@ def utilisation(samples: dict[str, Samples], uuid: str, windows: list[tuple[int,
         return None, MISSING
     if (one := samples.get(uuid)) is None:
         return None, _UNKNOWN
-    found = [percent for window in windows for percent in one.within(*window)]
-    if not found:
+    percentages = [percent for window in windows for percent in one.within(*window)]
+    if not percentages:
         return None, one.error or _TOO_SHORT
-    return sum(found) / len(found) / 100, ""
+    return sum(percentages) / len(percentages) / 100, ""
 
 
 def uuids() -> dict[int, str]:
@@ -78,8 +78,8 @@ def sample(folder: Path) -> Callable[[], None] | None:
         return None
     try:
         pynvml.nvmlInit()
-        found = map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))
-        handles = {_bare(pynvml.nvmlDeviceGetUUID(handle)): handle for handle in found}
+        devices = map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))
+        handles = {_bare(pynvml.nvmlDeviceGetUUID(handle)): handle for handle in devices}
     except pynvml.NVMLError:
         return None
     samples = {uuid: Samples() for uuid in handles}

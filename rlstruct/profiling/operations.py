@@ -102,11 +102,11 @@ class operation:  # noqa: N801 - used as a function
             self._depth = _recorder.push(self.name, _now())
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+    def __exit__(self, error_type: type[BaseException] | None, *error: object) -> None:
         """End; an exception ends nested operations too."""
         if self._recorder is not None:
             recorder, self._recorder = self._recorder, None
-            recorder.pop(self._depth, _now(), strict=kind is None)
+            recorder.pop(self._depth, _now(), strict=error_type is None)
 
 
 class Clock:

@@ -37,18 +37,18 @@ def prices_of(recordings: Sequence[Recording]) -> dict[int, Prices]:
     recording down as well, so this share applies to all pieces except very long ones. The price of an event is averaged
     over processes, because one that mostly waits has little to compare.
     """
-    found: dict[tuple[int, Key, Key, Key], list[Integers]] = {}
+    samples: dict[tuple[int, Key, Key, Key], list[Integers]] = {}
     for recording in recordings:
         keys, (around, pieces) = [*recording.keys, ("", ())], _pieces(recording)
         places, place = np.unique(around, axis=1, return_inverse=True)
         for k, (before, here, after) in enumerate(places.T):
             same = recording.pid, keys[here], keys[before], keys[after]
-            found.setdefault(same, []).append(pieces[:, place.reshape(-1) == k])
+            samples.setdefault(same, []).append(pieces[:, place.reshape(-1) == k])
     longer, n = 0.0, 0.0
-    for (_, (_, path), *_), pieces_of_place in found.items():
-        kind, lengths, noted = np.concatenate(pieces_of_place, axis=1)
-        watched = kind == WATCHED
-        with_events, without = _typical(lengths[watched]), _typical(lengths[kind == PLAIN])
+    for (_, (_, path), *_), pieces_of_place in samples.items():
+        slice_kind, lengths, noted = np.concatenate(pieces_of_place, axis=1)
+        watched = slice_kind == WATCHED
+        with_events, without = _typical(lengths[watched]), _typical(lengths[slice_kind == PLAIN])
         if path[-1:] == (WAIT,) or min(len(with_events), len(without)) < _FEW or not noted[watched].any():
             continue
         watched &= lengths < _LONGEST * with_events.mean()

@@ -213,10 +213,10 @@ class Recorder:
             self._begin_window(self._closes_at - now)  # record the rest of the window with the GPU's work
             return
         self._slice += 1
-        kind = WATCHED if self._slice * _GOLDEN % 1.0 < self._share else PLAIN
-        if kind != self._slices[-1][1]:
-            self._torch.toggle_collection_dynamic(kind == WATCHED, _KINDS)  # this thread only; takes microseconds
-            self._slices += [(now, SWITCHING), (_now(), kind)]
+        mode = WATCHED if self._slice * _GOLDEN % 1.0 < self._share else PLAIN
+        if mode != self._slices[-1][1]:
+            self._torch.toggle_collection_dynamic(mode == WATCHED, _KINDS)  # this thread only; takes microseconds
+            self._slices += [(now, SWITCHING), (_now(), mode)]
         self._turns_at = min(_now() + _SLICE, self._closes_at)
 
     def _end_window(self) -> None:
@@ -226,7 +226,7 @@ class Recorder:
     def _write_window(self, number: int) -> None:
         ended, self._is_on = _now(), False
         process, parent = multiprocessing.current_process().name, multiprocessing.parent_process()
-        found = {
+        arrays = {
             "process": "main" if process == "MainProcess" else process,
             "pid": os.getpid(),
             # a worker is forked by a server, not by its parent
@@ -249,7 +249,7 @@ class Recorder:
             os.replace(f"{stem}.part", f"{stem}.kineto.json")
             # Break the profiler's reference cycle: collecting it later would take 30 ms of some other window.
             self._torch.profiler = self._torch = None
-        Path(f"{stem}.part").write_text(json.dumps(found))
+        Path(f"{stem}.part").write_text(json.dumps(arrays))
         os.replace(f"{stem}.part", f"{stem}.operations.json")  # last: its existence shows that the window is complete
         self._times, self._marks = [], []
 
@@ -339,8 +339,8 @@ def _typical(taken: list[int]) -> float:
 
 def _between_clocks() -> int:
     """Return Kineto's clock (nanoseconds since 1970) minus ``time.perf_counter``, undisturbed by a short pause."""
-    found = []
+    offsets = []
     for _ in range(20):
         before, unix, after = time.perf_counter_ns(), time.time_ns(), time.perf_counter_ns()
-        found.append((after - before, unix - (before + after) // 2))
-    return min(found)[1]
+        offsets.append((after - before, unix - (before + after) // 2))
+    return min(offsets)[1]

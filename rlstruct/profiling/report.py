@@ -131,7 +131,7 @@ def differences(before: Report, after: Report) -> list[str]:
     """
     old, new = _entries(before.processes), _entries(after.processes)
     changes = {key: _change(old[key], new[key]) for key in old.keys() & new.keys()}
-    found = []
+    weighted_lines = []
     for key, (change, error) in changes.items():
         others, spread = _middle([value for other, (value, _) in changes.items() if other != key], (0.0, _FLOOR))
         noise = math.hypot(error, spread)
@@ -139,10 +139,12 @@ def differences(before: Report, after: Report) -> list[str]:
             was, now = statistics.median(old[key]), statistics.median(new[key])
             how = f"{now / was:.1f} times as long" if now > 2.0 * was else _slower(change)
             text = f"{_spelt(key)}: {_short(was)} -> {_short(now)} an entry, {how} (noise {100 * noise:.1f} %)"
-            found.append((-abs(change), text))
+            weighted_lines.append((-abs(change), text))
     for one, other, word in ((old, new, "gone"), (new, old, "new")):
-        found += [(0.0, f"{_spelt(key)}: {word}") for key in one.keys() - other.keys() if len(one[key]) >= N_BLOCKS]
-    lines = [text for _, text in sorted(found)] or ["No operation became slower or faster beyond noise."]
+        weighted_lines += [
+            (0.0, f"{_spelt(key)}: {word}") for key in one.keys() - other.keys() if len(one[key]) >= N_BLOCKS
+        ]
+    lines = [text for _, text in sorted(weighted_lines)] or ["No operation became slower or faster beyond noise."]
     low, _, high = statistics.quantiles([0.0, *(change for change, _ in changes.values())], n=4)
     if max(low, -high) > _FLOOR:
         how = _slower(low if low > 0.0 else high)
@@ -152,12 +154,12 @@ def differences(before: Report, after: Report) -> list[str]:
 
 def _entries(processes: Sequence[Process]) -> Mapping[Key, list[float]]:
     """Collect the mean times of entries from all stretches of a run; workers of a batcher are pooled."""
-    found: dict[Key, list[float]] = {}
+    entries: dict[Key, list[float]] = {}
     for process in processes:
         for row in process.rows:
             if row.path and row.per_entry and all(row.per_entry):
-                found.setdefault((process.kind, row.phase, row.path), []).extend(row.per_entry)
-    return found
+                entries.setdefault((process.kind, row.phase, row.path), []).extend(row.per_entry)
+    return entries
 
 
 def _change(before: Sequence[float], after: Sequence[float]) -> tuple[float, float]:

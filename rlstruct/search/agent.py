@@ -149,7 +149,7 @@ class SearchAgent(RL_Agent):
             raise BadTypeError(f"SearchAgent.{method}: this agent has no model, it plays random games.")
         return self.model
 
-    def _search(self, seen: Tensor | Tensors, rng: Tensor, kept: DictTensor) -> tuple[DictTensor, DictTensor]:
+    def _search(self, state_frames: Tensor | Tensors, rng: Tensor, kept: DictTensor) -> tuple[DictTensor, DictTensor]:
         """Search from frames; return the agent's output and its new state."""
         model_key, search_key = random.split(rng, 2).unbind(1)
         explore, after = None, DictTensor()
@@ -157,12 +157,12 @@ class SearchAgent(RL_Agent):
             explore = (1.0 - kept["moves"] / limit).clamp(min=0.0)
             after = DictTensor({"moves": kept["moves"] + 1})
         earlier = kept.truncate_key("tree/")
-        state = self.game.begin(self._simulator.state_from(seen), model_key)
-        found = self.search(state, search_key, explore, None if earlier.empty() else earlier)
+        state = self.game.begin(self._simulator.state_from(state_frames), model_key)
+        result = self.search(state, search_key, explore, None if earlier.empty() else earlier)
         if not earlier.empty():
-            after = after + found.tree.rows().prepend_key("tree/")
-        action = {"action": found.action, "action_policy": found.policy}
-        return DictTensor({**action, "action_visits": found.visits, "action_value": found.expected}), after
+            after = after + result.tree.rows().prepend_key("tree/")
+        action = {"action": result.action, "action_policy": result.policy}
+        return DictTensor({**action, "action_visits": result.visits, "action_value": result.expected}), after
 
 
 def _frames(observation: DictTensor) -> Tensor | Tensors:

@@ -120,13 +120,13 @@ def losses(model: nn.Module, batch: DictTensor, config: AlphaZeroConfig) -> dict
     logits, value = model(frame)
     if legal is not None:
         logits = logits.masked_fill(~legal, torch.finfo(logits.dtype).min)
-    found = batch["action/action_policy"]
-    entropy = -torch.special.xlogy(found, found).sum(-1).mean()
-    policy_loss = -(found * logits.log_softmax(-1)).sum(-1).mean()
+    search_policy = batch["action/action_policy"]
+    entropy = -torch.special.xlogy(search_policy, search_policy).sum(-1).mean()
+    policy_loss = -(search_policy * logits.log_softmax(-1)).sum(-1).mean()
     target = batch["reward"].lerp(batch["action/action_value"], config.search_value_fraction)
-    known = batch["terminated"]
-    error = torch.where(known, (value - target).square(), 0.0).sum()
-    n_known, n_learners = sum_over_learners(torch.stack([known.sum(), torch.ones_like(known[0], dtype=torch.int64)]))
+    ended = batch["terminated"]
+    error = torch.where(ended, (value - target).square(), 0.0).sum()
+    n_known, n_learners = sum_over_learners(torch.stack([ended.sum(), torch.ones_like(ended[0], dtype=torch.int64)]))
     value_loss = error * n_learners / n_known.clamp(min=1)  # so that the mean over learners is that over all positions
     return {
         "loss": policy_loss + config.value_coefficient * value_loss,
@@ -220,6 +220,6 @@ players in turn, like `rlstruct.sims.ConnectFour`. They reset themselves, unless
 
 
 def _frames(batch: DictTensor, prefix: str) -> tuple[Tensor, Tensor | None]:
-    seen = batch.truncate_key(prefix)
-    nested = dict(seen.truncate_key("frame/").items())
-    return split_frames(nested or seen["frame"])
+    frames = batch.truncate_key(prefix)
+    nested = dict(frames.truncate_key("frame/").items())
+    return split_frames(nested or frames["frame"])

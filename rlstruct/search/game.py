@@ -120,8 +120,8 @@ class RolloutModel(GameModel):
             action = (drawn + allowed).argmax(-1)
             state, reward, discount = self.advance(state, action)
             value, weight = value + weight * reward, weight * discount
-            found = split_frames(self.simulator.observe(self._inner(state)))[1]
-            allowed = legal if found is None else found
+            legal_actions = split_frames(self.simulator.observe(self._inner(state)))[1]
+            allowed = legal if legal_actions is None else legal_actions
             if weight.is_cpu or i % _MOVES_BETWEEN_CHECKS == _MOVES_BETWEEN_CHECKS - 1:
                 with intended():
                     if not bool(weight.any()):  # sync: none on the CPU, elsewhere once every 8 moves

@@ -36,8 +36,8 @@ def puct_scores(
     total = visits.sum(-1, keepdim=True)
     taken = visits > 0
     value = node_value(visits, q, raw_value).unsqueeze(-1)
-    known = torch.where(taken, q, value)
-    low, high = torch.minimum(value, known.amin(-1, True)), torch.maximum(value, known.amax(-1, True))
+    completed = torch.where(taken, q, value)
+    low, high = torch.minimum(value, completed.amin(-1, True)), torch.maximum(value, completed.amax(-1, True))
     scaled = torch.where(taken, (q - low) / (high - low).clamp(min=_EPSILON), 0.0)
     prior = logits.softmax(-1)
     weight = (c_init + ((total + c_base + 2.0) / c_base).log()) * (total + 1.0).sqrt()

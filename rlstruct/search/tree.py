@@ -181,8 +181,8 @@ class Tree:
         last = path.gather(0, depth.unsqueeze(0)).squeeze(0)
         action = self.action.index_select(0, last)
         edge = last * A + action
-        known = self.children.view(-1).index_select(0, edge)
-        leaf = torch.where(known == spare, new_slots, known)
+        child = self.children.view(-1).index_select(0, edge)
+        leaf = torch.where(child == spare, new_slots, child)
         before = {name: part.index_select(0, last) for name, part in self.state.items()}
         state, reward, discount = model.advance(before, action)
         logits, value = evaluate_masked(model, state)

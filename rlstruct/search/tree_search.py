@@ -198,13 +198,13 @@ class TreeSearch:
         tensors = tree.tensors()
         for i in range(n):
             path = tree.descend(min(i + self.n_kept, config.max_depth or n + self.n_kept))
-            given = roots + (self.n_kept + i), noise, considered[min(i + 1, n - 1)]
+            inputs = roots + (self.n_kept + i), noise, considered[min(i + 1, n - 1)]
             if self._compiled is None:
-                self._simulate(tree, path, *given)
+                self._simulate(tree, path, *inputs)
             else:  # spare slots fill the path up to a power of two levels
                 levels = max(_LEAST_LEVELS, 1 << (len(path) - 1).bit_length())
                 filled = torch.cat([path, (roots + tree.n_nodes).expand(levels - len(path), -1)])
-                self._compiled(tree.n_nodes, tensors, filled, *given)
+                self._compiled(tree.n_nodes, tensors, filled, *inputs)
         return self._result(tree, noise, key, explore)
 
     def memory_needed(self, state: Mapping[str, Tensor], n_actions: int, *, float_bytes: int = 4) -> int:
@@ -226,8 +226,8 @@ class TreeSearch:
     def _compiled_simulation(self) -> Runner[Tensor]:
         """Return a runner of compiled `_simulate`, compiled once for paths of up to 4, 8, 16, … levels each."""
 
-        def simulate(n_nodes: int, slots: DictTensor, path: Tensor, new_slots: Tensor, *given: Tensor) -> Tensor:
-            self._simulate(Tree.from_tensors(n_nodes, slots), path, new_slots, *given)
+        def simulate(n_nodes: int, slots: DictTensor, path: Tensor, new_slots: Tensor, *inputs: Tensor) -> Tensor:
+            self._simulate(Tree.from_tensors(n_nodes, slots), path, new_slots, *inputs)
             return new_slots + 0  # compiled code must return a tensor
 
         make = None if EXECUTORS["compiled"](self.device) is None else partial(Compiled, writes=True)

@@ -38,24 +38,24 @@ class MigInstance:
 
 def gpus() -> list[str]:
     """Return the UUIDs of the GPUs that are visible to this process, in order, without initialising CUDA."""
-    found = {match[1]: match[2] for line in _listing() if (match := _GPU.match(line))}
+    uuids = {match[1]: match[2] for line in _listing() if (match := _GPU.match(line))}
     if (tokens := _visible()) is None:
-        return list(found.values())
-    return [gpu for token in tokens for index, gpu in found.items() if token == index or gpu.startswith(token)]
+        return list(uuids.values())
+    return [gpu for token in tokens for index, gpu in uuids.items() if token == index or gpu.startswith(token)]
 
 
 def mig_instances() -> list[MigInstance]:
     """Return the MIG instances that are visible to this process, according to ``nvidia-smi``; none without it."""
     tokens = _visible()
-    found, index, gpu = [], "", ""
+    instances, index, gpu = [], "", ""
     for line in _listing():
         if match := _GPU.match(line):
             index, gpu = match.groups()
         elif match := _MIG.match(line):
             profile, uuid = match.groups()
             if tokens is None or any(t == index or gpu.startswith(t) or uuid.startswith(t) for t in tokens):
-                found.append(MigInstance(uuid, profile, gpu))
-    return found
+                instances.append(MigInstance(uuid, profile, gpu))
+    return instances
 
 
 def _listing() -> list[str]:
@@ -88,8 +88,8 @@ def describe() -> list[str]:
     instances = mig_instances()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     daemon = placement.running_daemon()
-    found = [("", f"CUDA_VISIBLE_DEVICES={visible}")] if visible is not None else []
-    found += [("MIG", f"{part.profile} {part.uuid}") for part in instances] or [("MIG", "no instances")]
+    rows = [("", f"CUDA_VISIBLE_DEVICES={visible}")] if visible is not None else []
+    rows += [("MIG", f"{part.profile} {part.uuid}") for part in instances] or [("MIG", "no instances")]
     mps_state = why_unavailable() or "can be started"
     if daemon:
         mps_state = f"runs ({daemon}): all processes share the GPU at the same time already"
@@ -101,10 +101,10 @@ def describe() -> list[str]:
         mode = 'sharing="none": processes take turns'
     else:
         mode = 'sharing="mps": many processes with small networks at the same time'
-    found += [("MPS", mps_state), ("green contexts", no_green_contexts() or "disjoint ones can be made")]
-    found.append(("suits", "simulators of tensors, batched search: n_processes=0 with many environments"))
-    found.append(("", f"other environments: n_processes=k, {mode}"))
-    return [f"{name:<15} {text}" for name, text in found]
+    rows += [("MPS", mps_state), ("green contexts", no_green_contexts() or "disjoint ones can be made")]
+    rows.append(("suits", "simulators of tensors, batched search: n_processes=0 with many environments"))
+    rows.append(("", f"other environments: n_processes=k, {mode}"))
+    return [f"{name:<15} {text}" for name, text in rows]
 
 
 class GpuSharing(WorkerPlacement):

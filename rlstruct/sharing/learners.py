@@ -35,8 +35,8 @@ def share_gpus(config: TrainingConfig) -> GpuSharing | None:
     asked = config.learner_device, config.sharing, config.thread_percentage
     if asked not in _shares:
         device = torch.device(config.learner_device)
-        found = gpus()[: None if device.index is None else 1]
-        sharing = GpuSharing(device, config.n_learners, *asked[1:], gpus=found, where=name)
+        targets = gpus()[: None if device.index is None else 1]
+        sharing = GpuSharing(device, config.n_learners, *asked[1:], gpus=targets, where=name)
         sharing.join()
         _shares[asked] = sharing
     return _shares[asked]

@@ -67,8 +67,8 @@ class _MadeByDevice(_Meta):  # type: ignore[misc]  # torch gives it no types
     def __instancecheck__(cls, value: object) -> bool:
         return isinstance(value, Generator)
 
-    def __subclasscheck__(cls, kind: type) -> bool:
-        return issubclass(kind, Generator)
+    def __subclasscheck__(cls, subclass: type) -> bool:
+        return issubclass(subclass, Generator)
 
 
 class _Maker(Generator, metaclass=_MadeByDevice):
@@ -85,8 +85,8 @@ def check_generator(name: str, generator: Generator | None, device: torch.device
     """Raise unless a generator belongs to the device that an operator works on."""
     if generator is None:
         return
-    known = _BY_ADDRESS.get(address_of(generator))
-    home = generator.device if known is None else known.device
+    registered = _BY_ADDRESS.get(address_of(generator))
+    home = generator.device if registered is None else registered.device
     if home != device:
         raise SimDeviceMismatchError(
             f"{calling_line()}: torch.{name}: the generator is on {home}, the tensor on {device}. Make it with "

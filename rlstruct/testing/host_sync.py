@@ -93,9 +93,9 @@ def forbid_host_sync() -> Iterator[None]:
 @contextlib.contextmanager
 def count_host_syncs() -> Iterator[HostSyncCount]:
     """Count the calls in this block that make the host wait. The yielded count can be read during and after it."""
-    found = HostSyncCount()
-    with _watching(lambda place, call, fix: found.calls.append(f"{place}: {call}")):
-        yield found
+    count = HostSyncCount()
+    with _watching(lambda place, call, fix: count.calls.append(f"{place}: {call}")):
+        yield count
 
 
 @contextlib.contextmanager

@@ -50,8 +50,8 @@ def check_pure(name: str, agent: object, answer: Callable[[], DictTensor]) -> No
     and libraries. ``answer`` calls the agent eagerly, always with the same arguments, and returns its whole answer on
     the CPU.
     """
-    seen = {id(tensor) for tensor in weights_of_modules(agent)}
-    places = [(place, _copied(place.get())) for place in _places(_fixed(name, agent), seen)]
+    visited = {id(tensor) for tensor in weights_of_modules(agent)}
+    places = [(place, _copied(place.get())) for place in _places(_fixed(name, agent), visited)]
     expected = answer()
     for place, before in places:
         if not _equal(place.get(), before):
@@ -107,20 +107,20 @@ def _fixed(path: str, value: Any) -> _Place:
     return _Place(path, lambda: value, None)
 
 
-def _places(place: _Place, seen: set[int]) -> Iterator[_Place]:
-    """Yield a place, or all places within its value; ``seen`` holds the ids of values visited so far."""
+def _places(place: _Place, visited: set[int]) -> Iterator[_Place]:
+    """Yield a place, or all places within its value; ``visited`` holds the ids of values visited so far."""
     value = place.get()
     if _is_leaf(value):
         is_array = isinstance(value, Tensor | np.ndarray)
-        if (is_array or place.set is not None) and not (is_array and id(value) in seen):
+        if (is_array or place.set is not None) and not (is_array and id(value) in visited):
             yield place
     elif type(value) is tuple:
         for i in range(len(value)):
-            yield from _places(_part(place, i), seen)
-    elif value is not None and id(value) not in seen:
-        seen.add(id(value))
+            yield from _places(_part(place, i), visited)
+    elif value is not None and id(value) not in visited:
+        visited.add(id(value))
         for inner in [*_entries(value, place.path)]:
-            yield from _places(inner, seen)
+            yield from _places(inner, visited)
 
 
 def _part(place: _Place, i: int) -> _Place:
@@ -151,18 +151,18 @@ def _entries(value: Any, path: str) -> Iterator[_Place]:
 
 def _attributes(value: Any, path: str) -> Iterator[_Place]:
     """Yield the attributes of an object and of its classes, and its methods."""
-    kind, own, skipped = type(value), getattr(value, "__dict__", {}), frozenset[str]()
+    cls, own, skipped = type(value), getattr(value, "__dict__", {}), frozenset[str]()
     if isinstance(value, nn.Module):
         skipped = _OF_MODULES
         for key, module in value._modules.items():
             yield _fixed(f"{path}.{key}", module)
-    is_users = not _is_library(kind.__module__) or isinstance(value, argparse.Namespace | SimpleNamespace)
-    if not is_users and not kind.__module__.startswith("rlstruct."):
+    is_users = not _is_library(cls.__module__) or isinstance(value, argparse.Namespace | SimpleNamespace)
+    if not is_users and not cls.__module__.startswith("rlstruct."):
         return
     for key in own:
-        if key not in skipped and not _is_constant(kind, key):
+        if key not in skipped and not _is_constant(cls, key):
             yield _entry(f"{path}.{key}", own, key)
-    for base in kind.__mro__:
+    for base in cls.__mro__:
         for key, held in () if _is_library(base.__module__) else [*vars(base).items()]:
             function = held.fget if isinstance(held, property) else getattr(held, "__func__", held)
             if isinstance(function, FunctionType):
@@ -204,15 +204,15 @@ def _is_leaf(value: Any) -> bool:
 def _is_library(module: str) -> bool:
     """Return True for modules whose code is not examined: those of Python, installed packages and rlstruct."""
     file = getattr(sys.modules.get(module), "__file__", None) or ""
-    known = {"", "builtins", "rlstruct", *sys.stdlib_module_names}
-    return module.split(".")[0] in known or not set(_INSTALLED).isdisjoint(Path(file).parts)
+    trusted = {"", "builtins", "rlstruct", *sys.stdlib_module_names}
+    return module.split(".")[0] in trusted or not set(_INSTALLED).isdisjoint(Path(file).parts)
 
 
-def _is_constant(kind: type, name: str) -> bool:
+def _is_constant(cls: type, name: str) -> bool:
     """Return True if an attribute is declared Final, or backs a read-only property."""
-    shown = inspect.getattr_static(kind, name.lstrip("_"), None) if name.startswith("_") else None
+    shown = inspect.getattr_static(cls, name.lstrip("_"), None) if name.startswith("_") else None
     read_only = isinstance(shown, property) and shown.fset is None
-    return read_only or any(_is_declared(base, name) for base in kind.__mro__)
+    return read_only or any(_is_declared(base, name) for base in cls.__mro__)
 
 
 def _is_declared(owner: Any, name: str) -> bool:

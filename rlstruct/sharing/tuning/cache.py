@@ -42,18 +42,18 @@ def describe_value(value: object) -> Any:  # noqa: ANN401 - strings, lists and d
         return [str(value.dtype), list(value.shape)]
     if isinstance(value, nn.Module) or not callable(value):
         return repr(value)
-    kind: Any = value if inspect.isroutine(value) or inspect.isclass(value) else type(value)
+    described: Any = value if inspect.isroutine(value) or inspect.isclass(value) else type(value)
     try:
-        source = Path(inspect.getfile(kind)).read_bytes()
+        source = Path(inspect.getfile(described)).read_bytes()
     except (TypeError, OSError):  # written in C, or in an interactive session
         source = repr(value).encode()
-    closure = inspect.getclosurevars(kind).nonlocals if hasattr(kind, "__closure__") else {}
+    closure = inspect.getclosurevars(described).nonlocals if hasattr(described, "__closure__") else {}
     # Functions in the closure, which may contain this one, are described by name only.
     captured = {
         name: getattr(entry, "__qualname__", "") if callable(entry) else describe_value(entry)
         for name, entry in closure.items()
     }
-    named = [kind.__module__, kind.__qualname__, "" if kind is value else repr(value)]
+    named = [described.__module__, described.__qualname__, "" if described is value else repr(value)]
     return [*named, captured, hashlib.sha256(source).hexdigest()]
 
 

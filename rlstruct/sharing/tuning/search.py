@@ -91,14 +91,14 @@ Measure = Callable[[Candidate, Candidate | None, float], Measured]
 """Measures a candidate against the fastest one so far (None for the first), given the projected bytes."""
 
 
-def project_line(known: Mapping[int, float], n_envs: int) -> float:
+def project_line(speeds: Mapping[int, float], n_envs: int) -> float:
     """Extrapolate memory as Algorithm 1 does, from the two nearest points: (e - e2) / (e2 - e1) * (m2 - m1) + m2.
 
     >>> project_line({128: 1000.0, 256: 1500.0}, 512)
     2500.0
     """
-    e1, e2 = sorted(sorted(known, key=lambda e: abs(e - n_envs))[:2])
-    return (n_envs - e2) / (e2 - e1) * (known[e2] - known[e1]) + known[e2]
+    e1, e2 = sorted(sorted(speeds, key=lambda e: abs(e - n_envs))[:2])
+    return (n_envs - e2) / (e2 - e1) * (speeds[e2] - speeds[e1]) + speeds[e2]
 
 
 @dataclass
@@ -165,11 +165,11 @@ class Climb:
     def projected(self, candidate: Candidate) -> float:
         """Project the bytes in use while a candidate runs: batches by arithmetic, the rest from measurements."""
         lines: dict[tuple[int, Mode], dict[int, float]] = {}  # bytes of each process, by workers, sharing, environments
-        for known, probe in self._seen.items():
+        for probed, probe in self._seen.items():
             if probe.measured:
-                bytes_ = probe.measured.memory - self.size(known) - self.start
-                line = lines.setdefault((known.n_processes, known.sharing), {})
-                line[known.n_envs] = bytes_ / max(1, known.n_processes)
+                bytes_ = probe.measured.memory - self.size(probed) - self.start
+                line = lines.setdefault((probed.n_processes, probed.sharing), {})
+                line[probed.n_envs] = bytes_ / max(1, probed.n_processes)
         own = lines.get((candidate.n_processes, candidate.sharing), {})
         if len(own) > 1:
             process = project_line(own, candidate.n_envs)

@@ -163,19 +163,19 @@ def tune(
     space = _space(device, n_processes, n_envs, n_timesteps, sharing)
     _check(memory_limit, alpha, seconds, env_args)
     begin = time.perf_counter()
-    given = {"device": str(device), **batcher_options}
-    given |= {"agent_args": named("agent_args", agent_args), "env_args": named("env_args", env_args)}
+    options = {"device": str(device), **batcher_options}
+    options |= {"agent_args": named("agent_args", agent_args), "env_args": named("env_args", env_args)}
 
     def arguments(candidate: Candidate) -> dict[str, Any]:
         tuned = candidate.arguments()
-        tuned["env_args"] |= given["env_args"]
-        return {**given, "create_agent": create_agent, "create_env": create_env, **tuned}
+        tuned["env_args"] |= options["env_args"]
+        return {**options, "create_agent": create_agent, "create_env": create_env, **tuned}
 
     limit = _MEMORY_FRACTION * memory_available(device) if memory_limit is None else float(memory_limit)
     asked = {"space": repr(space), "alpha": alpha, "seconds": seconds, "limit": memory_limit, "learns": create_learner}
     if cache is not None:
         writable("tune: cache", cache)
-    key = "" if cache is None else answers.key(device, create_agent, create_env, given, asked)
+    key = "" if cache is None else answers.key(device, create_agent, create_env, options, asked)
     stored = None if cache is None or again else answers.read(Path(cache)).get(key)
     if stored is not None:
         probes = tuple(Probe(Candidate(*c), size, m and Measured(*m), *rest) for c, size, m, *rest in stored["probes"])
@@ -192,13 +192,13 @@ def tune(
         prober = Prober(create, create_learner, device, limit, seconds, show)
         with contextlib.closing(prober):
             search = Climb(space, prober, size, prober.start, worker, limit, alpha)
-            found = search.run()
-    if found is None:
+            outcome = search.run()
+    if outcome is None:
         raise BadValueError(
             f"tune: {search.probes[-1].candidate}, the smallest candidate, was {search.probes[-1].why}. Pass a larger "
             "memory_limit, or smaller n_envs and n_timesteps."
         )
-    best, probes = found.candidate, tuple(search.probes)
+    best, probes = outcome.candidate, tuple(search.probes)
     if cache is not None:
         answers.write(Path(cache), key, {"best": best, "probes": [list(vars(probe).values()) for probe in probes]})
     spent = time.perf_counter() - begin
