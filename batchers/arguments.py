@@ -65,14 +65,17 @@ def named(name: str, arguments: Mapping[str, Any] | None) -> dict[str, Any]:
     return dict(arguments or {})
 
 
-def check_choices(
-    timeout: object, on_worker_error: str, n_processes: int, cluster: object, sharing: str, device: DeviceLike
-) -> None:
-    """Raise TypeError or ValueError for a wrong timeout, and for choices that are unknown or contradict each other.
+def check_seconds(**seconds: object) -> None:
+    """Raise TypeError unless these arguments are numbers."""
+    for name, value in seconds.items():
+        expect_type(f": {name} is", value, int | float, "seconds", "Pass a number.")
+
+
+def check_choices(on_worker_error: str, n_processes: int, cluster: object, sharing: str, device: DeviceLike) -> None:
+    """Raise ValueError for choices that are unknown or contradict each other.
 
     Warn about workers that take turns on an accelerator: that is slow.
     """
-    expect_type(": timeout is", timeout, int | float, "seconds", "Pass a number.")
     Range(choices=("raise", "restart")).check("RL_Batcher", "on_worker_error", on_worker_error)
     if on_worker_error == "restart" and n_processes == 0:
         raise BadValueError(

@@ -75,7 +75,7 @@ class Backend(Protocol):
         """Return statistics as of the last batch, without waiting."""
 
     def close(self) -> None:
-        """Release everything within two seconds. Calling it again does nothing."""
+        """Release everything within two seconds, or ``close_timeout`` if an environment takes longer. Works once."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +98,7 @@ class BackendSettings:
     seeds: Sequence[int]  # one per collector; or only the first, from which the number of environments gives the rest
     agent_seeds: Sequence[int] | None  # one per collector; None to use the seed of its environments
     timeout: float  # seconds that a worker may take for one answer
+    close_timeout: float  # seconds that a worker may take to close agent and environments
     max_restarts: int  # number of failed workers that are restarted
     graph: bool  # whether a whole batch may be captured as one CUDA graph
     placement: WorkerPlacement  # how workers share a GPU; the backend closes it

@@ -55,6 +55,8 @@ class RL_Batcher:  # noqa: N801 - the name in rlstructures
         agent_seeds: one argument of ``agent.seed`` per process; by default the seed of its environments.
         device: device of agent, environments and trajectories.
         timeout: seconds that a worker may take for one answer before `WorkerTimeout` is raised.
+        close_timeout: seconds that `close` gives a worker whose agent or environments are being closed. Then a warning
+            says which worker was killed.
         graph: on CUDA with ``n_processes=0``, run a whole batch (agent, environments, random numbers) as one CUDA
             graph, if the environments are `Capturable`, such as those of `rlstruct.sims`, and the agent is
             `RL_Agent.pure`. Results are equal. An agent that cannot be captured runs step by step, after one warning
@@ -63,7 +65,7 @@ class RL_Batcher:  # noqa: N801 - the name in rlstructures
             then act many times faster on the CPU. Results are equal up to rounding. An agent that cannot be compiled
             runs eagerly, after one warning that says why. The first batch takes seconds longer.
         on_worker_error: ``"raise"`` raises `WorkerError` if a worker raises or dies. ``"restart"`` restarts it with new
-            episodes and lists the lost ones in `lost_episodes`; batches stay full. A worker that fails before its
+            episodes, in whichever call, and lists the lost ones in `lost_episodes`; batches stay full. A worker that fails before its
             environments exist raises in both cases, because it would fail again.
         max_restarts: number of restarts in the batcher's lifetime, after which a failure raises.
         sharing: how worker processes share a GPU: ``"none"`` (taking turns), ``"mps"`` (concurrently, under a private
@@ -102,6 +104,7 @@ class RL_Batcher:  # noqa: N801 - the name in rlstructures
         agent_seeds: Sequence[int] | None = None,
         device: DeviceLike = "cpu",
         timeout: float = 300.0,
+        close_timeout: float = 10.0,
         graph: bool = True,
         compile_agent: bool = False,
         on_worker_error: Literal["raise", "restart"] = "raise",
@@ -113,7 +116,8 @@ class RL_Batcher:  # noqa: N801 - the name in rlstructures
         n_timesteps = arguments.whole("n_timesteps", n_timesteps, 1)
         n_processes = arguments.whole("n_processes", n_processes, 0)
         max_restarts = arguments.whole("max_restarts", max_restarts, 0)
-        arguments.check_choices(timeout, on_worker_error, n_processes, cluster, sharing, device)
+        arguments.check_seconds(timeout=timeout, close_timeout=close_timeout)
+        arguments.check_choices(on_worker_error, n_processes, cluster, sharing, device)
         self.seeds = arguments.choose_seeds(seed, seeds, n := max(1, n_processes))
         agent_seeds = None if agent_seeds is None else arguments.one_each("agent_seeds", agent_seeds, n)
         self.device = device = resolve_device(device)
@@ -129,8 +133,18 @@ class RL_Batcher:  # noqa: N801 - the name in rlstructures
         self._deepest, self._executors = 0, tuple[str, ...]()  # most batches outstanding at a time; see `stats`
         self._warned = False  # that the agent cannot be compiled
         self._clock = Clock({"elsewhere": None, "wait": "wait", "assembly": "assembly"})
-        every_seed = self.seeds, agent_seeds
-        settings = BackendSettings(factory, n_processes, *every_seed, timeout, max_restarts, graph, placement, cluster)
+        settings = BackendSettings(
+            factory=factory,
+            n_processes=n_processes,
+            seeds=self.seeds,
+            agent_seeds=agent_seeds,
+            timeout=timeout,
+            close_timeout=close_timeout,
+            max_restarts=max_restarts,
+            graph=graph,
+            placement=placement,
+            cluster=cluster,
+        )
         self._backend = create_backend(settings)
         self._state = "new"
 
@@ -372,7 +386,11 @@ class RL_Batcher:  # noqa: N801 - the name in rlstructures
         return report_memory(stats.layouts, self._infos, backend.auto_reset, stats.weight_bytes, n_buffers, stats.pids)
 
     def close(self) -> None:
-        """Stop the workers and close agents and environments, within two seconds. Calling it again does nothing."""
+        """Stop the workers and close agents and environments. Calling it again does nothing.
+
+        This takes at most two seconds, or the constructor's ``close_timeout`` while an environment's or agent's own
+        ``close()`` takes longer. With ``n_processes=0`` there is no limit. Ctrl-C ends the wait.
+        """
         if self._state != "closed":
             self._state = "closed"
             self._backend.close()

@@ -57,11 +57,11 @@ class CollectorFactory:
                 "Wrap gymnasium environments: GymEnv([...], seed), GymEnvInf([...], seed) or GymVectorEnv(vec, seed)."
             )
             expect_type(": create_env returned", env, VecEnv, "a VecEnv", wrap)
-            undo.callback(env.close)
+            undo.callback(progress.closing()(env.close))
             agent = self.create_agent(**self.agent_args)
             put = "Put the model into a class that inherits from RL_Agent."
             expect_type(": create_agent returned", agent, RL_Agent, "an RL_Agent", put)
-            undo.callback(agent.close)
+            undo.callback(progress.closing()(agent.close))
             env = env_for(agent, env)
             agent.seed(agent_seed)
             fast = whole and (isinstance(env, Capturable) or hasattr(type(env), "fused_rollout"))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import traceback
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 from types import TracebackType
@@ -18,6 +20,7 @@ from rlstruct.errors import PAGE, ShapeMismatchError, WorkerError
 from rlstruct.profiling import Clock
 
 _NOT_STARTED = -1  # in place of a phase while Python starts and imports the user's main script
+_CLOSING = -2  # in place of a phase while agent or environments are closed
 _WORDS = (
     *("waiting", "create_env / create_agent", "environment.reset", "agent", "environment.step", "writing the batch"),
     *("saving a checkpoint", "loading a checkpoint", "agent.update", "a batch as one graph"),
@@ -78,7 +81,7 @@ class Progress:
     @property
     def phase(self) -> Phase:
         """The collector's current phase."""
-        return Phase(int(self._words[0])) if self.started else Phase.START
+        return Phase(max(int(self._words[0]), 0)) if self.started else Phase.START
 
     @property
     def started(self) -> bool:
@@ -93,6 +96,20 @@ class Progress:
     def clear(self) -> None:
         """Reset the counters before a worker starts."""
         self._words[0], self._words[1], self._words[2] = _NOT_STARTED, 0, 0
+
+    @contextlib.contextmanager
+    def closing(self) -> Iterator[None]:
+        """Record that the process closes its agent or environments in this block."""
+        before, self._words[0] = self._words[0], _CLOSING
+        try:
+            yield
+        finally:
+            self._words[0] = before
+
+    @property
+    def is_closing(self) -> bool:
+        """Return True while the process is in a block of `closing`."""
+        return bool(self._words[0] == _CLOSING)
 
     def stop(self) -> None:
         """Ask the collector to stop at its next phase."""

@@ -26,8 +26,8 @@ class BatcherStats:
         wait: seconds that this process waited in `get`.
         assembly: seconds that this process spent copying finished batches.
         batches: number of batches returned.
-        pids: process id of each worker, for a debugger or profiler; empty when collecting in this process or on a
-            cluster.
+        pids: process id of each worker that has been forked, for a debugger or profiler; empty when collecting in this
+            process or on a cluster.
         executors: executor of each worker's last batch: ``"kernel"``, ``"graph"``, ``"compiled"`` or ``"eager"``;
             empty before the first batch.
     """

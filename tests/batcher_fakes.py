@@ -41,6 +41,15 @@ def worker_processes() -> list[psutil.Process]:
     return [child for child in children if child not in staying and "compile_worker" not in words[child]]
 
 
+def forked(batcher: RL_Batcher, n: int = 1) -> tuple[int, ...]:
+    """Return the process ids of n workers, as soon as their server has forked them."""
+    end = time.monotonic() + 60.0
+    while len(pids := batcher.stats().pids) < n:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    return pids
+
+
 Step = tuple[tuple[int, int, int], tuple[int, int, int], bool]
 
 

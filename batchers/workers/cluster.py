@@ -81,10 +81,9 @@ class RayLink:
     """
 
     def __init__(self, factory: bytes, options: Mapping[str, Any]) -> None:
-        self._actor = ray.remote(RayActor).options(**options).remote(factory, registered_backends(), versions())
         self.answers: deque[tuple[Any, str]] = deque()
-        self.progress = Progress()
-        self.progress.clear()
+        self._actor = ray.remote(RayActor).options(**options).remote(factory, registered_backends(), versions())
+        self.progress = ActorProgress(self.answers)
         self.pid: int | None = None
         self._options, self._node, self._fate = options, "", ""
 
@@ -141,6 +140,27 @@ class RayLink:
     def close(self) -> None:
         """Drop the outstanding answers."""
         self.answers.clear()
+
+
+class ActorProgress(Progress):
+    """Progress of an actor, as far as its outstanding answers show it.
+
+    Args:
+        answers: see `RayLink`.
+    """
+
+    def __init__(self, answers: deque[tuple[Any, str]]) -> None:
+        super().__init__()
+        self._answers = answers
+        self.clear()
+
+    @property
+    def is_closing(self) -> bool:
+        """Return True if the only order that the actor has not carried out is to close."""
+        if not self._answers or self._answers[-1][1] != "close" or not ray.is_initialized():
+            return False
+        references = [reference for reference, _ in self._answers]
+        return ray.wait(references, num_returns=len(references), timeout=0.0)[1] == references[-1:]
 
 
 class RayActor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Sequence
 from typing import Any, TypeVar
@@ -10,8 +11,9 @@ from rlstruct.batchers.assemble import Part
 from rlstruct.batchers.progress import Failure, Phase, describe_environments, unpickle_error, worker_error
 from rlstruct.batchers.workers.transport import Created, Executed, Link, Order, PublishedWeights, Transport
 from rlstruct.core import DictTensor, Layout
-from rlstruct.errors import WorkerError, WorkerTimeout
+from rlstruct.errors import WorkerError, WorkerTimeout, warn_user
 
+_LEAVING_SECONDS = 1.0  # a process that waits for a broken disk or driver cannot be killed
 AnyWorkerError = TypeVar("AnyWorkerError", bound=WorkerError)
 
 
@@ -89,16 +91,16 @@ class WorkerHandle:
         self.order("execute", agent_info, self._buffer, weights=weights)
 
     def order_again(self, seed: int, agent_seed: int, weights: PublishedWeights | None) -> None:
-        """Start new episodes in a new process, and order the batches that the old process still owed."""
-        owed = [order for order in self.orders if order.name == "execute"]
+        """Start new episodes in a new process, and repeat the orders that the old process has not carried out."""
+        owed = [order for order in self.orders if order.name not in ("create", "reset")]
         self.orders.clear()
         self.order_creation(seed, agent_seed)
         if self._infos is not None:
             agent_info, env_info = self._infos
-            newest = owed[0].arguments[0] if owed else None
+            newest = owed[0].arguments[0] if owed and owed[0].name == "execute" else None
             self.order("reset", agent_info if newest is None else newest, env_info, weights=weights)
         for order in owed:
-            self.order("execute", *order.arguments, weights=weights)
+            self.order(order.name, *order.arguments, weights=weights)
 
     def take_answer(self) -> bool:
         """Receive one answer. Return False if there was none."""
@@ -153,12 +155,22 @@ class WorkerHandle:
             text += f" Also late: worker {', '.join(str(worker.index) for worker in others)}."
         return self._about(WorkerTimeout, text)
 
+    def is_closing(self) -> bool:
+        """Return True while the worker closes its agent or environments."""
+        return self.link.progress.is_closing and not self.link.ended()
+
+    def words(self) -> str:
+        """Return index, process id, environments and seed for a message."""
+        pid = self.link.pid
+        who = "no process yet" if pid is None else f"pid {pid}"
+        return f"worker {self.index} ({who}, {describe_environments(self.environments)}, seed {self.seed})"
+
     def _about(self, kind: type[AnyWorkerError], text: str) -> AnyWorkerError:
-        ids, progress, pid = self.environments, self.link.progress, self.link.pid
+        ids, progress = self.environments, self.link.progress
         return kind(
-            f"worker {self.index} (pid {pid}, {describe_environments(ids)}, seed {self.seed}) {text}",
+            f"{self.words()} {text}",
             worker=self.index,
-            pid=pid,
+            pid=self.link.pid,
             phase=progress.phase.words,
             environments=(ids.start, ids.stop),
             seed=self.seed,
@@ -166,10 +178,33 @@ class WorkerHandle:
         )
 
 
-def end(workers: Sequence[WorkerHandle]) -> None:
-    """Kill worker processes."""
-    links = [worker.link for worker in workers if hasattr(worker, "link")]
-    for link in links:
-        link.kill()
-    for link in links:
-        link.close()
+def end(workers: Sequence[WorkerHandle], close_timeout: float | None = None) -> None:
+    """Kill worker processes.
+
+    Args:
+        workers: their handles.
+        close_timeout: seconds for those that are closing agent and environments; a warning names those that are killed
+            nevertheless. None kills them at once, without a warning.
+    """
+    workers, killed = [worker for worker in workers if hasattr(worker, "link")], ""
+    try:
+        if close_timeout is not None:
+            deadline, closing = time.monotonic() + close_timeout, [one for one in workers if one.is_closing()]
+            for worker in workers:
+                if worker not in closing:
+                    worker.link.kill()
+            for worker in closing:
+                worker.link.join(deadline - time.monotonic())
+            killed = ", ".join(worker.words() for worker in closing if worker.is_closing())
+    finally:
+        for worker in workers:
+            worker.link.kill()
+        deadline = time.monotonic() + _LEAVING_SECONDS
+        for worker in workers:
+            worker.link.join(deadline - time.monotonic())
+            worker.link.close()
+    if killed:
+        warn_user(
+            f"RL_Batcher: killed {killed}, because closing environments or agent took longer than close_timeout. What "
+            "they were writing may be incomplete. Pass RL_Batcher a longer close_timeout."
+        )

@@ -7,6 +7,7 @@ import pickle
 import signal
 import socket
 import struct
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
@@ -27,6 +28,7 @@ from rlstruct.batchers.workers.processes import (
     GUARD,
     NO_MAIN_GUARD,
     WORKER_NAME,
+    Leftovers,
     exit_worker,
     open_standard_streams,
     quiet_start,
@@ -118,9 +120,10 @@ class LocalTransport:
 
     is_local = True
 
-    def __init__(self, n_workers: int, placement: WorkerPlacement) -> None:
+    def __init__(self, n_workers: int, placement: WorkerPlacement, timeout: float) -> None:
         open_standard_streams()  # otherwise a socket could get the descriptor of one
-        self._n_workers, self._placement, self._selector = n_workers, placement, PollSelector()
+        self._n_workers, self._placement, self._timeout = n_workers, placement, timeout
+        self._selector = PollSelector()
         self._progress = SharedBlock()
         self._buffers = [(SharedBlock(), SharedBlock()) for _ in range(n_workers)]
         self._weights = tuple(SharedBlock() for _ in _SLOTS)
@@ -130,7 +133,7 @@ class LocalTransport:
         buffers, backends = self._buffers[index], registered_backends()
         start = WorkerArguments(index, self._n_workers, factory, backends, self._progress, buffers, self._weights)
         with quiet_start(), self._placement.starting(index):
-            return LocalLink(start, self._selector)
+            return LocalLink(start, self._selector, self._timeout)
 
     def publish(
         self, weights: Mapping[str, Tensor], version: int, in_use: Sequence[PublishedWeights]
@@ -165,22 +168,23 @@ class LocalTransport:
 class LocalLink:
     """A worker process and the socket to it."""
 
-    def __init__(self, start: WorkerArguments, selector: PollSelector) -> None:
+    def __init__(self, start: WorkerArguments, selector: PollSelector, timeout: float) -> None:
         self._buffers, self._steps, self._selector = start.buffers, dict[int, Rollout](), selector
         self.progress = Progress(start.words())
         self.progress.clear()
+        self._start = time.time()
         ours, theirs = socket.socketpair()
         self._channel = Channel(ours)
         self.send = self._channel.send
         with theirs:
-            self._process: Any = start_process(main, (start, theirs), f"{WORKER_NAME}-{start.index}")
+            self._process: Any = start_process(main, (start, theirs), f"{WORKER_NAME}-{start.index}", timeout)
         self._sources = self._channel, self._process.sentinel
         for source in self._sources:
             selector.register(source, EVENT_READ, start.index)
 
     @property
     def pid(self) -> int | None:
-        """Process id; None once the process is closed."""
+        """Process id; None until the process has been forked, and once it is closed."""
         return None if self._process is None else self._process.pid
 
     def receive(self) -> Any:  # noqa: ANN401 - see `Link`
@@ -237,9 +241,13 @@ class LocalLink:
             self._process.join(max(0.0, seconds))
 
     def kill(self) -> None:
-        """Kill the process, even if it is stopped or in C code."""
-        if self._process is not None:
-            self._process.kill()
+        """Kill the process, even if it is stopped or in C code, and remove what it leaves behind."""
+        if self._process is None or self.ended():
+            return
+        leftovers = None if self.pid is None else Leftovers(self.pid, self._start)
+        self._process.kill()
+        if leftovers is not None:
+            leftovers.remove()
 
     def close(self) -> None:
         """Reap the process, and close all file descriptors."""
@@ -247,7 +255,6 @@ class LocalLink:
             return
         for source in self._sources:
             self._selector.unregister(source)
-        self._process.join(1.0)  # a process that waits for a broken disk or driver cannot be killed
         with contextlib.suppress(ValueError):  # it has not ended
             self._process.close()
         self._process = None
@@ -257,7 +264,7 @@ class LocalLink:
 
 def create_pool(settings: BackendSettings) -> WorkerPool:
     """Create the backend of worker processes on this machine."""
-    return WorkerPool(settings, LocalTransport(settings.n_processes, settings.placement))
+    return WorkerPool(settings, LocalTransport(settings.n_processes, settings.placement, settings.timeout))
 
 
 def main(start: WorkerArguments, end: socket.socket) -> None:
@@ -272,17 +279,20 @@ def main(start: WorkerArguments, end: socket.socket) -> None:
         return block.map(weights.layout)
 
     worker = Worker(start.factory, start.backends, progress, [block.map for block in start.buffers], read)
-    channel = Channel(end)
+    channel, failure = Channel(end), None
     try:
         _serve(worker, channel, progress)
     except Interrupted:
         pass
     except BaseException as error:
-        with contextlib.suppress(OSError):  # the parent is gone
-            channel.send(worker.describe(error))
+        failure = worker.describe(error)
     finally:
-        worker.close()
-    exit_worker()
+        with progress.closing():  # before the parent learns of the failure, and until the process has ended
+            if failure is not None:
+                with contextlib.suppress(OSError):  # the parent is gone
+                    channel.send(failure)
+            worker.close()
+            exit_worker()
 
 
 def _serve(worker: Worker, channel: Channel, progress: Progress) -> None:

@@ -31,7 +31,7 @@ from rlstruct.spaces import ActionIndices
 
 _logger = logging.getLogger(__name__)
 
-_CLOSING_SECONDS = 1.2  # time that workers get to close their environments before they are killed
+_STOPPING_SECONDS = 1.2  # time that workers get to end their step before they are killed
 _WRITING_SECONDS = 60.0  # the same while a profile is recorded, which they write at the end
 _SEED_STRIDE = 1_000_003  # added to the seed of a restarted worker; larger than any number of environments
 
@@ -47,7 +47,8 @@ class WorkerPool:
         self.interrupted: Literal["new", "failed"] | None = "failed"
         self._lost: list[LostEpisodes] = []
         self._pid = os.getpid()
-        self._timeout, self._max_restarts = settings.timeout, settings.max_restarts
+        self._timeout, self._close_timeout = settings.timeout, settings.close_timeout
+        self._max_restarts = settings.max_restarts
         self._seeds, self._agent_seeds = settings.seeds, settings.agent_seeds
         self._n_batches = 0
         self._n_envs: list[int] = []
@@ -145,13 +146,18 @@ class WorkerPool:
         """Stop the workers, kill those that do not stop, and release everything."""
         if os.getpid() != self._pid:
             return  # a forked child has a copy of this object, but the workers belong to its parent
-        if self._kill.still_active():
+        if not self._kill.still_active():
+            return
+        start = time.monotonic()
+        deadline = start + (_WRITING_SECONDS if profiling.is_on() else _STOPPING_SECONDS)
+        try:
             for worker in self._workers:
                 worker.link.stop()
-            deadline = time.monotonic() + (_WRITING_SECONDS if profiling.is_on() else _CLOSING_SECONDS)
             for worker in self._workers:
                 if worker.created or worker.link.progress.started:  # before that there is nothing to close
                     worker.link.join(deadline - time.monotonic())
+            end(self._workers, max(0.0, start + self._close_timeout - time.monotonic()))
+        finally:  # also after Ctrl-C
             self._kill()
             for worker in self._workers:
                 worker.batches.clear()
@@ -164,7 +170,8 @@ class WorkerPool:
         self.n_envs()  # waits until they have been created
         self.interrupted = "failed"
         for worker, given in zip(self._workers, arguments, strict=True):
-            worker.order(name, *given, weights=weights)
+            with self._replacing():
+                worker.order(name, *given, weights=weights)
         # Interrupted while they load, the batcher would not know which state they are in.
         self._wait(self._workers, self._timeout, if_interrupted="failed" if name == "load" else None)
         return [worker.answer for worker in self._workers]
@@ -181,7 +188,7 @@ class WorkerPool:
         deadline = time.monotonic() + seconds
         unready = partial(filterfalse, attrgetter("batches")) if for_batches else partial(filter, attrgetter("orders"))
         while late := list(unready(workers)):
-            with self._replacing() if for_batches else contextlib.nullcontext():
+            with self._replacing():
                 self.interrupted = if_interrupted  # None: no answer is lost
                 ready = self._transport.wait(deadline - time.monotonic())
                 self.interrupted = "failed"
@@ -222,14 +229,14 @@ class WorkerPool:
 
     @contextlib.contextmanager
     def _replacing(self) -> Iterator[None]:
-        """Restart a worker that fails, unless all restarts have been used up."""
+        """Restart a worker that fails once all environments exist, unless all restarts have been used up."""
         self.interrupted = "failed"
         try:
             yield
         except WorkerTimeout:
             raise  # it may still answer
         except WorkerError as error:
-            if len(self._lost) >= self._max_restarts:
+            if not self._n_envs or len(self._lost) >= self._max_restarts:
                 raise
             with self._replacing():
                 self._replace(self._workers[error.worker], error)
@@ -249,7 +256,7 @@ class WorkerPool:
             )
         )
         _logger.warning("RL_Batcher restarts a worker; its episodes are lost: %s", error)
-        end([worker])
+        end([worker], self._close_timeout)
         worker.open()
         worker.order_again(seed, worker.agent_seed + _SEED_STRIDE, self._weights)
 

@@ -6,12 +6,14 @@ import atexit
 import contextlib
 import ctypes
 import os
+import re
 import signal
 import sys
 import threading
 from collections.abc import Iterator, Mapping
-from multiprocessing import get_start_method, process, set_start_method
+from multiprocessing import get_start_method, process, resource_tracker, set_start_method
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 
 from rlstruct.errors import UsageError
 
@@ -21,6 +23,7 @@ ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_
 """Environment variables of a worker, which computes in one thread."""
 NO_MAIN_GUARD = 86
 """Exit code of a worker whose main script starts workers while it is being imported."""
+_SHARED_MEMORY = Path("/dev/shm")
 ENVIRONMENT_LOCK = threading.RLock()
 """Held while environment variables are set for new processes."""
 
@@ -50,6 +53,65 @@ def has_ended(child: BaseProcess) -> bool:
     except ProcessLookupError:  # a child keeps its id until its exit code has been read
         return True
     return False
+
+
+class Leftovers:
+    """What a killed process leaves behind: its child processes, and names of multiprocessing in /dev/shm.
+
+    Args:
+        pid: process id, before it is killed.
+        since: time.time() at its start; names that are older belong to someone else.
+    """
+
+    def __init__(self, pid: int, since: float) -> None:
+        self._children = _descendants(pid)
+        mapped = set[int]().union(*map(_mapped_files, (pid, *self._children))) - _mapped_files(os.getpid())
+        self._names = [
+            file.name
+            for file in _SHARED_MEMORY.glob("*")
+            if file.name.startswith(("sem.mp-", "psm_")) and _is_one_of(file, mapped, since)
+        ]
+
+    def remove(self) -> None:
+        """Kill the children, and remove the names."""
+        for child in self._children:
+            with contextlib.suppress(ProcessLookupError):  # it has just ended
+                os.kill(child, signal.SIGKILL)
+        for name in self._names:
+            with contextlib.suppress(FileNotFoundError):
+                (_SHARED_MEMORY / name).unlink()
+            registered, kind = (
+                f"/{name.removeprefix('sem.')}",
+                "semaphore" if name.startswith("sem.") else "shared_memory",
+            )
+            for call in (resource_tracker.register, resource_tracker.unregister):  # it may not know the name
+                call(registered, kind)
+
+
+def _descendants(pid: int) -> list[int]:
+    """Return the ids of all processes that a process has started, and those that these have started."""
+    children: list[int] = []
+    with contextlib.suppress(OSError):  # it has just ended
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            children.extend(map(int, (task / "children").read_text().split()))
+    return children + [one for child in children for one in _descendants(child)]
+
+
+def _mapped_files(pid: int) -> set[int]:
+    """Return the inodes of the files in /dev/shm that a process has mapped. A semaphore is mapped under a first name."""
+    try:
+        maps = Path(f"/proc/{pid}/maps").read_text()
+    except OSError:  # it has just ended
+        return set()
+    return set(map(int, re.findall(rf"^(?:\S+ +){{4}}(\d+) +{_SHARED_MEMORY}/", maps, re.MULTILINE)))
+
+
+def _is_one_of(file: Path, inodes: set[int], since: float) -> bool:
+    try:
+        status = file.stat()
+    except FileNotFoundError:
+        return False
+    return status.st_ino in inodes and status.st_ctime > since - 0.1  # the clock of file systems is a little late
 
 
 def exit_worker() -> None:

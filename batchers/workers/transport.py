@@ -80,10 +80,10 @@ class Link(Protocol):
         """Wait at most this long for the worker to end."""
 
     def kill(self) -> None:
-        """Kill the worker."""
+        """Kill the worker, and remove what it leaves behind."""
 
     def close(self) -> None:
-        """Wait up to a second until a killed worker is gone, and release the connection."""
+        """Release the connection to a worker that has ended or was killed."""
 
 
 @dataclass(frozen=True, eq=False)

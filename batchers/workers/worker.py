@@ -76,7 +76,8 @@ class Worker:
         """Close agent and environments."""
         if hasattr(self, "_collector"):
             try:
-                self._collector.close()
+                with self._progress.closing():
+                    self._collector.close()
             except Exception:  # the batcher is being closed and waits for no answer
                 _logger.warning("RL_Batcher.close", exc_info=True)
             del self._collector

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from batcher_fakes import PROMPT, close_leaves_nothing, create_version_agent, first_batch, shared_memory_names
+from batcher_fakes import PROMPT, close_leaves_nothing, create_version_agent, first_batch, forked, shared_memory_names
 from fake_agents import RngAgent
 from fake_envs import CountingEnv, create_counting_env, create_failing_env, create_slow_env
 
@@ -206,7 +206,7 @@ def test_exceptions_at_reset_and_in_update_come_with_the_batch() -> None:
 
 
 def kill_worker(batcher: RL_Batcher, index: int, number: int) -> int:
-    pid = batcher.stats().pids[index]
+    pid = forked(batcher, index + 1)[index]
     os.kill(pid, number)
     return pid
 
@@ -294,6 +294,55 @@ def test_a_stopped_worker_does_not_block_orders() -> None:
     with pytest.raises(WorkerError, match=f"read none of its orders for {seconds:g} s; {where}"):
         batcher.reset(agent_info=DictTensor({"e": torch.zeros(1, 500_000)}))
     close_leaves_nothing(batcher)
+
+
+def kill_after(seconds: float, pid: int) -> threading.Timer:
+    timer = threading.Timer(seconds, os.kill, (pid, signal.SIGKILL))
+    timer.start()
+    return timer
+
+
+def test_a_worker_that_dies_in_any_call_is_restarted() -> None:
+    env_args = {"n_envs": 2, "auto_reset": True, "seconds": 0.01}
+    settings = {"n_processes": 2, "seed": 0, "on_worker_error": "restart", "max_restarts": 4}
+    with RL_Batcher(100, create_version_agent, create_slow_env, env_args=env_args, **settings) as batcher:
+        version = 0
+
+        def update() -> None:
+            nonlocal version
+            version += 1
+            batcher.update({"w": torch.full((2,), float(version))})
+
+        update()
+        batcher.reset()
+        for _ in range(2):  # two batches with weights of their own leave no room for those of another
+            batcher.execute()
+            update()
+        kill_after(0.5, batcher.stats().pids[1])
+        update()
+        for number in range(2):
+            batch, _ = batcher.get()
+            assert batch.n_elems() == 4
+            assert (batch.trajectories["action/lowest"][:2] == number + 1).all()
+        assert [lost.worker for lost in batcher.lost_episodes] == [1]
+        kill_worker(batcher, 0, signal.SIGKILL)
+        state = batcher.state_dict()
+        assert [lost.worker for lost in batcher.lost_episodes] == [1, 0]
+        assert [collector["step"] for collector in state["collectors"]] == [0, 200]
+        kill_worker(batcher, 1, signal.SIGKILL)
+        assert batcher.load_state_dict(state)
+        assert [lost.worker for lost in batcher.lost_episodes] == [1, 0, 1]
+        update()
+        batcher.execute()
+        batch, _ = batcher.get()
+        assert batch.info["step"].tolist() == [0, 0, 200, 200]
+        assert batch.info["env_seed"].tolist() == [c["seed"] + i for c in state["collectors"] for i in range(2)]
+        kill_worker(batcher, 0, signal.SIGKILL)
+        time.sleep(0.1)
+        batcher.reset()
+        batcher.execute()
+        assert batcher.get()[0].n_elems() == 4
+        assert len(batcher.lost_episodes) == 4
 
 
 class StoppingEnv(CountingEnv):

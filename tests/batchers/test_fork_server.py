@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import locale
 import os
 import random
+import re
+import resource
+import signal
 import subprocess
 import sys
 import textwrap
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +23,7 @@ from batcher_fakes import worker_processes
 from fake_agents import RngAgent
 from fake_envs import CountingEnv
 
-from rlstruct import WorkerError
+from rlstruct import WorkerError, WorkerTimeout
 from rlstruct.batchers import RL_Batcher
 from rlstruct.batchers.workers import fork_server
 
@@ -30,7 +35,8 @@ class Room(CountingEnv):
 
     def __init__(self, seed: int, file: str, question: str) -> None:
         super().__init__(1, seed, auto_reset=True)
-        names = {"os": os, "sys": sys, "np": np, "random": random, "threading": threading, "torch": torch}
+        modules = (locale, os, random, re, resource, signal, sys, threading, time, torch)
+        names = {"np": np, **{module.__name__: module for module in modules}}
         with open(file, "a") as found:
             found.write(f"{eval(question, names)}\n")
 
@@ -45,9 +51,13 @@ def batcher(file: Path, question: str, n_processes: int = 1) -> RL_Batcher:
     env_args = {"file": str(file), "question": question}
     made = RL_Batcher(2, RngAgent, Room, env_args=env_args, n_processes=n_processes, seed=0)
     made.reset()
+    batch(made)
+    return made
+
+
+def batch(made: RL_Batcher) -> None:
     made.execute()
     made.get()
-    return made
 
 
 def answers(folder: Path, question: str, n_processes: int = 1) -> list[str]:
@@ -163,6 +173,109 @@ def test_a_worker_is_there_at_once_with_little_to_itself_and_a_forked_child_has_
     assert seconds.max() < 0.5  # importing torch alone takes longer
     assert private.max() < 20 * MIB
     assert forked == "0 True"
+
+
+def test_a_server_that_hangs_delays_neither_errors_nor_statistics_nor_the_end(tmp_path: Path) -> None:
+    one = batcher(tmp_path / "one", "0")
+    server = psutil.Process(server_pid())
+    server.suspend()
+    try:
+        start = time.monotonic()
+        env_args = {"file": str(tmp_path / "two"), "question": "0"}
+        two = RL_Batcher(2, RngAgent, Room, env_args=env_args, n_processes=2, seed=0, timeout=1.0)
+        assert two.stats().pids == ()
+        with pytest.raises(WorkerTimeout, match=r"worker 0 \(no process yet, .* no answer within 1 s") as caught:
+            two.reset()
+        assert caught.value.pid is None
+        two.close()
+        (pid,) = one.stats().pids
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(WorkerError, match=f"pid {pid}, .* was killed by SIGKILL"):
+            batch(one)
+        one.close()
+        assert time.monotonic() - start < 8.0  # a second for the limit, and little for the rest
+    finally:
+        server.resume()
+    assert answers(tmp_path, "1 + 1") == ["2"]
+
+
+HERE = """(time.tzname, sys.stdout.encoding, locale.getlocale(), resource.getrlimit(resource.RLIMIT_NOFILE),
+    os.getpriority(os.PRIO_PROCESS, 0), os.getpgrp(), signal.getsignal(signal.SIGHUP), sys.warnoptions,
+    re.findall("(?:Umask|SigIgn|SigBlk).*", open("/proc/self/status").read()), sys.path, os.environ.get("BIG"))"""
+
+
+def test_a_worker_sees_what_a_spawned_process_sees_if_settings_have_changed_since(tmp_path: Path) -> None:
+    program = """
+        import locale, multiprocessing, os, re, resource, signal, sys, time
+        from pathlib import Path
+        from rlstruct.batchers.workers.processes import quiet_start
+        import test_fork_server
+        from test_fork_server import HERE, answers
+
+        def ask(connection):
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            connection.send(repr(eval(HERE)))
+
+        def change():
+            os.environ.update(TZ="Asia/Kathmandu", LC_ALL="C", PYTHONCOERCECLOCALE="0", PYTHONUTF8="0")
+            os.environ["BIG"] = 200_000 * "x"
+            soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft - 1, hard))
+            os.nice(1)
+            os.umask(0o057)
+            os.setpgid(0, 0)
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)
+            sys.warnoptions.append("ignore::ResourceWarning")
+            sys.path.extend(f"/nowhere/{i}/{'x' * 100}" for i in range(2000))
+
+        if __name__ == "__main__":
+            folder = Path(sys.argv[1])
+            before = answers(folder, HERE)
+            change()
+            (after,) = answers(folder, HERE)
+            ours, theirs = multiprocessing.Pipe()
+            del os.environ["BIG"]  # no process can be started with it
+            with quiet_start():
+                process = multiprocessing.get_context("spawn").Process(target=ask, args=(theirs,))
+                process.start()
+            found = ours.recv()
+            process.join()
+            assert after.count("x" * 200_000) == 1
+            assert after.replace(repr("x" * 200_000), "None") == found, (after[:1500], found[:1500])
+            assert after not in before
+    """
+    run(tmp_path, program)
+
+
+def test_every_setting_that_a_process_inherits_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = [fork_server.settings_of_new_processes()]
+
+    def assert_noticed() -> None:
+        now = fork_server.settings_of_new_processes()
+        assert now not in seen
+        seen.append(now)
+
+    for variable in ("TZ", "LANG", "LC_NUMERIC", "OMP_SCHEDULE", "TORCHDYNAMO_EXTENDED_DEBUG_CPP", "PYTHONHASHSEED"):
+        monkeypatch.setenv(variable, "7")
+        assert_noticed()
+    monkeypatch.setattr(sys, "warnoptions", ["ignore::ResourceWarning"])
+    assert_noticed()
+    umask, limits = os.umask(0o057), resource.getrlimit(resource.RLIMIT_CORE)
+    ignored = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert_noticed()
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+        assert_noticed()
+        resource.setrlimit(resource.RLIMIT_CORE, (0 if limits[0] else limits[1], limits[1]))
+        assert limits[1] == 0 or fork_server.settings_of_new_processes() not in seen
+    finally:
+        os.umask(umask)
+        signal.signal(signal.SIGHUP, ignored)
+        resource.setrlimit(resource.RLIMIT_CORE, limits)
+    monkeypatch.setenv("COLOUR", "red")  # read whenever it is needed, so it is sent to every worker
+    before = fork_server.settings_of_new_processes()
+    monkeypatch.setenv("COLOUR", "blue")
+    assert before == fork_server.settings_of_new_processes()
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import gc
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -14,6 +15,7 @@ import threading
 import time
 import weakref
 from multiprocessing import spawn
+from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,7 @@ from batcher_fakes import PROMPT, first_batch, shared_memory_names, worker_proce
 from fake_agents import RngAgent
 from fake_envs import CountingEnv, create_counting_env
 
-from rlstruct import DictTensor
+from rlstruct import DictTensor, WorkerError
 from rlstruct.batchers import RL_Batcher
 from rlstruct.batchers.workers.processes import quiet_start
 
@@ -33,6 +35,7 @@ import os, signal, sys, time
 import torch
 from rlstruct import RL_Agent, DictTensor, VecEnv
 from rlstruct.batchers import RL_Batcher
+from batcher_fakes import forked
 from fake_agents import RngAgent
 from fake_envs import create_counting_env, create_slow_env
 
@@ -186,12 +189,12 @@ def test_a_worker_that_still_imports_the_script_may_be_killed_and_is_not_waited_
             first, second = (
                 RL_Batcher(2, RngAgent, create_counting_env, env_args={"n_envs": 1}, n_processes=1) for _ in range(2)
             )
-            os.kill(first.stats().pids[0], signal.SIGKILL)
+            os.kill(forked(first)[0], signal.SIGKILL)
             try:
                 first.reset()
             except Exception as error:
                 print(error)
-            os.kill(second.stats().pids[0], signal.SIGSTOP)  # it comes no further
+            os.kill(forked(second)[0], signal.SIGSTOP)  # it comes no further
             start = time.monotonic()
             second.close()
             print(time.monotonic() - start)
@@ -393,3 +396,115 @@ def test_closing_honours_what_runs_at_exit_and_waits_for_no_slow_step(tmp_path: 
         "exit0",
         "finalized0",
     ]  # number 1 was killed in its step
+
+
+class SlowlyClosedEnv(LeavingEnv):
+    """Writes a file for some time when it is closed; it has opened processes and semaphores of its own."""
+
+    def __init__(self, seed: int, folder: str, seconds: float, fails: bool = False) -> None:
+        super().__init__(seed, folder, 0.0)
+        self.folder, self.closing_seconds, self.fails = Path(folder), seconds, fails
+        method = multiprocessing.get_context("spawn")
+        self.lock = method.Lock()
+        self.memory = SharedMemory(create=True, size=1000)
+        self.child = subprocess.Popen(["sleep", "300"])
+        names = [f"sem.{self.lock._semlock.name[1:]}", self.memory._name[1:]]  # type: ignore[attr-defined]
+        (self.folder / f"held{seed}").write_text("\n".join([str(self.child.pid), *names]))
+
+    def step(self, action: DictTensor) -> Any:
+        if self.fails:
+            raise ValueError("no road")
+        return super().step(action)
+
+    def close(self) -> None:
+        (self.folder / "closing").touch()
+        time.sleep(self.closing_seconds)
+        (self.folder / "closed").touch()
+        self.child.kill()
+        self.child.wait()
+        self.memory.close()
+        self.memory.unlink()
+
+
+def leftovers(folder: Path) -> list[str]:
+    found = []
+    for file in folder.glob("held*"):
+        pid, *names = file.read_text().splitlines()
+        found += [name for name in names if Path("/dev/shm", name).exists()]
+        found += [pid] if psutil.pid_exists(int(pid)) and psutil.Process(int(pid)).status() != "zombie" else []
+    return found
+
+
+def assert_nothing_left(folder: Path) -> None:
+    end = time.monotonic() + PROMPT
+    while leftovers(folder):
+        assert time.monotonic() < end, leftovers(folder)
+        time.sleep(0.01)  # a killed process takes a moment to be gone
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_an_environment_may_take_its_time_to_close(tmp_path: Path, fails: bool) -> None:
+    env_args = {"folder": str(tmp_path), "seconds": 2.5, "fails": fails}
+    with RL_Batcher(2, RngAgent, SlowlyClosedEnv, env_args=env_args, n_processes=1, seed=0) as batcher:
+        batcher.reset()
+        assert len(leftovers(tmp_path)) == 3
+        if fails:
+            batcher.execute()
+            with pytest.raises(WorkerError, match="no road"):
+                batcher.get()
+    assert (tmp_path / "closed").exists()
+    assert (tmp_path / "exit0").exists()
+    assert_nothing_left(tmp_path)
+
+
+def test_a_worker_that_takes_too_long_to_close_is_killed_with_a_warning_and_all_that_it_has_opened(
+    tmp_path: Path,
+) -> None:
+    env_args = {"folder": str(tmp_path), "seconds": 60.0}
+    batcher = RL_Batcher(2, RngAgent, SlowlyClosedEnv, env_args=env_args, n_processes=1, seed=0, close_timeout=2.0)
+    batcher.reset()
+    assert len(leftovers(tmp_path)) == 3
+    start = time.monotonic()
+    with pytest.warns(UserWarning, match=r"killed worker 0 \(pid \d+, .* seed 0\), because closing .* close_timeout"):
+        batcher.close()
+    assert 2.0 <= time.monotonic() - start < 2.0 + PROMPT
+    assert (tmp_path / "closing").exists()
+    assert_nothing_left(tmp_path)
+    assert not worker_processes()
+
+
+def test_a_worker_is_restarted_after_its_old_environment_has_closed(tmp_path: Path) -> None:
+    env_args = {"folder": str(tmp_path), "seconds": 1.5, "fails": True}
+    settings = {"n_processes": 1, "seed": 0, "on_worker_error": "restart", "max_restarts": 1}
+    with RL_Batcher(2, RngAgent, SlowlyClosedEnv, env_args=env_args, **settings) as batcher:
+        batcher.reset()
+        batcher.execute()
+        with pytest.raises(WorkerError, match="no road"):
+            batcher.get()
+        assert len(batcher.lost_episodes) == 1
+        assert (tmp_path / "closed").exists()
+    assert_nothing_left(tmp_path)
+
+
+def test_a_second_ctrl_c_does_not_wait_for_environments_that_close(tmp_path: Path) -> None:
+    program = f"""
+        from test_processes import SlowlyClosedEnv
+        env_args = {{"folder": {str(tmp_path)!r}, "seconds": 60.0}}
+        with RL_Batcher(2, RngAgent, SlowlyClosedEnv, env_args=env_args, n_processes=1, close_timeout=50.0) as batcher:
+            batcher.reset()
+            tell(batcher)
+            time.sleep(60)
+    """
+    running = Program(tmp_path, program)
+    workers = running.workers()
+    os.killpg(running.process.pid, signal.SIGINT)
+    end = time.monotonic() + PROMPT
+    while not (tmp_path / "closing").exists():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    start = time.monotonic()
+    os.killpg(running.process.pid, signal.SIGINT)
+    running.end()
+    assert time.monotonic() - start < PROMPT
+    gone(workers)
+    assert_nothing_left(tmp_path)
