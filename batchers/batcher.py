@@ -65,8 +65,8 @@ class RL_Batcher:  # noqa: N801 - the name in rlstructures
             then act many times faster on the CPU. Results are equal up to rounding. An agent that cannot be compiled
             runs eagerly, after one warning that says why. The first batch takes seconds longer.
         on_worker_error: ``"raise"`` raises `WorkerError` if a worker raises or dies. ``"restart"`` restarts it with new
-            episodes, in whichever call, and lists the lost ones in `lost_episodes`; batches stay full. A worker that fails before its
-            environments exist raises in both cases, because it would fail again.
+            episodes, in whichever call, and lists the lost ones in `lost_episodes`; batches stay full. A worker that
+            fails before its environments exist raises in both cases, because it would fail again.
         max_restarts: number of restarts in the batcher's lifetime, after which a failure raises.
         sharing: how worker processes share a GPU: ``"none"`` (taking turns), ``"mps"`` (concurrently, under a private
             MPS daemon), ``"mig"`` (in existing MIG instances) or ``"auto"`` (MIG, else MPS, else taking turns). Under

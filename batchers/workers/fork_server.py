@@ -54,6 +54,7 @@ _MESSAGE = struct.Struct("qq")  # about a worker: its process id, and its exit c
 _RUNNING = 2**32
 _FORK = b"f"
 _MOST_DESCRIPTORS = 200
+_NOTICING_SECONDS = 0.5  # in which a server that does not hang reports that a worker has ended
 _LONGEST_VARIABLE = 30_000  # characters; Linux starts no process with a variable of more than 128 KiB
 # Most scripts that collect import these as well. Once torch is loaded they take a fifth of a second.
 _IMPORTED = (
@@ -255,10 +256,10 @@ class _Forked:
             ready = wait(sources, None if end is None else max(0.0, end - time.monotonic()))
             if not ready:
                 return None
-            if self.sentinel in ready:
+            if self.sentinel in ready or wait([self.sentinel], _NOTICING_SECONDS):
                 self._read()
-            elif self._pid is not None:
-                self.returncode, self._pidfd = _exit_code(self._pid), None  # None: the server reports it right now
+            elif self._pid is not None:  # the server hangs
+                self.returncode, self._pidfd = _exit_code(self._pid), None
         return self.returncode
 
     def _read(self) -> None:

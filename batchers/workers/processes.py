@@ -56,7 +56,7 @@ def has_ended(child: BaseProcess) -> bool:
 
 
 class Leftovers:
-    """What a killed process leaves behind: its child processes, and names of multiprocessing in /dev/shm.
+    """Child processes and names of multiprocessing in /dev/shm that a killed process leaves behind.
 
     Args:
         pid: process id, before it is killed.
@@ -98,7 +98,7 @@ def _descendants(pid: int) -> list[int]:
 
 
 def _mapped_files(pid: int) -> set[int]:
-    """Return the inodes of the files in /dev/shm that a process has mapped. A semaphore is mapped under a first name."""
+    """Return the inodes of files in /dev/shm that a process has mapped; semaphores are renamed after that."""
     try:
         maps = Path(f"/proc/{pid}/maps").read_text()
     except OSError:  # it has just ended
