@@ -221,7 +221,7 @@ def test_a_killed_worker_is_noticed_at_once() -> None:
         time.sleep(0.3)
         pid = kill_worker(batcher, 1, number)
         start = time.monotonic()
-        with pytest.raises(WorkerError, match=f"was killed by {number.name} in ") as caught:
+        with pytest.raises(WorkerError, match=f"was killed by {number.name} while it was in ") as caught:
             batcher.get()
         assert time.monotonic() - start < PROMPT
         error = caught.value
@@ -315,7 +315,7 @@ def test_a_worker_that_dies_in_any_call_is_restarted() -> None:
 
         update()
         batcher.reset()
-        for _ in range(2):  # two batches with weights of their own leave no room for those of another
+        for _ in range(2):  # two batches with different weights leave no room for those of another
             batcher.execute()
             update()
         kill_after(0.5, batcher.stats().pids[1])

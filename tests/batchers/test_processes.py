@@ -399,7 +399,7 @@ def test_closing_honours_what_runs_at_exit_and_waits_for_no_slow_step(tmp_path: 
 
 
 class SlowlyClosedEnv(LeavingEnv):
-    """Writes a file for some time when it is closed; it has opened processes and semaphores of its own."""
+    """Writes a file for some time when it is closed; it has opened a process, a semaphore and shared memory."""
 
     def __init__(self, seed: int, folder: str, seconds: float, fails: bool = False) -> None:
         super().__init__(seed, folder, 0.0)
