@@ -12,6 +12,7 @@ from torch import Tensor
 
 from rlstruct.core import DictTensor
 from rlstruct.device import DeviceLike, resolve_device
+from rlstruct.errors import BadValueError
 from rlstruct.functional import random
 from rlstruct.rl_agent import RL_Agent
 from rlstruct.spaces import leaves
@@ -44,6 +45,8 @@ class RandomAgent(RL_Agent):
         self._parts = {}
         for name, leaf in leaves(action_space, "action", where="RandomAgent").items():
             shape, dtype = leaf.shape, leaf.torch_dtype
+            if 0 in shape:
+                raise BadValueError(f"RandomAgent: space {name!r} is {leaf.space}, which holds nothing. Leave it out.")
             bounds = [np.broadcast_to(bound, shape) for bound in leaf.bounds()]
             if not dtype.is_floating_point:
                 bounds = _middle_and_count(*bounds)

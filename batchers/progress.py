@@ -9,14 +9,13 @@ import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
-from types import TracebackType
 
 import cloudpickle
 import torch
 from torch import Tensor
 
 from rlstruct.core import DictTensor
-from rlstruct.errors import PAGE, ShapeMismatchError, WorkerError
+from rlstruct.errors import PAGE, Explained, ShapeMismatchError, WorkerError
 from rlstruct.profiling import Clock
 
 _NOT_STARTED = -1  # in place of a phase while Python starts and imports the user's main script
@@ -136,7 +135,7 @@ def describe_failure(error: BaseException, progress: Progress, seen: str = "") -
     return Failure(
         error=_pickled(error),
         summary="".join(line for line in lines if not line.startswith(PAGE)).strip(),  # the traceback has that line
-        traceback="".join(traceback.format_exception(type(error), error, _outside(error.__traceback__))),
+        traceback=_traceback(error),
         phase=phase,
         step=(progress.step if step is None else step) if within_a_step else None,
         environment=getattr(error, "environment_index", None),
@@ -144,14 +143,17 @@ def describe_failure(error: BaseException, progress: Progress, seen: str = "") -
     )
 
 
-def _outside(frames: TracebackType | None) -> TracebackType | None:
-    """Skip the library's outer frames, so that a traceback begins with the call of the user's code, if there is one."""
-    start = last = frames
+def _traceback(error: BaseException) -> str:
+    """Format a traceback from the call of the user's code on; all of it if the exception was raised without user code.
+
+    Errors of this library that were raised without user code have none: their message says everything.
+    """
+    start = last = frames = error.__traceback__
     while frames is not None:
         if frames.tb_frame.f_globals.get("__name__", "").partition(".")[0] not in ("rlstruct", "torch", "contextlib"):
-            return last
+            return "".join(traceback.format_exception(type(error), error, last))
         last, frames = frames, frames.tb_next
-    return start
+    return "" if isinstance(error, Explained) else "".join(traceback.format_exception(type(error), error, start))
 
 
 def worker_error(
@@ -169,7 +171,7 @@ def worker_error(
     text = f"{who} raised in {failure.phase.words}, {where}, seed {seed}{step}: {summary}"
     if failure.seen:
         text += f"\nThe agent was called with {failure.seen}."
-    if not here:
+    if not here and failure.traceback:
         text += f"\n\nTraceback of the worker:\n{failure.traceback}"
     error = WorkerError(
         text,

@@ -139,11 +139,12 @@ def _fitting(algorithm: str, task: Task, observation: spaces.Space[Any], action:
         )
     name, family = named(algorithm), ALGORITHMS[algorithm].agents
     discrete, image = count_actions(action), is_image(observation)
-    continuous = isinstance(action, spaces.Box) and len(action.shape) == 1
+    floats = isinstance(action, spaces.Box) and action.dtype.kind == "f"
+    continuous = floats and len(action.shape or ()) == 1 and action.shape != (0,)
     if discrete is None and not continuous:
         raise UserError(
-            "the bundled agents choose one of A actions, several such choices at once, or a vector of numbers; this "
-            f"environment expects {action}. Write an agent: tutorials/02_your_own_agent.py"
+            "the bundled agents choose one of A actions, several such choices at once, or a vector of floating-point "
+            f"numbers; this environment expects {action}. Write an agent: tutorials/02_your_own_agent.py"
         )
     if family == "values" and not isinstance(discrete, int):
         kind = "continuous" if continuous else "several at once"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import inspect
@@ -21,7 +22,7 @@ from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 
 from rlstruct import sims
-from rlstruct.cli.messages import UserError, nearest, plural, require
+from rlstruct.cli.messages import UserError, blame, nearest, plural, require
 from rlstruct.envs import GymEnv, GymEnvInf
 from rlstruct.errors import how_to_install
 from rlstruct.options import Options
@@ -104,10 +105,10 @@ def _module(name: str) -> ModuleType:
         sys.path.insert(0, os.getcwd())
     try:
         return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name not in (name, name.partition(".")[0]):
-            raise
-        raise UserError(f"there is no module {name!r} in the current folder or on PYTHONPATH.") from None
+    except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and error.name in (name, name.partition(".")[0]):
+            raise UserError(f"there is no module {name!r} in the current folder or on PYTHONPATH.") from None
+        raise blame(f"importing {name} raised", error) from None
 
 
 def is_own(name: str) -> bool:
@@ -241,12 +242,13 @@ class Factory:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", ".*initialised with render_mode")  # `spaces_of` reports it
             env = create(**settings)
-        if isinstance(env.action_space, spaces.Box):
+        if isinstance(env.action_space, spaces.Box) and np.issubdtype(env.action_space.dtype, np.floating):
             bounded = env.action_space
             env = gymnasium.wrappers.ClipAction(env)  # Gaussian agents ignore the bounds
             env.action_space = bounded  # agents of SAC need them
         if not isinstance(env.observation_space, spaces.Box):
-            env = gymnasium.wrappers.FlattenObservation(env)  # one-hot categories, concatenated parts
+            with contextlib.suppress(NotImplementedError, ValueError):  # GymEnv names the part that has no fixed shape
+                env = gymnasium.wrappers.FlattenObservation(env)  # one-hot categories, concatenated parts
         return env
 
 
@@ -290,27 +292,31 @@ def spaces_of(factory: Factory) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
     """Create one environment, and return its observation space and its action space."""
     try:
         env = factory(n_envs=1, seed=0)
-    except (gymnasium.error.DependencyNotInstalled, ImportError) as error:
-        if isinstance(error, ImportError) and ":" in factory.name:  # in the user's module
-            raise
-        extra = _package_of(factory.name)[1]
-        said = f"{str(error).rstrip('.')}. {how_to_install(extra) if extra else ''}"
-        raise UserError(f"{factory.name} cannot be created: {said}".strip()) from None
-    except ValueError as error:
-        if factory.backend is not None and factory.atari:
-            raise UserError(str(error)) from None
-        raise
-    except (gymnasium.error.Error, TypeError) as error:
-        if not is_own(factory.name) and factory.render and "render_mode" in str(error):
-            raise UserError(
-                f"{factory.name} cannot be drawn: it does not accept render_mode='rgb_array'. Let its constructor "
-                "accept render_mode, and name it in its metadata['render_modes']."
-            ) from None
-        if factory.settings or isinstance(error, gymnasium.error.Error):
-            raise UserError(f"{factory.name} cannot be created with {dict(factory.settings)}: {error}") from None
-        raise
+    except Exception as error:
+        raise _not_created(factory, error) from None
     env.close()
     return env.observation_space, env.action_space
+
+
+def _not_created(factory: Factory, error: Exception) -> Exception:
+    """Return an error that says why an environment cannot be created."""
+    said = str(error).rstrip(".")
+    if factory.render and "render_mode" in said:
+        return UserError(
+            f"{factory.name} cannot be drawn: it does not accept render_mode='rgb_array'. Let its constructor accept "
+            "render_mode, and name it in its metadata['render_modes']."
+        )
+    settings = f" with {dict(factory.settings)}" if factory.settings else ""
+    what = f"{factory.name} cannot be created{settings}:"
+    if isinstance(error, gymnasium.error.DependencyNotInstalled | ImportError):
+        extra = _package_of(factory.name)[1]
+        return UserError(f"{what} {said}. {how_to_install(extra) if extra else ''}".strip())
+    if isinstance(error, TypeError) and "required" in said and "argument" in said:
+        said = said.partition(" was raised from the environment creator")[0]
+        return UserError(f"{what} {said}. Give it a default value, or pass --env-options NAME=VALUE to rlstruct train.")
+    if isinstance(error, gymnasium.error.Error):
+        return UserError(f"{what} {error}")
+    return blame(what, error)
 
 
 def require_atari() -> None:

@@ -19,7 +19,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from rlstruct.algos.shipped_callbacks import DEFAULT_FPS, GIF_FPS, frame_times
 from rlstruct.cli.environments import Factory, is_own, spaces_of
-from rlstruct.cli.messages import UserError, check_output, require, say
+from rlstruct.cli.messages import UserError, blame, check_output, require, say
 from rlstruct.core import DictTensor
 from rlstruct.engine.validity import StepChecks
 from rlstruct.envs import GymEnv, GymEnvInf
@@ -70,10 +70,11 @@ def film(factory: Factory, agent: RL_Agent, path: Path, *, n_envs: int, n_steps:
         legend = _legend_of(factory, envs[0])
         played = [_played(env, agent, paint, n_steps, seed + j) for j, env in enumerate(envs)]
         path.parent.mkdir(parents=True, exist_ok=True)
+        pictures = _side_by_side(factory.name, played)
         if path.suffix.lower() == ".png":
-            return _write_sheet(_side_by_side(played), legend, path)
+            return _write_sheet(pictures, legend, path)
         write = _write_mp4 if path.suffix.lower() == ".mp4" else _write_gif
-        return write((_grid([picture, *legend], 2) for picture in _side_by_side(played)), path, fps)
+        return write((_grid([picture, *legend], 2) for picture in pictures), path, fps)
 
 
 def _without_restarts(env: VecEnv, seed: int) -> VecEnv:
@@ -117,10 +118,16 @@ def _font() -> Any:  # noqa: ANN401 - of Pillow
     return ImageFont.load_default(12)
 
 
-def _side_by_side(played: Sequence[Iterator[Picture]]) -> Iterator[Picture]:
+def _side_by_side(name: str, played: Sequence[Iterator[Picture]]) -> Iterator[Picture]:
     """Show several environments at once; one that has ended keeps its last frame."""
     shown: list[Picture] = [None] * len(played)
-    while any(fresh := [next(pictures, None) for pictures in played]):
+    while True:
+        try:
+            fresh = [next(pictures, None) for pictures in played]
+        except Exception as error:
+            raise blame(f"{name} raised", error) from None
+        if not any(fresh):
+            return
         shown = [old if new is None else new for new, old in zip(fresh, shown, strict=True)]
         yield _grid(shown, math.ceil(math.sqrt(len(shown))), _GAP)
 
@@ -194,12 +201,14 @@ def _grid(pictures: Sequence[Picture], columns: int, gap: int = _GAP) -> Picture
 
 def _look_of(factory: Factory, env: VecEnv) -> tuple[float, Painter]:
     """Return the number of frames per second, and the function that draws one."""
-    if factory.name in _CLASSICS:
-        require("train", "pygame", what=f"a film of {factory.name}")
-    if isinstance(env, GymEnv):
+    spec = env.envs[0].spec if isinstance(env, GymEnv) else None
+    name = factory.name if spec is None else spec.id
+    if name in _CLASSICS:
+        require("train", "pygame", what=f"a film of {name}")
+    if isinstance(env, GymEnv) and (name not in _CLASSICS or env.envs[0].render_mode == "rgb_array"):
         return _fps(env.envs[0]), _screen_and_frame if factory.atari else _screen
-    if factory.name in _CLASSICS:
-        return _classic(factory.name)
+    if name in _CLASSICS:
+        return _classic(name)
     if factory.atari:
         return DEFAULT_FPS, _screen_and_frame
     if is_own(factory.name):

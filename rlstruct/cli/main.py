@@ -13,15 +13,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 
 from rlstruct.cli.messages import UserError, nearest, refused, require, say
-from rlstruct.errors import (
-    ClusterError,
-    Explained,
-    LearnerError,
-    MissingPackageError,
-    SharingError,
-    TrainingDiverged,
-    WorkerError,
-)
+from rlstruct.errors import Explained
 
 # All but profile, explain, envs and devices need the extra "train".
 COMMANDS = {
@@ -65,9 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             module = importlib.import_module(f"rlstruct.cli.{command}")
         with _short_warnings(command):
             module.run(rest)
-    except (
-        UserError, ClusterError, LearnerError, MissingPackageError, SharingError, TrainingDiverged, WorkerError
-    ) as error:  # fmt: skip
+    except (UserError, Explained) as error:
         name = f"rlstruct {command}" if command in COMMANDS else "rlstruct"
         hint = f"To read more: rlstruct explain {error.topic}\n" if isinstance(error, Explained) else ""
         remote = getattr(error, "remote_traceback", "")  # traceback of the user's code, unless it is in the message

@@ -7,18 +7,47 @@ import importlib
 import importlib.util
 import os
 import sys
+import traceback
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
-from rlstruct.errors import how_to_install
+from rlstruct.errors import Explained, how_to_install
 from rlstruct.options import nearest as nearest  # for the commands
 from rlstruct.options import writable
 
 resource: Any = importlib.import_module("resource") if importlib.util.find_spec("resource") else None  # not on Windows
 
 
+_NOT_OF_USERS = {"rlstruct", "torch", "numpy", "gymnasium", "ale_py", "PIL", "importlib", "contextlib", "inspect"}
+
+
 class UserError(Exception):
-    """A mistake of the user: shown as one line, without a traceback; the exit status is 2."""
+    """A mistake of the user: shown as one line; the exit status is 2.
+
+    Attributes:
+        remote_traceback: shown after the line: formatted traceback of the user's own code; "" for none.
+    """
+
+    remote_traceback = ""
+
+
+def blame(what: str, error: Exception) -> Exception:
+    """Return a UserError for an exception of the user's code or of gymnasium, with the lines of the user's code.
+
+    Errors that this library raises are returned unchanged.
+    """
+    frames = error.__traceback__
+    places: list[tuple[TracebackType, str]] = []
+    while frames is not None:
+        places.append((frames, frames.tb_frame.f_globals.get("__name__", "").partition(".")[0]))
+        frames = frames.tb_next
+    if isinstance(error, UserError | Explained) or places[-1][1] in ("rlstruct", "torch"):
+        return error
+    shown = UserError(f"{what} {type(error).__name__}: {' '.join(str(error).split())}")
+    if (begin := next((place for place, package in places if package not in _NOT_OF_USERS), None)) is not None:
+        shown.remote_traceback = "".join(traceback.format_exception(type(error), error, begin))
+    return shown
 
 
 def require(extra: str, *modules: str, what: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import traceback
 from collections.abc import Sequence
 from typing import Any
 
@@ -204,6 +205,11 @@ class GymEnv(RowsEnv):
             except ShapeMismatchError as misfit:
                 return misfit
             return ShapeMismatchError(f"{self._where}.step: environment {j}: {error}")
+        if "values to unpack (expected 5" in str(error) and _raised_by_gymnasium(error):
+            return BadTypeError(
+                f"{self._who('step', j)} was asked by gymnasium's wrappers for {STEP_RETURNS}: {error}. Port it from "
+                "the old gym API."
+            )
         if not self._actions.has(action):
             return BadValueError(
                 f"{self._where}.step: environment {j} raised {type(error).__name__}: {error}. Its action {action!r} is "
@@ -220,6 +226,11 @@ class GymEnvInf(GymEnv):
     """
 
     auto_reset = True
+
+
+def _raised_by_gymnasium(error: Exception) -> bool:
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    return str(frame.f_globals.get("__name__", "")).startswith("gymnasium.")
 
 
 def _flag(name: str, value: Element) -> bool:

@@ -143,6 +143,14 @@ def test_the_network_of_a_preset_can_be_made(algorithm: str, env: str) -> None:
     assert sum(parameter.numel() for parameter in model.parameters()) > 1000
 
 
+@pytest.mark.parametrize(("algorithm", "env"), PRESETS)
+def test_the_target_of_a_preset_is_above_the_threshold_of_its_task(algorithm: str, env: str) -> None:
+    spec = gymnasium.registry.get(env.removesuffix("-1024").removesuffix("-recurrent"))
+    threshold = None if spec is None else spec.reward_threshold
+    target = PRESETS[algorithm, env].config.target_return
+    assert target is None or (threshold is not None and target > threshold)
+
+
 def test_several_choices_at_once_get_an_agent_and_dqn_refuses_them() -> None:
     found = spaces.Box(-1.0, 1.0, (2,)), spaces.MultiDiscrete([3, 2])
     logits, _ = choose("a2c", Task(env="any"), *found).create_model()(torch.zeros(5, 2))
