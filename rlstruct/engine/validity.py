@@ -55,8 +55,9 @@ class ActionCheck:
             if not isinstance(leaf.space, spaces.Box) or leaf.torch_dtype.is_floating_point
         }
         self._bounds: dict[str, tuple[Tensor, Tensor] | tuple[float, float]] = {}  # lowest and highest value
-        for key in self.leaves if device is not None else ():
-            self._bounds[key] = self._bounds_of(key, device)
+        for key, leaf in self.leaves.items() if device is not None else ():
+            if not isinstance(leaf.space, spaces.Box):  # of these, only NaN is wrong
+                self._bounds[key] = self._bounds_of(key, device)
 
     def wrong(self, key: str, values: Tensor) -> Tensor:
         """Return True for every entry of an action that is not in the space.
