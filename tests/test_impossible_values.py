@@ -124,6 +124,14 @@ def test_rows_that_do_not_run_are_ignored() -> None:
     env.step(action_of(False, 7, "cpu"))
 
 
+def test_a_box_without_bounds_is_checked_for_nan_only() -> None:
+    env = GymEnv([Silent(spaces.Box(-np.inf, np.inf, (1,))) for _ in range(B)])
+    env.reset()
+    env.step(action_of(True, 1e30, "cpu"))
+    with pytest.raises(BadValueError, match="environment 1 is"):
+        env.step(action_of(True, float("nan"), "cpu"))
+
+
 class NoNumber(sims.TensorEnv[DictTensor]):
     """Its frame is NaN from the second step on, in environment 2."""
 

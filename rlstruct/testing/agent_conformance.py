@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
@@ -43,6 +43,11 @@ _RNG = (
     "generator."
 )
 _ROWS = "Row b of the output may depend on row b of the arguments only: look for means over the batch or BatchNorm."
+_MEMORY = (
+    "Where initial_state is True an episode begins, and the agent must forget the one before: masked_dicttensor(state, "
+    "self.initial_state(agent_info, B), observation['initial_state']) does that. If the agent remembers on purpose, "
+    "call check_agent(..., remembers=True)."
+)
 _STATE = "Return the keys, dtypes and shapes of initial_state."
 
 
@@ -68,6 +73,7 @@ def check_agent(
     seed: int = 0,
     tolerance: float = 1e-5,
     draws_from_rng: bool = True,
+    remembers: bool = False,
     host_syncs: bool = False,
     executors: bool = True,
 ) -> None:
@@ -75,7 +81,8 @@ def check_agent(
 
     The checks: all tensors are on the right device (see `RL_Agent_CheckDevice`); no dropout or batch normalisation is
     in train mode; the initial state has B rows, and the same columns for every B; outputs fit the action space and the
-    initial state; arguments are not written to; equal arguments give equal outputs; no row depends on another; a replay
+    initial state; arguments are not written to; equal arguments give equal outputs; at the start of an episode nothing
+    depends on the state of the episode before; no row depends on another; a replay
     reproduces the stored outputs, and `states_at` the states; `update` copies all weights; a pure agent depends on
     weights and arguments only; every executor returns the agent's outputs.
 
@@ -91,6 +98,8 @@ def check_agent(
         tolerance: allowed difference between floating-point outputs for two batch sizes, and in the replay.
         draws_from_rng: False for an agent that draws from torch's generator, which is then seeded before each call;
             rows and replay are not compared.
+        remembers: True for an agent that keeps its memory on purpose when an episode begins, such as one that learns
+            across episodes.
         host_syncs: also forbid host syncs, with `forbid_host_sync`.
         executors: False skips the comparison of executors, which takes seconds because it compiles the agent.
 
@@ -111,6 +120,8 @@ def check_agent(
     kit.check_initial_state()
     kit.check_acting()
     kit.check_repeated()
+    if not remembers:
+        kit.check_memory()
     if draws_from_rng:
         kit.check_rows()
         kit.check_replay()
@@ -178,6 +189,19 @@ class _Kit:
         for t, step in enumerate(self.steps):
             where = f"{self.name}.__call__ (step {t}), called twice with the same arguments"
             check_same(where, self._answer(step), self._answer(step), _RNG)
+
+    @torch.no_grad()
+    def check_memory(self) -> None:
+        """Begin an episode with the state of every step: the output must be that with the initial state."""
+        last = self.steps[-1]
+        begins = DictTensor({"initial_state": torch.ones_like(last.observation["initial_state"])})
+        seen = _changed(last.observation, begins)
+        fresh = self.agent.initial_state(self.agent_info, self.B)
+        expected = self._answer(replace(last, state=fresh, observation=seen))
+        for t, step in enumerate(self.steps):
+            where = f"{self.name}.__call__ with initial_state True and the state of step {t}"
+            got = self._answer(replace(last, state=step.state, observation=seen))
+            check_same(where, got, expected, _MEMORY, tolerance=self.tolerance)
 
     @torch.no_grad()
     def check_rows(self) -> None:
@@ -325,6 +349,10 @@ class _Kit:
         info = self.agent_info if self.agent_info.empty() else self.agent_info.to(self.env.device)
         named = info.prepend_key("agent_info/") + steps[0].state.prepend_key("agent_state/")
         return Trajectories(named, DictTensor.stack(columns))
+
+
+def _changed(observation: DictTensor, columns: DictTensor) -> DictTensor:
+    return DictTensor({**dict(observation.items()), **dict(columns.items())})
 
 
 def _joined(action: DictTensor, new_state: DictTensor) -> DictTensor:

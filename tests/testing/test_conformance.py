@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import random
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -648,6 +650,63 @@ WRONG_AGENTS: dict[str, tuple[type[RL_Agent], str, str]] = {
     "takes half of the weights": (TakesHalf, "bias", "usually self.model.load_state_dict(info)"),
     "keeps the weights it was lent": (KeepsWeights, "action/log_prob", "Copy the weights"),
 }
+
+
+class ForgetsToForget(Base):
+    """The most frequent mistake in ports of recurrent agents: nothing resets its memory."""
+
+    def __call__(self, state, observation, agent_info, history=None):
+        h = state["h"] + 1.0
+        action = torch.zeros(len(h), dtype=torch.int64, device=h.device)
+        return DictTensor({"action": action, "memory": h[:, 0].clone()}), DictTensor({"h": h})
+
+
+class ForgetsOneKey(ForgetsToForget):
+    """Resets what it shows, but not what it returns as its new state."""
+
+    def __call__(self, state, observation, agent_info, history=None):
+        action, after = super().__call__(state, observation, agent_info)
+        shown = torch.where(observation["initial_state"], 1.0, action["memory"])
+        return changed(action, memory=shown), after
+
+
+def _noise(draw):
+    """Add a number from somewhere else than ``rng``."""
+    return with_action(lambda a, _: changed(a, noise=torch.full((len(a["action"]),), float(draw()))))
+
+
+class Capricious(Base):
+    """Promises to be pure, and reads an attribute."""
+
+    pure = True
+    temperature = 2.0
+
+    def __call__(self, state, observation, agent_info, history=None):
+        action, after = super().__call__(state, observation, agent_info)
+        return changed(action, heat=torch.full((len(action["action"]),), self.temperature)), after
+
+
+PAGE_RULES: dict[str, tuple[type[RL_Agent], str]] = {
+    # each rule of docs/your_own.md: ways to break it, and a piece of the message
+    "rng: torch": (_noise(lambda: torch.rand(())), "Draw random numbers from observation"),
+    "rng: numpy": (_noise(np.random.rand), "Draw random numbers from observation"),
+    "rng: python": (_noise(random.random), "Draw random numbers from observation"),
+    "rng: clock": (_noise(time.perf_counter), "Draw random numbers from observation"),
+    "memory": (ForgetsToForget, "must forget the one before"),
+    "memory of one key": (ForgetsOneKey, "must forget the one before"),
+    "pure": (Capricious, "depends on Capricious.temperature"),
+}
+
+
+@pytest.mark.parametrize("name", PAGE_RULES)
+def test_every_rule_of_the_page_on_custom_agents_is_tested(name: str) -> None:
+    kind, words = PAGE_RULES[name]
+    with pytest.raises(ConformanceError, match=words):
+        check_agent(kind(), env_for_agents())
+
+
+def test_an_agent_may_remember_on_purpose() -> None:
+    check_agent(ForgetsToForget(), env_for_agents(), remembers=True)
 
 
 def env_for_agents(device: str = "cpu") -> CountingEnv:
