@@ -12,14 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from rlstruct.algos.config import TrainingConfig
-from rlstruct.algos.optimising import laid_out_as, load_optimizer, norm_of, step_unless
+from rlstruct.algos.optimising import initial_rate, laid_out_as, load_optimizer, norm_of, step_unless
 from rlstruct.algos.process_group import DistributedLearnerGroup, LearnerGroup, Terms, learner_group
 from rlstruct.batchers.arguments import check_call, check_factory
 from rlstruct.core import DictTensor, TemporalDictTensor, Trajectories
 from rlstruct.device import resolve_device
 from rlstruct.engine.compiled import warn_uncompiled
 from rlstruct.engine.executors import EXECUTORS, PROMISE
-from rlstruct.engine.runner import Runner
+from rlstruct.engine.runner import Make, Runner
 from rlstruct.engine.streams import stream_on
 from rlstruct.errors import BadKeyError, BadTypeError, BadValueError, ShapeMismatchError, warn_user
 from rlstruct.functional import categorical, gaussian, random
@@ -52,6 +52,10 @@ class GradientLearner(ABC):
     Once a loss or gradient is not finite, the optimiser no longer changes the weights, so those that caused it can
     still be saved. Any ``optimizer`` that you set is guarded in the same way. If it is a fused Adam or was created with
     ``capturable=True``, the guard never waits for the device, and updates can be captured.
+
+    Captured and compiled code holds Python values as they were. So if you replace a public attribute, such as the
+    optimiser, the agent or the configuration, or change a setting of the optimiser, the next update runs eagerly and
+    is then captured again. An attribute that every update changes keeps updates eager; name a counter ``_like_this``.
 
     Args:
         model: on the learner's device.
@@ -97,21 +101,13 @@ class GradientLearner(ABC):
         self._weights = [weight for weight in model.parameters() if weight.requires_grad]
         self._rates: dict[float, Tensor] = {}  # by initial value; tensors, because a graph would freeze numbers
         self._n_steps = 0  # gradient steps of an update
-        fixed = not self.whole_episodes  # whole episodes give every batch a different shape
-        self._owner, pure = self.depends_on()
-        compiled = fixed and config.compile_update
-        graph = EXECUTORS["graph"](self.device) if fixed and config.graph and self.group.can_capture else None
-        if not pure and (compiled or graph is not None):
-            _logger.info(
-                "run_training: updates on %s could run faster, but the agent does not: %s.", self.device, PROMISE
-            )
-            graph = None
-        self._compile = EXECUTORS["compiled"](self.device) if compiled and pure else None
+        self._owner, graph, self._compile = self._executors()
         stream = None if graph is None else stream_on(self.device)  # CUDA cannot capture on the default stream
         self._whole: Runner[Terms] = Runner(
             self._step, self._owner, self.device, graph, failed=_warn_uncaptured, stream=stream, operation="graph"
         )
         self._runners: list[Runner[Any]] = [self._whole]
+        self._frozen: dict[str, object] | None = None  # what executors hold, since the first update
         self._uncompiled = False  # True once a warning has reported it
         self._gradients = self._part("loss and backward", self._gradient)
         self.statistics: Any = model if hasattr(model, "see_rewards") else None
@@ -168,6 +164,8 @@ class GradientLearner(ABC):
         """Take the gradient steps on a batch; later calls may replay them as one captured graph."""
         first = self.policy_version
         self.version_now.fill_(first)
+        if any(runner.make is not None for runner in self._runners):
+            self._start_over_if_replaced()
         for runner in self._runners:
             runner.weights_changed()
         terms = self._whole(batch)
@@ -178,6 +176,35 @@ class GradientLearner(ABC):
         """Drop captured and compiled code: a graph with an all-reduce must be released before its process group."""
         for runner in self._runners:
             runner.forget()
+
+    def _executors(self) -> tuple[object, Make | None, Make | None]:
+        """Return the owner of the weights, and how to make graphs and compiled code, where the update allows them."""
+        config, fixed = self.config, not self.whole_episodes  # whole episodes give every batch a different shape
+        owner, pure = self.depends_on()
+        compiled = fixed and config.compile_update
+        graph = EXECUTORS["graph"](self.device) if fixed and config.graph and self.group.can_capture else None
+        if not pure and (compiled or graph is not None):
+            _logger.info(
+                "run_training: updates on %s could run faster, but the agent does not: %s.", self.device, PROMISE
+            )
+            graph = None
+        return owner, graph, EXECUTORS["compiled"](self.device) if compiled and pure else None
+
+    def _start_over_if_replaced(self) -> None:
+        """Drop executors that hold an attribute of this learner, or a setting of its optimiser, that was replaced."""
+        before, now = self._frozen, {k: v for k, v in vars(self).items() if k[0] != "_" and k != "policy_version"}
+        for i, group in enumerate(self.optimizer.param_groups):
+            # `anneal` sets the rate; new weights of a group appear in their number.
+            now |= {f"{i}.{k}": v for k, v in group.items() if k not in ("params", "lr")}
+            now[f"{i}.params"] = len(group["params"])
+        self._frozen = now
+        if before is None or (before.keys() == now.keys() and all(_same(before[k], v) for k, v in now.items())):
+            return
+        self.close()
+        self._owner, graph, self._compile = self._executors()
+        for runner in self._runners:
+            runner.owner = self._owner
+            runner.make = runner.make and (graph if runner is self._whole else self._compile)
 
     def _part(self, name: str, step: Callable[..., Any]) -> Runner[Any]:
         """Return a runner of a pure part of the update, compiled if the settings ask for it.
@@ -252,10 +279,13 @@ class GradientLearner(ABC):
     def anneal(self, fraction_done: float) -> None:
         """Set the learning rates when this fraction of the training is done, in [0, 1].
 
-        The rate of a parameter group starts at the group's ``initial_lr`` (torch's name), or else at ``learning_rate``.
+        The rate of a parameter group starts at the group's ``initial_lr`` (torch's name). Without one it starts at the
+        ``lr`` that the optimiser was created with, or at ``learning_rate``, if that is the default of its class.
         """
         for group in self.optimizer.param_groups:
-            first = float(group.get("initial_lr", self.config.learning_rate))
+            if "initial_lr" not in group:
+                group["initial_lr"] = initial_rate(self.optimizer, group, self.config.learning_rate)
+            first = group["initial_lr"]
             rate = linear_schedule(fraction_done, first, first * self.config.final_learning_rate_fraction)
             if self.device.type != "cpu" and (group.get("capturable") or group.get("fused")):
                 tensor = torch.empty((), dtype=torch.float32, device=self.device)
@@ -344,10 +374,16 @@ class GradientLearner(ABC):
             RuntimeError: the state belongs to a different model.
         """
         self.model.load_state_dict(state["model"])
-        load_optimizer(self.optimizer, state["optimizer"])
+        load_optimizer(self.optimizer, state["optimizer"], self.config.learning_rate)
         self.close()
         self.policy_version = int(state["policy_version"])
         self._open_return = None if (sums := state["open_return"]) is None else sums.to(self.device, copy=True)
+
+
+def _same(before: object, now: object) -> bool:
+    """Return True for the same object, or for equal plain values."""
+    plain = (int, float, str, tuple)
+    return before is now or (isinstance(before, plain) and isinstance(now, plain) and before == now)
 
 
 def _warn_uncaptured(why_not: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -51,10 +52,23 @@ def step_unless(optimizer: Optimizer, held: Tensor) -> None:
             optimizer.step()
 
 
-def load_optimizer(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
-    """Load a state that may have been saved on another device."""
+def initial_rate(optimizer: Optimizer, group: Mapping[str, Any], default: float) -> float:
+    """Return the learning rate with which a group of weights was created; ``default`` if none was passed."""
+    own = inspect.signature(type(optimizer)).parameters.get("lr")
+    rate = float(group["lr"])  # sync: once per optimiser, and only if its rate is a tensor
+    return default if own is not None and rate == own.default else rate
+
+
+def load_optimizer(optimizer: Optimizer, state: Mapping[str, Any], rate: float) -> None:
+    """Load a state that may have been saved on another device.
+
+    Args:
+        optimizer: to load it into.
+        state: of an optimiser of the same class.
+        rate: the configuration's learning rate, the initial one in checkpoints of older versions that name none.
+    """
     groups = [
-        {**saved, **{name: own[name] for name in _OF_THE_DEVICE if name in own}}
+        {"initial_lr": rate, **saved, **{name: own[name] for name in _OF_THE_DEVICE if name in own}}
         for saved, own in zip(state["param_groups"], optimizer.param_groups, strict=False)
     ]
     missing = state["param_groups"][len(groups) :]  # torch names the difference

@@ -103,14 +103,17 @@ class Runner(Generic[R]):
         return next(reversed(self._executors.values())).name if self._executors else "eager"
 
     def weights_changed(self) -> None:
-        """Check for replaced weights after an update of the owner; costs nothing before there may be an executor."""
+        """Check for replaced weights, modules and settings after an update of the owner.
+
+        This costs nothing before there may be an executor.
+        """
         if (watch := self._watch) is None:
             return
-        modes, names = watch.modes, {place: name for name, place in watch.places.items()}
+        settings, names = watch.settings, {place: name for name, place in watch.places.items()}
         if not watch.replaced():
             return
         self._precision = None
-        weights, alike = weights_of(self.owner), modes == watch.modes
+        weights, alike = weights_of(self.owner), settings == watch.settings
         kept = {form: one for form, one in self._executors.items() if alike and one.rebind(names, weights)}
         self._executors = kept
         self._warm = self._warm if kept else 0
@@ -163,9 +166,9 @@ class Runner(Generic[R]):
     def _compare(self, executor: Executor, form: Hashable, args: tuple[Any, ...]) -> R:
         """Run the step and a new executor, keep the executor if both agree, and return the step's result."""
         copies, others = (tree_map_only(Tensor, torch.clone, args) if executor.writes else args for _ in range(2))
-        watch = WeightsWatch(self.owner)
+        places = WeightsWatch(self.owner).places
         result = self._measured(args)
-        if watch.replaced():
+        if places != WeightsWatch(self.owner).places:
             raise PurityError(f"it assigns other tensors to its attributes while it acts. {FIX}")
         before = {name: value.clone() for name, value in weights_of(self.owner).items()}
         try:

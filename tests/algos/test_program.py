@@ -325,6 +325,111 @@ def test_code_that_gives_something_else_is_an_error() -> None:
         learn(learner, collect("ppo", 1))
 
 
+def other_optimizer(learner: GradientLearner) -> None:
+    learner.optimizer = torch.optim.Adam(learner.model.parameters(), lr=0.5, capturable=True)
+
+
+def other_setting_of_the_optimizer(learner: GradientLearner) -> None:
+    learner.optimizer.param_groups[0]["betas"] = (0.5, 0.6)
+
+
+def other_config(learner: GradientLearner) -> None:
+    learner.config = dataclasses.replace(learner.config, value_coefficient=3.0)  # type: ignore[call-arg]
+
+
+class Doubting(ActorCriticAgent):
+    """Believes half of the values."""
+
+    pure = True
+
+    def __call__(self, *given: Any) -> Any:
+        action, state = super().__call__(*given)
+        action.set("value", action["value"] / 2)
+        return action, state
+
+
+def other_agent(learner: GradientLearner) -> None:
+    learner.agent = Doubting(learner.model, device=learner.device, copy_model=False)
+
+
+def other_activation(learner: GradientLearner) -> None:
+    network: Any = learner.model
+    hidden = next(part for part in network.modules() if isinstance(part, nn.Sequential))
+    hidden[1] = nn.Sigmoid()
+
+
+def hook(learner: GradientLearner) -> None:
+    next(learner.model.children()).register_forward_hook(lambda module, args, result: 2 * result)
+
+
+def number_of_the_agent(learner: GradientLearner) -> None:
+    learner.agent.doubt = 0.25  # type: ignore[attr-defined]
+
+
+class Hesitating(ActorCriticAgent):
+    """Believes a share of the values."""
+
+    pure, doubt = True, 1.0
+
+    def __call__(self, *given: Any) -> Any:
+        action, state = super().__call__(*given)
+        action.set("value", action["value"] * self.doubt)
+        return action, state
+
+
+REPLACED = [
+    other_optimizer, other_setting_of_the_optimizer, other_config, other_agent, other_activation, hook,
+    number_of_the_agent,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("replace", REPLACED)
+def test_what_a_user_replaces_after_a_capture_is_seen(
+    replace: Callable[[GradientLearner], None], captured: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(KINDS, "a2c", (*KINDS["a2c"][:3], Hesitating))
+    batches = collect("ppo", 6)
+    unchanged, plain, graph = create_learner("a2c", SIM, graph=False), *both("a2c")
+    for learner in (unchanged, plain, graph):
+        learn(learner, batches[:3])
+        if learner is not unchanged:
+            replace(learner)
+        learn(learner, batches[3:], first=3)
+    assert len(captured) == 2
+    different = False
+    for name, weight in weights(plain).items():
+        assert torch.equal(weight, weights(graph)[name]), name
+        different |= not torch.equal(weight, weights(unchanged)[name])
+    assert different
+
+
+def both(kind: str) -> list[GradientLearner]:
+    """Two equal learners on the simulated accelerator: without and with a graph."""
+    return [create_learner(kind, SIM, graph=False), create_learner(kind, SIM)]
+
+
+def test_an_optimiser_that_is_set_later_keeps_its_rate(captured: list[Any]) -> None:
+    batches = collect("a2c", 5)
+    for learner, warns in zip(both("a2c"), (contextlib.nullcontext(), pytest.warns(match="captured")), strict=True):
+        learn(learner, batches[:3])
+        before = {name: weight.clone() for name, weight in weights(learner).items()}
+        learner.optimizer = torch.optim.SGD(learner.model.parameters(), lr=0.0)  # type: ignore[assignment]
+        with warns:  # this optimiser counts on the host
+            learn(learner, batches[3:], first=3)
+        for name, weight in weights(learner).items():
+            assert torch.equal(weight, before[name]), name
+
+
+def test_compiled_updates_see_a_network_that_was_changed() -> None:
+    batches = collect("ppo", 3)
+    plain, compiled = create_learner("a2c"), create_learner("a2c", compile_update=True)
+    for learner in (plain, compiled):
+        learn(learner, batches[:2])
+        other_activation(learner)
+        learn(learner, batches[2:], first=2)
+    close(weights(plain), weights(compiled))
+
+
 def test_weights_that_others_take_the_place_of_are_seen(captured: list[Any]) -> None:
     batches = collect("ppo", 6)
     plain, graph = create_learner("ppo", SIM, graph=False), create_learner("ppo", SIM)
