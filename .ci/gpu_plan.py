@@ -53,15 +53,18 @@ _FIRST = (
     "vector_env",
 )
 STEPS = (
-    Step("first tests", 1, 4.0, tests=_FIRST),
-    Step("tests alone", 1, 1.5, tests=ALONE),
-    Step("targets", 1, 3.5, benchmark="gpu", parts=("first_launch", "targets")),
+    Step("first tests", 1, 3.5, tests=_FIRST),
+    Step("tests alone", 1, 1.0, tests=ALONE),
+    Step("targets", 1, 3.0, benchmark="gpu", parts=("first_launch", "targets")),
+    Step("Atari's layout", 1, 1.5, benchmark="experiments", parts=("atari_layout",)),
     Step("Atari's tests", 2, 2.0, tests=("atari",)),
     Step("Atari", 2, 2.5, benchmark="experiments", parts=("atari",)),
     Step("trained steps", 2, 2.0, benchmark="gpu", parts=("trained",)),
     Step("profiles", 2, 1.0, benchmark="gpu", parts=("profiling",)),
     Step("fusion", 2, 1.5, benchmark="experiments", parts=("fusion",)),
-    Step("survey", 3, 2.5, benchmark="experiments", parts=("survey",)),
+    Step("serving", 3, 1.5, benchmark="experiments", parts=("serving",)),
+    Step("training", 3, 1.5, benchmark="experiments", parts=("training",)),
+    Step("survey", 3, 1.5, benchmark="experiments", parts=("survey",)),
     Step("other tests", 3, 2.5, tests=("learning_on", "dqn", "replay_buffer", "")),
     Step(
         "ladder",
@@ -70,8 +73,7 @@ STEPS = (
         benchmark="gpu",
         parts=("policy", "simulation", "training", "launches"),
     ),
-    Step("sharing", 3, 1.5, benchmark="sharing"),
-    Step("unfinished tests", 3, 1.0),
+    Step("unfinished tests", 3, 0.5),
     Step("score in Pong", 4, 9.0, benchmark="experiments", parts=("atari_score",)),
     # These continue the experiments above to full size.
     Step("all of fusion", 5, 3.5, benchmark="experiments", parts=("fusion",)),
@@ -79,12 +81,14 @@ STEPS = (
     Step("shares, serving", 6, 9.0, benchmark="experiments", parts=("serving",)),
     Step("shares, training", 7, 9.0, benchmark="experiments", parts=("training",)),
     Step("all of Atari", 8, 9.0, benchmark="experiments", parts=("atari",)),
-    Step("Atari's starts", 9, 3.0, benchmark="experiments", parts=("atari_starts",)),
-    Step("Atari's layout", 9, 6.0, benchmark="experiments", parts=("atari_layout",)),
+    Step("Atari's starts", 9, 2.0, benchmark="experiments", parts=("atari_starts",)),
+    Step("all of Atari's layout", 9, 3.0, benchmark="experiments", parts=("atari_layout",)),
+    Step("Algorithm 1", 9, 4.0, benchmark="sharing", parts=("tune",)),
     Step("all of survey", 10, 5.0, benchmark="experiments", parts=("survey",)),
     Step("tests of adapters", 10, 4.0, tests=("adapters",)),
     # Two trainings of about four minutes each, or one with games on the CPU, of eight.
     *(Step(f"scores, part {k}", 9 + k, 9.0, benchmark="experiments", parts=("atari_score",)) for k in (2, 3, 4)),
+    Step("sharing", 14, 9.0, benchmark="sharing", parts=("table", "simulations")),
 )
 MINUTES = 9.0  # of a command
 COMMANDS = tuple(dict.fromkeys(step.command for step in STEPS))
@@ -146,10 +150,10 @@ def describe(root: Path, chosen: Sequence[Step], minutes: float) -> str:
     files = test_files(root)
     lines = [
         f"{minutes:g} minutes at most; --command 1 to {COMMANDS[-1]} run parts of {MINUTES:g} minutes.",
-        "number step              minutes  command, minutes in it",
+        "number step                  minutes  command, minutes in it",
     ]
     for step, its in zip(chosen, minutes_of(chosen, minutes), strict=True):
-        lines.append(f"{STEPS.index(step) + 1:6} {step.name:17} {its:7.1f}  {step.command}, {step.minutes:.1f}")
+        lines.append(f"{STEPS.index(step) + 1:6} {step.name:21} {its:7.1f}  {step.command}, {step.minutes:.1f}")
         if step.benchmark:
             lines.append(f"           benchmarks/{step.benchmark}.py {' '.join(step.parts)}".rstrip())
         lines += [f"           {name}{'  (alone)' if alone([name]) else ''}" for name in files[step.name]]

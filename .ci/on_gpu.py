@@ -4,12 +4,12 @@
     make gpu                                   run all of it, two hours; results go to build/gpu/
     python3 .ci/on_gpu.py --quick              check that every step starts; also without a GPU
 
-If a command may take 10 minutes at most, run the plan as thirteen commands of 9 minutes. Each continues with the
+If a command may take 10 minutes at most, run the plan as fourteen commands of 9 minutes. Each continues with the
 results that earlier ones left in build/gpu. ``--commit`` names the code if there is no git. Commands 1 to 3 are the
-most valuable half hour, and 4 measures Atari's time to a score; 5 to 13 bring the experiments to full size, in any
-order:
+most valuable half hour, and 4 measures Atari's time to a score; 5 to 13 bring the experiments to full size, and 14
+compares ways to share a GPU, in any order:
 
-    python3 .ci/on_gpu.py --command 1 --commit abc1234        then 2 to 13
+    python3 .ci/on_gpu.py --command 1 --commit abc1234        then 2 to 14
 
 `.ci/gpu_plan.py` lists the steps. A step that ends early leaves its time to the next ones. Test files that measure
 time on the GPU run alone. A test file that runs out of time continues in the next test step, even in a later command;
@@ -339,8 +339,7 @@ class Session:
                 break
             script = ROOT / "benchmarks" / f"{step.benchmark}.py"
             command = [sys.executable, str(script), "--out", str(self.options.out)]
-            command += ["--resume"] if step.parts or (self.options.resume and step.benchmark != "sharing") else []
-            command += ["--parts", *step.parts] if step.parts else []
+            command += ["--resume", "--parts", *step.parts]
             command += ["--minutes", f"{(seconds - 10) / 60:.2f}", *(["--quick"] if self.options.quick else [])]
             code, said = self._call(command, {}, seconds)
             self._log(f"\n== {step.name}: {'cut' if code is None else f'exit code {code}'}\n{said}")

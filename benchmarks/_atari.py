@@ -254,13 +254,14 @@ def layout_rung(name: str, n: int, device: torch.device, threads: int, apart: in
 
 
 def measure_layout(run: Ladder, sizes: Sizes) -> None:
-    """Measure every layout side by side; on a CPU, where none of it matters, one."""
-    for where in run.todo("atari_layout", 40, ({"N": n, "game": "Pong"} for n in sizes["N"])):
-        n = where["N"]
-        shapes = itertools.product(sizes["threads"], sizes["apart"], (False, True))
+    """Measure the layouts of a block side by side, one size of block after the other; on a CPU a single layout."""
+    places = ({"N": n, "game": "Pong", "threads": t} for t, n in itertools.product(sizes["threads"], sizes["N"]))
+    for where in run.todo("atari_layout", 20, places):
+        n, threads = where["N"], where["threads"]
+        shapes = itertools.product(sizes["apart"], (False, True))
         rungs = [
             partial(layout_rung, f"{threads} threads, {32 // apart} consoles a warp, {'bytes' if mixed else 'pieces'}",
                     n, run.device, threads, apart, mixed)
-            for threads, apart, mixed in shapes
+            for apart, mixed in shapes
         ]  # fmt: skip
         run.rate("atari_layout", rungs, **where)

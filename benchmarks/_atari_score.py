@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -34,10 +34,14 @@ PLAINLY = {"n_timesteps": 5, "n_minibatches": 1, "window": None, "vtrace": False
 
 
 class Curve(Callback):
-    """Points of a training: frames, seconds of learning, mean return; it ends when the time is over."""
+    """Points of a training: frames, seconds of learning, mean return; it ends when the time is over.
 
-    def __init__(self, deadline: float) -> None:
+    After each evaluation it passes what there is of the training's row to ``keep``.
+    """
+
+    def __init__(self, deadline: float, keep: Callable[[Row], None]) -> None:
         self.points: list[tuple[int, float, float]] = []
+        self._keep = keep
         self._deadline, self._begun, self._evaluating = deadline, 0.0, 0.0
 
     def on_start(self, context: TrainingContext) -> None:
@@ -52,9 +56,11 @@ class Curve(Callback):
         self._evaluating += last.seconds
         seconds = time.perf_counter() - self._begun - self._evaluating
         self.points.append((4 * last.env_steps, max(0.0, seconds), last.mean_return))
+        found = {"steps": context.env_steps, "updates": context.updates, "stopped": None}
+        self._keep({"N": context.config.n_envs, "curve": self.points, "seconds": seconds, **found})
 
 
-def train(game: str, way: str, device: torch.device, sizes: Sizes, seconds: float) -> Row:
+def train(game: str, way: str, device: torch.device, sizes: Sizes, seconds: float, keep: Callable[[Row], None]) -> Row:
     """Train once with the settings of `rlstruct train`, and return the curve.
 
     Games last for ``limit`` steps at most, and an evaluation waits for their end: short ones are for small trainings.
@@ -73,7 +79,7 @@ def train(game: str, way: str, device: torch.device, sizes: Sizes, seconds: floa
     n_actions = int(sims.make(f"ALE/{game}-v5", 1).action_space.n)
     create_model = partial(ConvolutionalActorCritic, (4, 84, 84), n_actions)
     engine = "AtariVectorEnv" if way == ON_CPU else OURS
-    curve = Curve(time.perf_counter() + seconds)
+    curve = Curve(time.perf_counter() + seconds, keep)
     result = a2c.train(config, create_model, create_agent, partial(create_env, engine, game, device=str(device),
                        limit=limit), callbacks=[curve])  # fmt: skip
     return {"N": config.n_envs, "curve": curve.points, "steps": result.env_steps, "seconds": result.seconds,
@@ -90,13 +96,13 @@ def measure_score(run: Ladder, sizes: Sizes) -> None:
         if not run.left(seconds, "atari_score"):
             continue
         with run.caught(**row):
-            run.add(**row, **train(game, way, run.device, sizes, seconds))
+            run.add(**row, **train(game, way, run.device, sizes, seconds, partial(run.add_unfinished, row)))
 
 
 def score_table(rows: Sequence[Row]) -> list[str]:
     """Tabulate learning time, speed, updates and returns of each training, and when it reached the target."""
     body = []
-    for row in (row for row in rows if "curve" in row):
+    for row in (row for row in rows if len(row.get("curve", ())) > 1):
         target = TARGETS[row["game"]]
         reached = [point for point in row["curve"] if point[2] >= target]
         when = f"{reached[0][0]:,} frames, {reached[0][1]:.0f} s" if reached else "no"

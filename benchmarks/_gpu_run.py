@@ -28,6 +28,7 @@ from rlstruct.profiling import read
 
 BROKEN = 70  # exit code: CUDA broke, or something hung
 NO_TIME = "the time budget is used up"
+UNFINISHED = "unfinished"  # key of a row that is not complete; its value names the keys that say what the row is about
 _MAY_BE_MEASURED_NOW = re.compile(rf"{NO_TIME}$|ModuleNotFoundError: |ImportError: |.* is not installed")
 
 
@@ -46,12 +47,20 @@ class Run:
     _now: tuple[float, _report.Row] | None = None  # when what is going on hangs, and the row that says so
 
     def add(self, **row: Any) -> _report.Row:  # noqa: ANN401 - plain values
+        """Write a row, in place of an unfinished one about the same thing, and show it if it is complete."""
+        self.rows = [old for old in self.rows if not _replaces(row, old)]
         self.rows.append(row)
         self.path = _report.write(self.name, self.rows)
+        if UNFINISHED in row:
+            return row
         shown = [(key, f"{value:.4g}" if isinstance(value, float) else value) for key, value in row.items()]
         if not self.silent:
             print("  ".join(f"{key} {value}" for key, value in shown if key != "rounds"), flush=True)
         return row
+
+    def add_unfinished(self, about: _report.Row, found: _report.Row) -> None:
+        """Write what has been found so far: a run that is cut keeps it, and one that is resumed measures it again."""
+        self.add(**about, **found, **{UNFINISHED: list(about)})
 
     def watch(self) -> None:
         """Begin to end the program as soon as something hangs; rows say what."""
@@ -77,6 +86,7 @@ class Run:
         """Return True if a part has rows with these values; rungs that broke CUDA do not count."""
         return any(
             row["part"] == part
+            and UNFINISHED not in row
             and not ("rung" in row and row.get("broke"))
             and all(row.get(key) == value for key, value in where.items())
             for row in self.rows
@@ -166,7 +176,17 @@ class Ladder(Run):
             look: returns what else a row says of its rung.
             where: what all rows say, with the number of environments as N.
         """
-        rungs, n_envs = self.made(part, makers, **where), where["N"]
+
+        def found(rung: Rung, seconds: list[float]) -> _report.Row:
+            rate = where["N"] * rung.steps / statistics.median(seconds)
+            return {"steps": rung.steps, "steps_per_second": rate, "rounds": seconds}
+
+        def first_look(rung: Rung) -> None:
+            self.add_unfinished(
+                {"part": part, "rung": rung.name, **where}, found(rung, [_report.seconds_of(rung.run, 1)])
+            )
+
+        rungs, n_envs = self.made(part, makers, first_look, **where), where["N"]
         rounds: dict[str, list[float]] = {rung.name: [] for rung in rungs}
         counts: dict[str, int] = {}
         with self.limited(part=part, **where):
@@ -181,21 +201,20 @@ class Ladder(Run):
                         rungs.remove(rung)
                         self.failed(error, part=part, rung=rung.name, **where)
         for rung in rungs:
-            seconds = statistics.median(rounds[rung.name])
             carry = {} if rung.env is None else rung.env.state_tensors()
             also: _report.Row = {}
             if look is not None:
                 with self.caught(part=part, rung=rung.name, look=True, **where):
                     also = look(rung)
             self.add(
-                part=part, rung=rung.name, **where, steps=rung.steps,
-                steps_per_second=n_envs * rung.steps / seconds,
-                bytes_per_environment=sum(value.nbytes for value in carry.values()) / n_envs or None,
-                rounds=rounds[rung.name], **also,
+                part=part, rung=rung.name, **where, **found(rung, rounds[rung.name]),
+                bytes_per_environment=sum(value.nbytes for value in carry.values()) / n_envs or None, **also,
             )  # fmt: skip
 
-    def made(self, part: str, makers: Sequence[MakeRung], **where: object) -> list[Rung]:
-        """Make rungs and warm them up; one that raises gets a row too."""
+    def made(
+        self, part: str, makers: Sequence[MakeRung], look: Callable[[Rung], None] | None = None, **where: object
+    ) -> list[Rung]:
+        """Make rungs, warm each up, and call ``look`` with it; one that raises gets a row too."""
         if self.device.type == "cuda":
             gc.collect()  # the rungs before hold each other, and many gigabytes
             torch.cuda.empty_cache()
@@ -208,8 +227,14 @@ class Ladder(Run):
                     rung = maker()
                     rung.run()
                     rung.run()
+                    if look is not None:
+                        look(rung)
                     rungs.append(rung)
         return rungs
+
+
+def _replaces(row: _report.Row, old: _report.Row) -> bool:
+    return UNFINISHED in old and all(row.get(key) == old[key] for key in old[UNFINISHED])
 
 
 def _name(maker: MakeRung) -> str:

@@ -42,6 +42,9 @@ HIDDEN = (256, 128, 64)  # of most tasks of the paper
 T = 32
 N_WARM = 2  # batches before the clock starts: graphs are recorded in them
 ROUNDS = 5
+BEST_FIRST: tuple[Mode, ...] = ("mps", "none", "mig")  # most is expected of the first
+_FEW_SECONDS = 240.0  # of a run that measures a part of the list only
+_USE_SECONDS = 25.0  # to start the processes once more, and profile them
 Rate = Callable[[float], float]  # collects or trains for so many seconds, and returns steps per second
 
 
@@ -149,7 +152,9 @@ def _line(process: subprocess.Popen[str]) -> str:
 def measure(kind: str, run: Ladder, sizes: Mapping[str, Sequence[int]]) -> None:
     """Find one process's best number of environments; then time m of them in turns with that process."""
     seconds = 0.05 if run.quick else 1.0
-    for where in run.todo(kind, 30, ({"m": 1, "sharing": "none", "N": n} for n in sizes["N"])):
+    # A run of few minutes compares with the first size: what sharing gains is worth more than the best size.
+    n_sizes = len(sizes["N"]) if run.quick or run.deadline - time.perf_counter() > _FEW_SECONDS else 1
+    for where in run.todo(kind, 25, ({"m": 1, "sharing": "none", "N": n} for n in sizes["N"][:n_sizes])):
         _compare(kind, run, where, seconds, None)
     single = [row for row in run.rows if row["part"] == kind and row.get("m") == 1 and "steps_per_second" in row]
     if not single:
@@ -160,8 +165,8 @@ def measure(kind: str, run: Ladder, sizes: Mapping[str, Sequence[int]]) -> None:
         numbers = [(m, best if run.quick else max(1, best // m)) for m in sizes["m"]]
         if not run.quick:
             numbers.insert(1, (sizes["m"][0], best))
-        every = ({"m": m, "sharing": sharing, "N": n} for (m, n), sharing in product(numbers, MODES))
-        for where in run.todo(kind, 45, every):
+        every = ({"m": m, "sharing": sharing, "N": n} for (m, n), sharing in product(numbers, BEST_FIRST))
+        for where in run.todo(kind, 30, every):
             _compare(kind, run, where, seconds, reference)
 
 
@@ -171,10 +176,15 @@ def _compare(kind: str, run: Ladder, where: Row, seconds: float, reference: Rate
     place = where["m"], where["sharing"], where["N"], run.device
     try:
         with run.limited(**row), opened(kind, *place, {}) as rate:
-            pairs = [(reference(seconds) if reference else 0.0, rate(seconds)) for _ in range(ROUNDS)]
-        found: Row = {"steps_per_second": statistics.median(ours for _, ours in pairs), "rounds": pairs}
-        found["ratio"] = statistics.median(ours / theirs for theirs, ours in pairs) if reference else None
+            pairs: list[tuple[float, float]] = []
+            for _ in range(ROUNDS):
+                pairs.append((reference(seconds) if reference else 0.0, rate(seconds)))
+                found: Row = {"steps_per_second": statistics.median(ours for _, ours in pairs), "rounds": pairs}
+                found["ratio"] = statistics.median(ours / theirs for theirs, ours in pairs) if reference else None
+                run.add_unfinished(row, found)
         if run.device.type == "cuda":
+            if time.perf_counter() + _USE_SECONDS > run.deadline:
+                return
             with run.limited(**row):
                 found |= _use(kind, *place)
     except Exception as error:  # whatever it is, the others are measured all the same

@@ -106,7 +106,7 @@ EXPERIMENTS = {
         "Atari consoles of ours: the numbers in rlstruct/atari/machine.py", "docs/coming_from_cule.md",
         {
             "cpu": {"N": (8,), "threads": (32,), "apart": (1,)},
-            "cuda": {"N": (32768, 4096), "threads": (32, 64, 128, 256), "apart": (1, 2, 4, 8, 32)},
+            "cuda": {"N": (4096, 32768), "threads": (64, 32, 128, 256), "apart": (1, 32, 8, 4, 2)},
             "quick": {"N": (2,), "threads": (32,), "apart": (1,)},
         },
         _atari.measure_layout, _atari.atari_table,

@@ -1,13 +1,15 @@
 """Processes that share a GPU, and one process that owns it: Connect Four by tree search, samples per second.
 
     python benchmarks/sharing.py                        2, 7, 16 processes on a GPU; 1 and 2 without one
+    python benchmarks/sharing.py --resume               go on where a run with the same commit was cut
     python benchmarks/sharing.py --quick --out DIR      a look whether it runs, under a minute
 
 The workload of SURF's comparison of MPS and MIG: each process plays a game by MCTS with a small network, 500 inferences
 for each sample (a position with its visits). The processes search as such programs do, one inference at a time
 (`_plain_search`); compared with them is one process that searches in many games at once (`rlstruct.search`). Every
 inference is counted. What shares a row was timed in turns, in one run: medians of five rounds after a warm-up. Every
-row is written as it comes; what cannot run says why.
+row is written after its first round, and again after each; what cannot run says why. Part ``tune`` is Algorithm 1 of
+GMI-DRL: the number of environments at which one learner trains fastest, then numbers of such learners on the same GPU.
 """
 
 from __future__ import annotations
@@ -19,18 +21,25 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
+from itertools import product
 
 import _gpu_run
 import _report
 import torch
 from _plain_search import PlainSearchAgent, SmallNet
 
+from rlstruct import Trajectories
+from rlstruct.agents import ActorCritic, ActorCriticAgent
+from rlstruct.algos.ppo import PPOConfig, PPOLearner
 from rlstruct.batchers import RL_Batcher
+from rlstruct.cli.tune_learners import rate_of, with_learners
 from rlstruct.errors import SharingError
 from rlstruct.profiling import profile
 from rlstruct.search import SearchAgent, SearchConfig
-from rlstruct.sims import ConnectFour
+from rlstruct.sharing import tune
+from rlstruct.sims import ConnectFour, make
 
 N_INFERENCES = 500  # for a sample
 MAX_DEPTH = 16  # moves that a search looks ahead
@@ -38,6 +47,7 @@ MODES = ("none", "mps", "mig")
 Collect = Callable[[], tuple[int, int]]  # takes samples; how many, and after how many inferences
 Make = Callable[[], contextlib.AbstractContextManager[Collect]]
 Maker = tuple[_report.Row, Make]
+create_model = partial(ActorCritic, 4, 2, hidden=(256, 128, 64))  # of most tasks of GMI-DRL
 
 
 class Run(_gpu_run.Run):
@@ -46,7 +56,14 @@ class Run(_gpu_run.Run):
     name = "sharing"
 
     def rate(self, makers: Sequence[Maker]) -> None:
-        """Time what makers make, in turns; a row for each, also for those that cannot be made or that fail."""
+        """Time what makers make, in turns; a row for each, also for those that cannot be made or that fail.
+
+        An earlier run may have measured all of them. If it was cut, all are measured again.
+        """
+        if all(self.measured(**row) for row, _ in makers):
+            return
+        for row, _ in makers:
+            self.rows = [old for old in self.rows if not row.items() <= old.items() or _gpu_run.UNFINISHED in old]
         with contextlib.ExitStack() as open_ones:
             made: list[tuple[_report.Row, Make, Collect, tuple[int, int], list[float]]] = []
             for row, make in makers:
@@ -57,18 +74,16 @@ class Run(_gpu_run.Run):
                     counts = collect()  # a warm-up: kernels are loaded, graphs recorded
                     collect()
                     made.append((row, make, collect, counts, []))
-            for _ in range(5):
-                for _, _, collect, _, seconds in made:
+            for _, (row, _, collect, counts, seconds) in product(range(5), made):
+                if not seconds or time.perf_counter() < self.deadline:
                     start = time.perf_counter()
                     collect()
                     seconds.append(time.perf_counter() - start)
-        for row, make, _, (samples, inferences), seconds in made:
-            rate = samples / statistics.median(seconds)
-            written = self.add(
-                **row, samples_per_second=rate, inferences_per_sample=inferences / samples,
-                load=os.getloadavg()[0],  # beyond the cores, the machine had other things to do
-                rounds=[samples / each for each in seconds],
-            )  # fmt: skip
+                    self.add_unfinished(row, _found(counts, seconds))
+        for row, make, _, counts, seconds in made:
+            if len(seconds) < 5:
+                continue
+            written = self.add(**row, **_found(counts, seconds))
             with self.caught(part="use", **{name: value for name, value in row.items() if name != "part"}):
                 written |= self.use(make)
                 _report.write(self.name, self.rows)
@@ -83,6 +98,16 @@ class Run(_gpu_run.Run):
                 while time.perf_counter() < end:
                     collect()
             return _gpu_run.use_in(f"{folder}/profile")
+
+
+def _found(counts: tuple[int, int], seconds: Sequence[float]) -> _report.Row:
+    samples, inferences = counts
+    return {
+        "samples_per_second": samples / statistics.median(seconds),
+        "inferences_per_sample": inferences / samples,
+        "load": os.getloadavg()[0],  # beyond the cores, the machine had other things to do
+        "rounds": [samples / each for each in seconds],
+    }
 
 
 @contextlib.contextmanager
@@ -170,6 +195,45 @@ def simulations(run: Run) -> None:
         run.rate([(row, partial(one_process, run, n_games, n))])
 
 
+def algorithm_1(run: Run) -> None:
+    """Algorithm 1 of GMI-DRL: the fastest environments of one learner, then numbers of such learners on one GPU."""
+    on_gpu, device = run.device.type == "cuda", str(run.device)
+    config = PPOConfig(learner_device=device, batcher_device=device, n_processes=0, n_timesteps=32, n_minibatches=4)
+    create_env = partial(make, "CartPole-v1", device=device, auto_reset=True)
+    searched = {"part": "tune", "searched": "environments of one learner"}
+    if not run.measured(**searched):
+        sizes = (8, 16) if run.quick else tuple(1 << n for n in range(8, 17)) if on_gpu else (16, 64, 256)
+        with run.caught(**searched):
+            answer = tune(
+                ActorCriticAgent, create_env, agent_args={"model": create_model(), "device": device}, device=device,
+                env_args={}, n_processes=(0,), n_envs=sizes, n_timesteps=(config.n_timesteps,),
+                seconds=2.0 if run.quick else 40.0, create_learner=partial(create_learn, config),
+            )  # fmt: skip
+            run.add(**searched, n_envs=answer.best.n_envs, seconds=answer.seconds)
+    fastest = next((row for row in run.rows if row["part"] == "tune" and "n_envs" in row), None)
+    if fastest is None:
+        return
+    config = replace(config, n_envs=fastest["n_envs"])
+    places = [{"learners": n, "sharing": mode} for n, mode in product((2, 4, 8), ("mps", "none"))] if on_gpu else []
+    for where in run.todo("tune", 15, [{"learners": 1, "sharing": "none"}, *places]):
+        with run.caught(part="tune", **where), run.limited(part="tune", **where):
+            trained = with_learners(config, where["learners"], where["sharing"])
+            factories = create_model, ActorCriticAgent, create_env
+            rate = rate_of("ppo", factories, 0.5 if run.quick else 5.0, trained)
+            run.add(part="tune", **where, N=config.n_envs, steps_per_second=rate)
+
+
+def create_learn(config: PPOConfig) -> Callable[[Trajectories], dict[str, torch.Tensor]]:
+    """Return a function that learns from a batch and returns the new weights."""
+    learner = PPOLearner.create(create_model().to(config.learner_device), ActorCriticAgent, config)
+
+    def learn(batch: Trajectories) -> dict[str, torch.Tensor]:
+        learner.update(batch, 0.5)
+        return learner.model.state_dict()
+
+    return learn
+
+
 def summary(run: Run) -> None:
     """Compute ratios and compare them with their targets; of rows that were timed in turns."""
     rate = partial(run.best, unit="samples_per_second")
@@ -183,10 +247,14 @@ def summary(run: Run) -> None:
             (f"{n} under MPS over {n} in turns", _report.ratio(mps, none), 2.0 if n == 16 else None),
         ]
     at_128 = rate("simulations", simulations=128)
+    train = partial(run.best, "tune")
+    for n in (2, 4, 8):
+        over_one = _report.ratio(train(learners=n, sharing="mps"), train(learners=1))
+        ratios.append((f"training by {n} learners under MPS over one learner", over_one, None))
     run.summarise([*ratios, ("simulations per second, 128 for each move", at_128 and 128 * at_128, 1e6)])
 
 
-PARTS: dict[str, Callable[[Run], None]] = {"simulations": simulations, "table": table}
+PARTS: dict[str, Callable[[Run], None]] = {"simulations": simulations, "table": table, "tune": algorithm_1}
 
 
 def main() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import importlib
 import json
@@ -351,6 +352,65 @@ def test_a_resumed_run_measures_what_lacked_time_or_a_package_and_keeps_the_rest
     assert [(row["rung"], row["N"]) for row in again.rows if "steps_per_second" in row] == [("games", 64)]
     gpu.summary(again)
     assert len([row for row in again.rows if row["part"] == "summary"]) == len(summary)
+
+
+def test_a_run_that_is_cut_keeps_what_it_has_and_measures_it_again(
+    gpu: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from _gpu_rungs import Rung
+
+    def rung(name: str, calls: int | None) -> object:
+        left = iter(range(calls or 10**9))
+
+        def run() -> None:
+            time.sleep(1e-4)
+            if next(left, None) is None:
+                raise KeyboardInterrupt  # the run is cut here
+
+        return lambda: Rung(name, run, 1)
+
+    first = gpu.Run(torch.device("cpu"), quick=True, deadline=math.inf, silent=True)
+    with pytest.raises(KeyboardInterrupt):
+        first.rate("simulation", [rung("one", None), rung("two", 2)], N=64)
+    again = gpu.Run(torch.device("cpu"), quick=True, deadline=math.inf, silent=True)
+    again.resume()
+    assert [(row["rung"], row["N"], len(row["rounds"])) for row in again.rows] == [("one", 64, 1)]
+    assert again.best("simulation", rung="one") > 0.0
+    assert not again.measured("simulation", N=64)
+    again.rate("simulation", [rung("one", None), rung("two", None)], N=64)
+    assert [(row["rung"], len(row["rounds"])) for row in again.rows] == [("one", 5), ("two", 5)]
+    assert again.measured("simulation", N=64)
+
+
+def test_processes_that_share_a_device_are_written_round_by_round(
+    gpu: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import sharing
+
+    def make(calls: int) -> object:
+        left = iter(range(calls))
+
+        def collect() -> tuple[int, int]:
+            time.sleep(1e-4)
+            if next(left, None) is None:
+                raise KeyboardInterrupt
+            return 4, 40
+
+        return lambda: contextlib.nullcontext(collect)
+
+    def makers(*calls: int) -> list[object]:
+        return [({"part": "table", "processes": n}, make(n_calls)) for n, n_calls in zip((16, 7), calls, strict=True)]
+
+    run = sharing.Run(torch.device("cpu"), quick=True, deadline=math.inf, silent=True)
+    with pytest.raises(KeyboardInterrupt):
+        run.rate(makers(5, 4))
+    assert [(row["processes"], len(row["rounds"])) for row in run.rows] == [(7, 2), (16, 3)]
+    run.resume()
+    run.rate(makers(100, 100))
+    assert [(row["processes"], len(row["rounds"])) for row in run.rows] == [(16, 5), (7, 5)]
+    before = copy.deepcopy(run.rows)
+    run.rate(makers(0, 0))  # both are measured
+    assert run.rows == before
 
 
 def test_a_rung_that_raises_costs_itself_and_no_other(gpu: ModuleType) -> None:

@@ -119,7 +119,7 @@ def test_what_is_not_finished_goes_on_in_the_next_step_of_tests_in_another_comma
     monkeypatch.setattr(on_gpu, "ROOT", root)
     words = ["--out", str(tmp_path), "--cache", str(tmp_path / "cache"), "--site", str(site), "--commit", "abc"]
     first = on_gpu.Session(on_gpu.parse([*words, "--minutes", "0.4", "--jobs", "2"]), tmp_path / "scratch")
-    step, _, _, later, *_ = on_gpu.STEPS
+    step, _, _, _, later, *_ = on_gpu.STEPS
     assert first.tests(step, 1.0) == {"tests": {"passed": 1, "skipped": 1, "not run": 1}}
     assert first.unfinished == ["tests/test_fused.py"]
     # The second command is given other steps. In between the package has come, packed.
@@ -146,8 +146,8 @@ def test_the_plan_is_told_with_minutes_and_without_a_gpu(on_gpu: Any, tmp_path: 
     assert [name for _, name, *_ in steps] == [step.name for step in on_gpu.STEPS]
     commands = [command for *_, command, _ in steps]
     assert commands == sorted(commands, key=int)
-    assert set(commands) == {str(number) for number in range(1, 14)}
-    assert sum(float(minutes) for *_, minutes, _, _ in steps) == pytest.approx(117.0, abs=0.3)
+    assert set(commands) == {str(number) for number in range(1, 15)}
+    assert sum(float(minutes) for *_, minutes, _, _ in steps) == pytest.approx(126.0, abs=0.3)
     for number in set(commands):
         assert sum(float(minutes) for *_, command, minutes in steps if command == number) == pytest.approx(9.0)
     # Kernels, simulators, capture and collection come before everything that is timed.
@@ -163,6 +163,13 @@ def test_the_plan_is_told_with_minutes_and_without_a_gpu(on_gpu: Any, tmp_path: 
         assert 0 < said.index(f"{file}.py") < said.index("benchmarks/")
     alone = [f"{file}  (alone)" for file in ("test_cuda_streams.py", "test_profiler_on_a_gpu.py")]
     assert all(name in said for name in ("gpu.py profiling", "experiments.py atari_starts", *alone))
+    # Sharing has a separate command: its processes start slowly. Every benchmark goes on where it was cut.
+    assert [step.command for step in on_gpu.STEPS if step.name == "sharing"] == [14]
+    assert [step.name for step in on_gpu.STEPS if step.command == 14] == ["sharing"]
+    assert {"Algorithm 1", "Atari's layout", "serving", "training"} <= {step.name for step in on_gpu.STEPS}
+    assert all(step.parts for step in on_gpu.STEPS if step.benchmark)
+    early = {part for step in on_gpu.STEPS if step.command <= 3 for part in step.parts}
+    assert early >= {"atari_layout", "serving", "training"}
     # Every test file with tests for a GPU stands in it, once.
     files = re.findall(r"\S*tests/\S+", said)
     every = ROOT.glob("tests/**/test_*.py")
@@ -235,7 +242,7 @@ def test_results_are_copied_out_while_they_are_written(
     monkeypatch.setenv("OUT", str(target))
     assert on_gpu.parse([]).copy == target
     assert on_gpu.parse(["--command", "2"]).minutes == on_gpu.parse(["--steps", "1", "2"]).minutes == 9
-    assert on_gpu.parse(["--steps", "1", "4"]).minutes == 18
+    assert on_gpu.parse(["--steps", "1", "5"]).minutes == 18
 
 
 STARTED = "fusion"  # shows that the command starts experiments.py, whose other parts have their own tests
@@ -281,7 +288,8 @@ def test_a_quick_look_takes_its_steps_in_order_and_writes_what_came_of_it(tmp_pa
     found = {row["part"] for row in json.loads(next(tmp_path.glob("experiments-*.json")).read_text())["rows"]}
     assert found >= {"fusion"}
     rows = json.loads(next(tmp_path.glob("sharing-*.json")).read_text())["rows"]
-    assert {row["part"] for row in rows} == {"table", "simulations", "summary"}
+    assert {row["part"] for row in rows} == {"table", "simulations", "tune", "summary"}
+    assert [row["learners"] for row in rows if row["part"] == "tune" and "steps_per_second" in row] == [1]
     measured = [row for row in rows if "samples_per_second" in row]
     assert {(row["processes"], row["sharing"]) for row in measured if row["part"] == "table"} >= {
         (1, "none"),
