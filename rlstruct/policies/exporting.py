@@ -153,14 +153,16 @@ def _difference(original: ExportedPolicy, key: str, expected: Tensors, found: Ma
     if a.shape != b.shape or a.dtype != b.dtype:
         got = f"{list(b.shape)} {b.dtype}"
         raise UsageError(f"export: {key!r} is {got} in the file, expected {list(a.shape)} {a.dtype}. It is not kept.")
-    apart = torch.where(a == b, 0.0, (a.double() - b.double()).abs())
+    same = (a == b) | (a.isnan() & b.isnan())  # NaN where no action is legal
+    apart = torch.where(same, 0.0, (a.double() - b.double()).abs())
     bound = _ABSOLUTE + _RELATIVE * torch.where(a.isfinite(), a.abs(), 0.0) if a.is_floating_point() else 0.0
     wrong = ~(apart <= bound)
     for name in SCORES if key == "action" else ():
         if name in expected:  # another action may have the same score up to rounding
             scores = expected[name]
             chosen, best = scores.gather(-1, original.index(b).unsqueeze(-1)).squeeze(-1), scores.amax(-1)
-            wrong &= ~(best - chosen <= _ABSOLUTE + _RELATIVE * best.abs()).view_as(wrong)
+            equal = (best - chosen <= _ABSOLUTE + _RELATIVE * best.abs()) | (best == -torch.inf) | best.isnan()
+            wrong &= ~equal.view_as(wrong)  # if all scores are -inf or NaN, no action is better than another
     if bool(wrong.any()):
         raise UsageError(
             f"export: {key!r} differs in {int(wrong.sum())} of {wrong.numel()} numbers, by up to "
