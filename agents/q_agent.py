@@ -31,6 +31,7 @@ class QAgent(ModelAgent[nn.Module]):
     pure = True
     action_form = "index"
     agent_info_on_device = True  # epsilon is compared with random numbers on the device
+    samples_with = "epsilon"
 
     def __call__(
         self, state: DictTensor, observation: DictTensor, agent_info: DictTensor, history: object = None

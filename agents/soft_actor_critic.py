@@ -98,7 +98,9 @@ class SoftActorCritic(KeepsArguments, nn.Module):
         self.critics = Critics(n_inputs + len(low), hidden=hidden)
         device = torch.get_default_device()
         self.log_temperature = nn.Parameter(torch.zeros((), device=device))
-        least, most = torch.tensor([low, high], dtype=torch.float64, device=device)  # [A] each
+        least, most = torch.tensor(
+            [[*map(float, low)], [*map(float, high)]], dtype=torch.float64, device=device
+        )  # [A] each
         parts = {"center": least / 2 + most / 2, "scale": most / 2 - least / 2}
         parts |= {"low": _rounded(least, torch.inf), "high": _rounded(most, -torch.inf)}
         for name, values in parts.items():

@@ -100,6 +100,11 @@ class StackingAgent(RL_Agent):
         """The wrapped agent's setting."""
         return self.agent.agent_info_on_device
 
+    @property
+    def samples_with(self) -> str | None:  # type: ignore[override]
+        """The wrapped agent's setting."""
+        return self.agent.samples_with
+
     def initial_state(self, agent_info: DictTensor, B: int) -> DictTensor:
         """Return the agent's own state and ``earlier_frames``, zeros that the agent never sees."""
         earlier = torch.zeros(B, self.shape[0] - 1, *self.shape[1:], dtype=self.dtype, device=self.device)

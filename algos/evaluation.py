@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from rlstruct.batchers import EpisodeStatistics, RL_Batcher
-from rlstruct.core import Trajectories
+from rlstruct.core import DictTensor, Trajectories
 from rlstruct.errors import BatcherStateError, warn_user
 from rlstruct.profiling import operation, phase
 
@@ -150,6 +150,7 @@ class Evaluator:
         step_limit: number of steps after which episodes are cut, with a warning; None waits for their end.
         show: called at the start of an evaluation and after each of its batches, with the numbers of episodes, of ended
             episodes, and of steps.
+        agent_info: settings with which the agent acts, such as an epsilon; None for none.  [B]
     """
 
     def __init__(
@@ -158,8 +159,10 @@ class Evaluator:
         *,
         step_limit: int | None = None,
         show: Callable[[int, int, int], object] | None = None,
+        agent_info: DictTensor | None = None,
     ) -> None:
         self._show = show
+        self._agent_info = None if agent_info is None or agent_info.empty() else agent_info
         self.batcher = batcher
         self.step_limit = step_limit
         self._started: tuple[int, int, float] | None = None
@@ -190,8 +193,8 @@ class Evaluator:
         self._lengths = torch.zeros_like(self._statistics.open_length)  # 0 until the episode has ended
         self._started = (env_steps, policy_version, time.perf_counter())
         self.batcher.update(weights)
-        self.batcher.reset()
-        self.batcher.execute()
+        self.batcher.reset(self._agent_info)
+        self.batcher.execute(self._agent_info)
         if self._show is not None:
             self._show(len(self._lengths), 0, 0)
 
@@ -248,7 +251,7 @@ class Evaluator:
         if self._show is not None:
             self._show(n_episodes, n_episodes - n_cut, self._n_steps)
         if n_cut and (self.step_limit is None or self._n_steps < self.step_limit):
-            self.batcher.execute()
+            self.batcher.execute(self._agent_info)
             return None
         if n_cut:
             warn_user(

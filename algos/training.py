@@ -22,11 +22,11 @@ from rlstruct.algos.launch import launch_learners
 from rlstruct.algos.learner import CreateAgent, GradientLearner
 from rlstruct.algos.run_folder import RunFolder
 from rlstruct.batchers import EpisodeStatistics, RL_Batcher
-from rlstruct.core import TensorSpec, Trajectories
+from rlstruct.core import DictTensor, TensorSpec, Trajectories
 from rlstruct.device import resolve_device
 from rlstruct.errors import BadTypeError, BadValueError, warn_user
 from rlstruct.functional.all_reduce import sum_over_learners
-from rlstruct.policies.loading import description, shown_by
+from rlstruct.policies.loading import description, missing_factories, shown_by
 from rlstruct.profiling import operation, phase
 
 CreateModel = Callable[[], nn.Module]
@@ -116,9 +116,11 @@ def run_training(
         elif group.rank == 0:
             evaluation = stack.enter_context(phase("evaluation")(evaluating)())
             show = None if run is None else run.show_evaluation
-            evaluator = Evaluator(evaluation, step_limit=config.evaluation_step_limit, show=show)
+            sampling = learner.agent_info(1.0, evaluation.n_envs()) if config.evaluation_stochastic else DictTensor()
+            limit = config.evaluation_step_limit
+            evaluator = Evaluator(evaluation, step_limit=limit, show=show, agent_info=sampling)
         loop = TrainingLoop(config, learner, batcher, evaluator, run)
-        loop.callbacks = Callbacks(callbacks, loop, create_agent)
+        loop.create_agent, loop.callbacks = create_agent, Callbacks(callbacks, loop, create_agent)
         loop.draws = config.evaluation_stochastic and create_evaluator is None
         if checkpoint is not None:
             loop.load_state_dict(checkpoint, resumptions=resumptions)
@@ -136,10 +138,12 @@ class TrainingLoop:
     Attributes:
         history: losses, returns and evaluations.
         callbacks: the user's callbacks.
+        create_agent: the factory of agents.
         draws: True if evaluations sample their actions; a policy loaded from this training then does so as well.
     """
 
     callbacks: Callbacks
+    create_agent: CreateAgent
 
     def __init__(
         self,
@@ -168,7 +172,13 @@ class TrainingLoop:
         self._saved_at = 0  # environment steps
         self._start = 0.0
         self.draws = True
-        self.shown: Mapping[str, TensorSpec] | None = None  # observation of one environment, after the first batch
+        self._first: Trajectories | None = None  # the first step of an environment, after the first batch  [1, 1]
+        self._described = True  # False once a policy could not be described
+
+    @property
+    def shown(self) -> Mapping[str, TensorSpec] | None:
+        """Specs of one environment's frames; None before the first batch."""
+        return None if self._first is None else shown_by(self._first.trajectories.specs())
 
     def run(self) -> TrainingResult:
         """Train until the steps are used up or the target is reached."""
@@ -239,8 +249,17 @@ class TrainingLoop:
 
     def policy_state(self) -> dict[str, object]:
         """Return what `rlstruct.load` needs to load the policy, besides the weights."""
-        parts = self.learner.agent, self.learner.model, self.shown, self.batcher.actions
-        policy = description(*parts, stochastic=self.draws)
+        parts = self.create_agent, self.learner.model, self._first, self.batcher.actions
+        policy = description(*parts, stochastic=self.draws, agent_info=self.learner.agent_info(1.0, 1))
+        missing = missing_factories(policy)
+        if missing and self._described and self._group.rank == 0:
+            warn_user(
+                f"run_training: the checkpoints of this training do not contain its whole policy: "
+                f"{', and '.join(missing.values())}. Later, pass the functions that you passed to the training: "
+                f"rlstruct.load(…, {', '.join(f'{name}=…' for name in missing)}), or on the command line "
+                "--factory MODULE:CREATE_ENV MODULE:CREATE_MODEL MODULE:CREATE_AGENT."
+            )
+        self._described = self._described and not missing
         return {"format": FORMAT, "config": asdict(self.config), "policy": policy}
 
     def load_state_dict(self, state: Mapping[str, Any], *, resumptions: int) -> None:
@@ -276,7 +295,9 @@ class TrainingLoop:
         """Return the next batch, and the version of the weights that collected it."""
         (trajectories, n_running, version), self._fetched = self._fetched or self._fetch(), None
         steps = trajectories.trajectories
-        self.shown = self.shown or shown_by(steps.specs())
+        if self._first is None:
+            first = Trajectories(trajectories.info.slice(0, 1), steps.slice(0, 1).temporal_slice(0, 1))
+            self._first = first.clone().to(self.learner.device)
         if self.learner.whole_episodes:
             n_steps = sum_over_learners(steps.lengths.sum())
             self.env_steps += int(n_steps)  # sync: once per batch of whole episodes

@@ -54,11 +54,14 @@ class RL_Agent(ABC):  # noqa: N801 - the name that users of rlstructures know
             chosen output of a network, from 0 to n - 1, or K indices at once: the environment gets the element with
             the space's start, shape and dtype, and the agent sees indices in ``last_action`` and ``chosen_action``.
             ``"vector"`` is a vector of numbers, for a Box of floats. A subclass that overrides a method must repeat it.
+        samples_with: key of ``agent_info`` without which an agent made with ``stochastic=True`` still takes the best
+            action, such as ``"epsilon"``; None if it needs none.
     """
 
     agent_info_on_device: bool = False
     pure: bool = False
     action_form: Literal["element", "index", "vector"] = "element"
+    samples_with: str | None = None
 
     def __init_subclass__(cls, **settings: Any) -> None:  # noqa: ANN401 - whatever other bases take
         """Reset ``pure`` and ``action_form`` in a subclass that changes what the agent does."""
@@ -214,6 +217,11 @@ class RL_Agent_CheckDevice(RL_Agent):  # noqa: N801 - the name that users of rls
     def action_form(self) -> Literal["element", "index", "vector"]:  # type: ignore[override]
         """The wrapped agent's form."""
         return self.agent.action_form
+
+    @property
+    def samples_with(self) -> str | None:  # type: ignore[override]
+        """The wrapped agent's setting."""
+        return self.agent.samples_with
 
     @property
     def pure(self) -> bool:  # type: ignore[override]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from statistics import fmean, median, pstdev
 from typing import Annotated, Literal
@@ -21,7 +20,6 @@ from rlstruct.cli.film import check_path, film
 from rlstruct.cli.messages import UserError, check_device, check_output, say
 from rlstruct.cli.stored_run import Trained, load_trained
 from rlstruct.options import Options, option
-from rlstruct.rl_agent import RL_Agent
 
 _AT_ONCE = 100  # environments in one batch, at most
 _STEPS = 64  # per batch; longer batches of images would take too much memory
@@ -70,8 +68,7 @@ def run(arguments: Sequence[str]) -> None:
     as_trained = trained.settings.config.evaluation_stochastic
     stochastic = as_trained if options.actions is None else options.actions == "sampled"
     torch.set_num_threads(threads_for(trained.model))
-    create_agent = partial(trained.choice.create_agent, trained.model, stochastic=stochastic)
-    returns, lengths = episodes(trained, create_agent, options.episodes, options.device, _SEED + options.seed)
+    returns, lengths = episodes(trained, options.episodes, options.device, _SEED + options.seed, stochastic=stochastic)
     say(f"{trained.settings.algorithm} on {trained.settings.task.env}, after {trained.env_steps:,} environment steps")
     actions = "sampled" if stochastic else "best"
     mean, deviation, middle, low, high = (format_return(of(returns)) for of in (fmean, pstdev, median, min, max))
@@ -79,8 +76,9 @@ def run(arguments: Sequence[str]) -> None:
     say(f"median {middle}, from {low} to {high}; {fmean(lengths):.0f} steps each")
     _write(options, trained, returns=returns, lengths=lengths, actions=actions)
     if options.video is not None:
-        agent, seed = create_agent(device="cpu"), _SEED + options.seed
-        n = film(trained.factory, agent, options.video, n_envs=1, n_steps=None, seed=seed)
+        agent = trained.choice.create_agent(trained.model, stochastic=stochastic, device="cpu")
+        info, seed = trained.sampling(agent, 1, stochastic=stochastic), _SEED + options.seed
+        n = film(trained.factory, agent, options.video, n_envs=1, n_steps=None, seed=seed, agent_info=info)
         say(f"{options.video}: one episode, {n} frames")
 
 
@@ -98,28 +96,28 @@ def _write(options: Evaluate, trained: Trained, **found: object) -> None:
     say(f"{options.out}")
 
 
-def episodes(
-    trained: Trained, create_agent: partial[RL_Agent], n: int, device: str, seed: int
-) -> tuple[list[float], list[int]]:
+def episodes(trained: Trained, n: int, device: str, seed: int, *, stochastic: bool) -> tuple[list[float], list[int]]:
     """Play ``n`` whole episodes, equally many per environment, so that short ones are not overrepresented.
 
     Returns the return and the length of each episode.
     """
     rounds = -(-n // _AT_ONCE)
     n_envs = -(-n // rounds)
+    agent = trained.choice.create_agent(trained.model, stochastic=stochastic)
+    info = trained.sampling(agent, n_envs, stochastic=stochastic)
     returns: list[float] = []
     lengths: list[int] = []
     with RL_Batcher(
         _STEPS,
-        create_agent,
+        trained.choice.create_agent,
         PlacedEnv(trained.factory, device),
-        agent_args={"device": device},
+        agent_args={"model": trained.model, "stochastic": stochastic, "device": device},
         env_args={"n_envs": n_envs},
         n_processes=0,
         seed=seed,
         device=device,
     ) as batcher:
-        evaluator = Evaluator(batcher)
+        evaluator = Evaluator(batcher, agent_info=info)
         for _ in range(rounds):
             evaluator.start(trained.model.state_dict(), env_steps=trained.env_steps, policy_version=0)
             result = evaluator.wait()

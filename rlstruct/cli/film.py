@@ -45,7 +45,16 @@ _DARK, _YELLOW, _RED = "#20242c", "#ffd84a", "#e8604c"
 _CHANNELS = ("#4aa8ff", _YELLOW, "#8d7b3a", _RED, "#63c96b", "#c77dff", "#ff9e45", "#4fd6c8", "#f08fc0", "#b8c0cc")
 
 
-def film(factory: Factory, agent: RL_Agent, path: Path, *, n_envs: int, n_steps: int | None, seed: int) -> int:
+def film(
+    factory: Factory,
+    agent: RL_Agent,
+    path: Path,
+    *,
+    n_envs: int,
+    n_steps: int | None,
+    seed: int,
+    agent_info: DictTensor | None = None,
+) -> int:
     """Film an agent, which acts on the CPU, at the speed of the environment, and return the number of frames.
 
     Every frame of an episode is drawn once, the first and the last included. The file is a gif, an mp4, or, with the
@@ -58,6 +67,7 @@ def film(factory: Factory, agent: RL_Agent, path: Path, *, n_envs: int, n_steps:
         n_envs: number of environments, side by side, each with its own episodes.
         n_steps: number of steps in each environment; None for one whole episode, however long it is.
         seed: environment j has the seed ``seed + j``.
+        agent_info: settings of the agent in an environment; None for none.  [1]
     """
     os.environ.update(_QUIET_PYGAME)
     factory = replace(factory, render=True, auto_reset=False)
@@ -68,7 +78,8 @@ def film(factory: Factory, agent: RL_Agent, path: Path, *, n_envs: int, n_steps:
             stack.callback(env.close)
         fps, paint = _look_of(factory, envs[0])
         legend = _legend_of(factory, envs[0])
-        played = [_played(env, agent, paint, n_steps, seed + j) for j, env in enumerate(envs)]
+        info = DictTensor() if agent_info is None else agent_info
+        played = [_played(env, agent, paint, n_steps, seed + j, info) for j, env in enumerate(envs)]
         path.parent.mkdir(parents=True, exist_ok=True)
         pictures = _side_by_side(factory.name, played)
         if path.suffix.lower() == ".png":
@@ -82,7 +93,9 @@ def _without_restarts(env: VecEnv, seed: int) -> VecEnv:
     return GymEnv(env.envs, seed) if type(env) is GymEnvInf else env
 
 
-def _played(env: VecEnv, agent: RL_Agent, paint: Painter, n_steps: int | None, seed: int) -> Iterator[Picture]:
+def _played(
+    env: VecEnv, agent: RL_Agent, paint: Painter, n_steps: int | None, seed: int, info: DictTensor
+) -> Iterator[Picture]:
     """Play a single environment, and yield every frame of its episodes; see `film`."""
 
     def picture(observation: DictTensor) -> Picture:
@@ -97,12 +110,12 @@ def _played(env: VecEnv, agent: RL_Agent, paint: Painter, n_steps: int | None, s
     step, done = 0, False
     while not done or (n_steps is not None and step < n_steps):
         observation, _ = acted_in.reset()
-        state, total, done = agent.initial_state(DictTensor(), 1), 0.0, False
+        state, total, done = agent.initial_state(info, 1), 0.0, False
         yield picture(observation)
         while not done and step != n_steps:
             keys = step_keys(seeds, 0, torch.tensor([step], dtype=torch.int64, device="cpu"))[0]
             with torch.no_grad():
-                action, state = agent(state, observation + DictTensor({"rng": keys}), DictTensor())
+                action, state = agent(state, observation + DictTensor({"rng": keys}), info)
             checks.action(action)
             (reached, _), (observation, _) = checks.step(acted_in.step(action))
             step, total = step + 1, total + float(reached["reward"])  # sync: once per frame

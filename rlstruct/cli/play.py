@@ -16,6 +16,7 @@ from rlstruct.cli.environments import Factory, Task, find, spaces_of
 from rlstruct.cli.film import check_path, film
 from rlstruct.cli.messages import UserError, say
 from rlstruct.cli.stored_run import load_trained
+from rlstruct.core import DictTensor
 from rlstruct.options import Options, option
 from rlstruct.rl_agent import RL_Agent
 from rlstruct.sims.tensor_env import Backend
@@ -54,12 +55,12 @@ def run(arguments: Sequence[str]) -> None:
     options: Play = tyro.cli(Play, args=arguments, prog="rlstruct play")
     out = options.out or Path(f"play-{Path(options.what).name}.gif")
     check_path(out)
-    factory, agent, who = _actor(options.what, options.simulator, options.factory)
-    n = film(factory, agent, out, n_envs=options.n_envs, n_steps=options.steps, seed=options.seed)
+    factory, agent, info, who = _actor(options.what, options.simulator, options.factory)
+    n = film(factory, agent, out, n_envs=options.n_envs, n_steps=options.steps, seed=options.seed, agent_info=info)
     say(f"{out}: {n} frames of {factory.name}, {who}")
 
 
-def _actor(what: str, simulator: Backend | None, factories: Sequence[str]) -> tuple[Factory, RL_Agent, str]:
+def _actor(what: str, simulator: Backend | None, factories: Sequence[str]) -> tuple[Factory, RL_Agent, DictTensor, str]:
     if Path(what).is_dir():
         if simulator is not None:
             raise UserError(f"--simulator {simulator}: the run {what} has its own simulator. Omit --simulator.")
@@ -69,6 +70,7 @@ def _actor(what: str, simulator: Backend | None, factories: Sequence[str]) -> tu
         if algorithm is not None and algorithm.arrange is not None:
             _, create_agent, _ = algorithm.arrange(trained.settings.config, create_agent, trained.factory)
         agent = create_agent(trained.model, stochastic=stochastic)
-        return trained.factory, agent, f"{trained.settings.algorithm} after {trained.env_steps:,} environment steps"
+        who = f"{trained.settings.algorithm} after {trained.env_steps:,} environment steps"
+        return trained.factory, agent, trained.sampling(agent, 1, stochastic=stochastic), who
     factory = find(Task(env=what, simulator=simulator), auto_reset=False)
-    return factory, RandomAgent(spaces_of(factory)[1]), "acting at random"
+    return factory, RandomAgent(spaces_of(factory)[1]), DictTensor(), "acting at random"

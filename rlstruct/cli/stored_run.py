@@ -13,7 +13,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from rlstruct import policies
 from rlstruct.algos.checkpoint import read_checkpoint
@@ -21,11 +21,15 @@ from rlstruct.algos.config import TrainingConfig
 from rlstruct.cli.agents import AgentChoice, algorithm_of, prepare
 from rlstruct.cli.environments import Factory, Task, find, imported, is_own
 from rlstruct.cli.messages import UserError, nearest
+from rlstruct.core import DictTensor
 from rlstruct.errors import BadTypeError
-from rlstruct.policies.loading import load_weights
+from rlstruct.policies.loading import load_weights, missing_factories
+from rlstruct.rl_agent import RL_Agent
 from rlstruct.search import SearchAgent
 
 _PACKAGES = ("rlstruct", "torch", "gymnasium", "numpy", "ale-py")
+
+_FACTORIES = " On the command line: --factory MODULE:CREATE_ENV MODULE:CREATE_MODEL MODULE:CREATE_AGENT."
 
 
 class ForeignRun(UserError):
@@ -93,6 +97,22 @@ class Trained:
     choice: AgentChoice  # factories of network and agent
     model: nn.Module  # the network, on the CPU
     env_steps: int  # environment steps of its training
+    agent_info: Mapping[str, Tensor]  # the settings with which the agent samples in one environment
+
+    def sampling(self, agent: RL_Agent, n_envs: int, *, stochastic: bool) -> DictTensor:
+        """Return the ``agent_info`` for an agent in n environments; raise if it lacks what the agent needs to sample.
+
+        The result is empty without ``stochastic``.  [n_envs]
+        """
+        if not stochastic:
+            return DictTensor()
+        needed = agent.samples_with
+        if needed not in (None, *self.agent_info):
+            raise UserError(
+                f"this agent samples only with agent_info[{needed!r}], and the checkpoint does not contain it, as it "
+                "is of an older version: take the best actions, --actions best."
+            )
+        return DictTensor({key: value.expand(n_envs, *value.shape) for key, value in self.agent_info.items()})
 
 
 def load_trained(run: Path, *, auto_reset: bool, factories: Sequence[str] = ()) -> Trained:
@@ -104,10 +124,13 @@ def load_trained(run: Path, *, auto_reset: bool, factories: Sequence[str] = ()) 
     file, model = run / "checkpoint.pt", choice.create_model()
     try:
         checkpoint = read_checkpoint(file)
+        policy = checkpoint.get("policy") or {}
+        if missing := missing_factories(policy) if policy else {}:
+            raise UserError(f"{file} does not contain its whole policy: {', and '.join(missing.values())}.{_FACTORIES}")
         load_weights(model, checkpoint["model"], f"{file} does not fit the network of this version, {choice.kind}")
     except (ValueError, FileNotFoundError) as error:
         raise UserError(str(error)) from None
-    return Trained(settings, factory, choice, model, int(checkpoint["env_steps"]))
+    return Trained(settings, factory, choice, model, int(checkpoint["env_steps"]), policy.get("agent_info", {}))
 
 
 def undescribed(run: Path, names: Sequence[str]) -> dict[str, Any]:
@@ -133,7 +156,7 @@ def factory_hint(error: Exception) -> str:
     """Say how the command line takes the factories that an error of `rlstruct.load` asks for; "" for other errors."""
     if "Pass create_" not in str(error):
         return ""
-    return " On the command line: --factory MODULE:CREATE_ENV MODULE:CREATE_MODEL MODULE:CREATE_AGENT."
+    return _FACTORIES
 
 
 def _load_own(run: Path, names: Sequence[str], auto_reset: bool) -> Trained:
@@ -150,7 +173,7 @@ def _load_own(run: Path, names: Sequence[str], auto_reset: bool) -> Trained:
         algorithm=run.resolve().name, task=Task(env=names[0]), agent=name, config=config, versions=versions()
     )
     choice = AgentChoice(lambda: copy.deepcopy(policy.model), policy.create_agent, name)
-    return Trained(settings, factory, choice, policy.model, env_steps)
+    return Trained(settings, factory, choice, policy.model, env_steps, policy.agent_info)
 
 
 def _build(cls: type[Any], values: Mapping[str, Any], file: Path) -> Any:  # noqa: ANN401 - an instance of cls

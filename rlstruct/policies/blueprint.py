@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import inspect
+import sys
 from collections.abc import Callable, Mapping
 from functools import partial
-from numbers import Integral
+from numbers import Integral, Real
 from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -21,7 +23,7 @@ from rlstruct.rl_agent import RL_Agent
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-_TRUSTED = ("rlstruct.", "torch.nn.")
+TRUSTED = ("rlstruct.", "torch.nn.")
 
 
 class KeepsArguments:
@@ -44,13 +46,16 @@ class KeepsArguments:
 def describe(value: Any) -> Any:  # noqa: ANN401 - a value of any kind
     """Return plain values from which `build` creates an equal object without its weights; TypeError if impossible.
 
-    Supported are plain values; classes and factories of rlstruct and torch.nn, and a `functools.partial` of one; and
-    instances of dataclasses, of networks derived from `KeepsArguments`, and of layers of torch.nn.
+    Supported are plain values and numpy's arrays of numbers; classes and factories of rlstruct and torch.nn, and a
+    `functools.partial` of one; and instances of dataclasses, of networks derived from `KeepsArguments`, and of layers
+    of torch.nn. An array becomes nested tuples.
     """
-    if value is None or isinstance(value, bool | int | float | str):
+    if value is None or type(value) in (bool, int, float, str):
         return value
-    if isinstance(value, Integral):
-        return int(value)
+    if isinstance(value, np.ndarray | np.bool_) and value.dtype.kind in "biuf":
+        return value.tolist()  # sync: none, it is numpy's
+    if isinstance(value, Real):
+        return int(value) if isinstance(value, Integral) else float(value)
     if isinstance(value, torch.dtype):
         return {"dtype": str(value)}
     if isinstance(value, list | tuple):
@@ -63,18 +68,6 @@ def describe(value: Any) -> Any:  # noqa: ANN401 - a value of any kind
         return {"name": _place(value)}
     args, named = _arguments(value)
     return {"call": _place(type(value)), "args": describe(args), "named": describe(named)}
-
-
-def describe_network(model: nn.Module) -> Any:  # noqa: ANN401 - plain values
-    """Describe a network with `describe`, and check that its weights fit the result of `build`."""
-    plain = describe(model)
-    with torch.device("meta"):  # needs neither memory nor random numbers
-        again = build(plain)
-    found, expected = ({k: (v.shape, v.dtype) for k, v in one.state_dict().items()} for one in (again, model))
-    if found != expected:
-        wrong = sorted(name for name in {*found, *expected} if found.get(name) != expected.get(name))
-        raise BadTypeError(f"{_name(type(model))}, which was changed after it was made: {', '.join(wrong)}")
-    return plain
 
 
 def build(plain: Any) -> Any:  # noqa: ANN401 - what was described
@@ -116,12 +109,19 @@ def _arguments(value: object) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
 
 
 def _settings(layer: nn.Module) -> dict[str, Any]:
-    """Read the constructor arguments of a torch.nn layer from its attributes of the same names."""
+    """Read the constructor arguments of a torch.nn layer from its attributes of the same names.
+
+    Arguments that it does not keep get their default; a comparison with the layer shows if that is wrong.
+    """
     found: dict[str, Any] = {}
     for name, parameter in inspect.signature(type(layer)).parameters.items():
         if name in ("device", "dtype"):
             continue
-        if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY) or not hasattr(layer, name):
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            continue  # nn.Tanh and others accept arguments that they ignore
+        if not hasattr(layer, name):
+            if parameter.default is not parameter.empty:
+                continue
             raise BadTypeError(f"{_name(type(layer))}, whose argument {name!r} it does not keep")
         kept = getattr(layer, name)
         found[name] = kept is not None if name == "bias" and not isinstance(kept, bool) else kept
@@ -133,7 +133,12 @@ def _place(value: Callable[..., Any]) -> str:
     owner = getattr(value, "__self__", None)
     module, name = value.__module__, value.__qualname__
     known = isinstance(value, type) or isinstance(owner, type)
-    if not (known and module.startswith(_TRUSTED)) or "<" in name:
+    if not (known and module.startswith(TRUSTED)):
+        raise BadTypeError(_name(value))
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    if found != value:  # made while the program runs, like the classes of torch.nn.utils.parametrizations
         raise BadTypeError(_name(value))
     return f"{module}:{name}"
 
@@ -148,7 +153,7 @@ def _found(place: str, *, called: bool) -> Any:  # noqa: ANN401 - a class, or a 
     module = module.replace("rlstruct_search.", "rlstruct.search.")  # a name that was never released
     module = renamed.module_of(module) or module
     found: Any = None
-    if module.startswith(_TRUSTED):
+    if module.startswith(TRUSTED):
         try:
             found = importlib.import_module(module)
             for part in name.split("."):

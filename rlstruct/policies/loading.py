@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from rlstruct.core import TensorSpec
+from rlstruct.core import DictTensor, TensorSpec, Trajectories
 from rlstruct.device import DeviceLike
 from rlstruct.errors import BadTypeError, BadValueError, MissingFileError
-from rlstruct.policies.blueprint import build, describe, describe_network
+from rlstruct.policies.blueprint import build, describe
+from rlstruct.policies.likeness import differences, same_bits
 from rlstruct.policies.policy import Policy
-from rlstruct.rl_agent import RL_Agent
+from rlstruct.rl_agent import RL_Agent, RL_Agent_CheckDevice
 
 if TYPE_CHECKING:
     import gymnasium
@@ -22,33 +25,126 @@ if TYPE_CHECKING:
     from rlstruct.spaces import ActionIndices
 
 
+_MOST_DIFFERENCES = 3  # shown in a message
+
+
 def description(
-    agent: RL_Agent,
+    create_agent: Callable[..., RL_Agent],
     model: nn.Module,
-    shown: Mapping[str, TensorSpec] | None,
+    step: Trajectories | None,
     actions: ActionIndices | None,
     *,
     stochastic: bool,
+    agent_info: DictTensor,
 ) -> dict[str, Any]:
-    """Return the description of a policy in a checkpoint, as plain values for `load`.
+    """Return the description of a policy in a checkpoint, as plain values and tensors for `load`.
 
-    ``shown`` are the specs of one environment's frames, None before the first batch. ``actions`` is that of a `Policy`.
-    ``stochastic`` is True if evaluations sample actions.
+    Network and agent are rebuilt from their description and compared with the original: classes, attributes, hooks,
+    weights and, on a real observation, what they return, bit by bit. If they cannot be rebuilt, or differ, the
+    description says why instead, see `missing_factories`.
+
+    Args:
+        create_agent: the training's factory of agents.
+        model: the network.
+        step: the first step of an environment, on the network's device; None before the first batch.  [1, 1]
+        actions: that of a `Policy`.
+        stochastic: True if evaluations sample actions.
+        agent_info: the settings with which the agent samples actions in one environment.  [1]
     """
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+        network, again = _rebuilt(lambda: describe_network(model))
+        acting, _ = _rebuilt(lambda: _rebuilt_agent(create_agent, model, again, step))
+    seen = {} if step is None else shown_by(step.trajectories.specs())
     return {
-        "model": _described(describe_network, model),
-        "agent": _described(describe, agent.creator()),
-        "observation": {key: [list(s.shape), str(s.dtype).removeprefix("torch.")] for key, s in (shown or {}).items()},
+        "model": network,
+        "agent": acting,
+        "observation": {key: [list(s.shape), str(s.dtype).removeprefix("torch.")] for key, s in seen.items()},
         "actions": None if actions is None else actions.plain(),
         "stochastic": stochastic,
+        "agent_info": {key: value[0] for key, value in agent_info.items()},
     }
 
 
-def _described(how: Callable[[Any], Any], part: object) -> dict[str, Any]:
+def missing_factories(policy: Mapping[str, Any]) -> dict[str, str]:
+    """Return why `load` needs ``create_model`` or ``create_agent`` for a `description`; {} if it needs neither.
+
+    >>> missing_factories({"model": {"made": 1}, "agent": {"foreign": "mine.Agent"}})
+    {'create_agent': 'the agent is mine.Agent'}
+    """
+    words = {"model": "network", "agent": "agent"}
+    found = {name: policy.get(name) or {"foreign": ""} for name in words}
+    return {
+        f"create_{name}": f"the {words[name]} is {part['foreign']}"
+        if part["foreign"]
+        else f"it does not say which {words[name]} it has"
+        for name, part in found.items()
+        if "made" not in part
+    }
+
+
+def _rebuilt(rebuild: Callable[[], tuple[Any, Any]]) -> tuple[dict[str, Any], Any]:
+    """Return the description of a network or an agent, and what was rebuilt from it; or the reason, and None."""
     try:
-        return {"made": how(part)}
-    except BadTypeError as error:  # its text is the name of the part that cannot be described
-        return {"foreign": str(error)}
+        plain, again = rebuild()
+    except Exception as error:  # whatever prevents it must not prevent a checkpoint; the training warns
+        return {"foreign": " ".join(str(error).split()) or type(error).__name__}, None
+    return {"made": plain}, again
+
+
+def describe_network(model: nn.Module) -> tuple[Any, nn.Module]:
+    """Describe a network, and rebuild it from the description; raise if the two differ, except for their mode."""
+    plain = describe(model)
+    again: nn.Module = build(plain).to(_device_of(model))
+    made, weights = again.state_dict(), model.state_dict()
+    fitting = {name: weight for name, weight in weights.items() if name in made and made[name].shape == weight.shape}
+    again.load_state_dict({name: one for name, one in fitting.items() if made[name].dtype == one.dtype}, strict=False)
+    _refuse(model, differences(again, model))
+    return plain, again.eval()
+
+
+def _rebuilt_agent(
+    create_agent: Callable[..., RL_Agent], model: nn.Module, again: nn.Module | None, step: Trajectories | None
+) -> tuple[Any, RL_Agent]:
+    """Describe an agent, and rebuild it around the rebuilt network, or around the original if there is none."""
+    arguments = {"device": _device_of(model), "stochastic": True, "copy_model": False}
+    agent = create_agent(model, **arguments)
+    while isinstance(agent, RL_Agent_CheckDevice):
+        agent = agent.agent
+    plain = describe(agent.creator())
+    made: RL_Agent = build(plain)(model if again is None else again, **arguments)
+    _refuse(agent, differences(made, agent))
+    if again is not None and step is not None:
+        acting = agent if agent.pure else agent.creator()(model, **arguments)  # a compiled search rounds differently
+        with torch.no_grad(), _evaluating(model):
+            expected, found = (one.call_replay(step, 0, None)[0] for one in (acting, made))
+        wrong = (key for key in expected.keys() if not same_bits(found[key], expected[key]))
+        _refuse(agent, (f"{key} differs for the same observation" for key in wrong))
+    return plain, made
+
+
+def _device_of(model: nn.Module) -> torch.device:
+    return next((tensor.device for tensor in model.state_dict().values()), torch.device("cpu"))
+
+
+def _refuse(part: object, found: Iterator[str]) -> None:
+    if text := ", ".join(islice(found, _MOST_DIFFERENCES)):
+        raise BadTypeError(f"{_name(part)}, which was changed after it was made: {text}")
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """Put a network into eval mode for a while."""
+    modes = [(part, part.training) for part in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for part, training in modes:
+            part.training = training
+
+
+def _name(part: object) -> str:
+    return f"{type(part).__module__}.{type(part).__qualname__}"
 
 
 def shown_by(stored: Mapping[str, TensorSpec]) -> dict[str, TensorSpec]:
@@ -64,6 +160,7 @@ def load(
     device: DeviceLike = "cpu",
     stochastic: bool | None = None,
     seed: int = 0,
+    agent_info: Mapping[str, Tensor | float] | None = None,
     create_model: Callable[[], nn.Module] | None = None,
     create_agent: Callable[..., RL_Agent] | None = None,
     observation_space: gymnasium.Space[Any] | None = None,
@@ -75,9 +172,10 @@ def load(
         device: device of the policy.
         stochastic: sample actions, or take the best one; None for the setting of the training's evaluations.
         seed: seed of the sampling.
-        create_model: returns the network, as in the training. Needed unless the network consists of classes of
-            `rlstruct.agents` and ``torch.nn``, because a checkpoint is data and never runs other code.
-        create_agent: the training's factory of agents. Needed unless the agent is one of rlstruct's.
+        agent_info: see `Policy`; None for the settings at the end of the training, such as DQN's ``final_epsilon``.
+        create_model: returns the network, as in the training. Needed unless the network consists of unchanged
+            classes of `rlstruct.agents` and ``torch.nn``, because a checkpoint is data and never runs other code.
+        create_agent: the training's factory of agents. Needed unless the agent is an unchanged one of rlstruct's.
         observation_space: space of one environment, for checkpoints that do not contain it.
 
     Returns:
@@ -107,17 +205,25 @@ def load(
     create = create_agent if create_agent is not None else _made(known, "agent", file)
     load_weights(model, state["model"], f"rlstruct.load: {file} does not fit what create_model makes")
     stochastic = bool(known.get("stochastic", True)) if stochastic is None else stochastic
-    specs = _specs(known, observation_space, file)
-    actions = _actions(known)
-    return Policy(model, create, specs, device=device, stochastic=stochastic, seed=seed, actions=actions)
+    settings: dict[str, Any] = {"device": device, "stochastic": stochastic, "seed": seed, "actions": _actions(known)}
+    settings["agent_info"] = agent_info or known.get("agent_info")
+    return Policy(model, create, _specs(known, observation_space, file), **settings)
 
 
 def load_weights(model: nn.Module, weights: Mapping[str, Any], unfit: str) -> None:
     """Load weights into a network.
 
     Raises:
-        ValueError: they do not fit. The message begins with ``unfit`` and names the first part that has another size.
+        ValueError: they do not fit. The message begins with ``unfit`` and names the first part that has another size
+            or dtype.
     """
+    for name, tensor in model.state_dict().items():
+        stored = weights.get(name)
+        if isinstance(stored, Tensor) and stored.dtype != tensor.dtype:  # torch would round in silence
+            raise BadValueError(
+                f"{unfit}: {name} is {tensor.dtype}, expected {stored.dtype}. Make the network with that dtype: call "
+                f"torch.set_default_dtype or Module.to as the training did."
+            )
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:
@@ -163,14 +269,11 @@ def read_plain(file: Path, needed: Sequence[str], fix: str, *, where: str = "", 
 
 def _made(known: Mapping[str, Any], what: str, file: Path) -> Any:  # noqa: ANN401 - a network or a factory
     """Create the network, or the factory of agents, that a checkpoint describes."""
-    found = known.get(what, {"foreign": ""})
-    if "made" in found:
-        return build(found["made"])
-    which = "network" if what == "model" else "agent"
-    why = f"the {which} is {found['foreign']}" if found["foreign"] else f"it does not say which {which} it has"
+    if (why := missing_factories(known).get(f"create_{what}")) is None:
+        return build(known[what]["made"])
     raise BadValueError(
-        f"rlstruct.load: {file} cannot be loaded by itself: {why}, and only classes of rlstruct and torch.nn are made "
-        f"from a file. Pass create_{what}=…, as in the training."
+        f"rlstruct.load: {file} cannot be loaded by itself: {why}, and only unchanged classes of rlstruct and torch.nn "
+        f"are made from a file. Pass create_{what}=…, as in the training."
     )
 
 

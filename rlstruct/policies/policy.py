@@ -38,9 +38,11 @@ class Policy:
         seed: seed of the sampling. Row j samples like environment j of a batcher with this seed.
         actions: how `act` turns the indices that the agent returns into elements of the action space, in which they
             differ; see `RL_Agent.action_form`.
+        agent_info: settings with which the agent samples, such as ``{"epsilon": 0.05}`` for a `QAgent`.  [...] each
 
     Raises:
         TypeError: the agent needs the history of a batch.
+        ValueError: the policy should sample, and ``agent_info`` lacks what the agent needs for it.
 
     Attributes:
         model: the network.
@@ -48,6 +50,7 @@ class Policy:
         device: device of the network.
         create_agent: the argument.
         stochastic: the default of `act`.
+        agent_info: the argument, as tensors.
         actions: the argument; None if `act` returns the agent's actions unchanged.
         last: all outputs of the agent for the last observations, such as ``value``; ``action`` is an index if the
             agent returns indices.  [B, ...]
@@ -63,12 +66,14 @@ class Policy:
         stochastic: bool = False,
         seed: int = 0,
         actions: ActionIndices | None = None,
+        agent_info: Mapping[str, Tensor | float] | None = None,
     ) -> None:
         self.device = resolve_device(device)
         self.model = model.to(self.device).eval()
         self.specs, self.stochastic = specs, stochastic
         self.last = DictTensor()
         self.create_agent, self._seed = create_agent, check_seed("Policy", "seed", seed)
+        self.agent_info = {key: torch.as_tensor(value, device="cpu") for key, value in (agent_info or {}).items()}
         self._agents: dict[bool, RL_Agent] = {}
         self.actions = actions if self.agent(stochastic).action_form == "index" else None
         self._found: dict[str, Tensor] = {}  # on an accelerator, whether a message applies to an earlier call.  [] bool
@@ -89,14 +94,28 @@ class Policy:
         """Return the agent that samples actions, or the one that takes the best."""
         if stochastic not in self._agents:
             made = self.create_agent(self.model, device=self.device, stochastic=stochastic, copy_model=False)
+            if stochastic and made.samples_with not in (None, *self.agent_info):
+                key = made.samples_with
+                raise BadValueError(
+                    f"Policy: {type(made).__name__} samples only with agent_info[{key!r}], and agent_info has "
+                    f"{sorted(self.agent_info)}. Pass agent_info={{{key!r}: …}}, or take the best action: "
+                    "stochastic=False."
+                )
             self._agents[stochastic] = made
         return self._agents[stochastic]
+
+    def _info(self, agent: RL_Agent, B: int) -> DictTensor:
+        """Return the settings with which an agent samples.  [B]."""
+        device = self.device if agent.agent_info_on_device else torch.device("cpu")
+        rows = {key: value.expand(B, *value.shape).to(device) for key, value in self.agent_info.items()}
+        return DictTensor(rows)
 
     def copy(self, device: DeviceLike) -> Policy:
         """Return a copy of the policy on a device, at the start of an episode."""
         model, stochastic = copy.deepcopy(self.model), self.stochastic
         settings: dict[str, Any] = {"device": device, "stochastic": stochastic, "seed": self._seed}
-        return Policy(model, self.create_agent, self.specs, actions=self.actions, **settings)
+        settings |= {"actions": self.actions, "agent_info": self.agent_info}
+        return Policy(model, self.create_agent, self.specs, **settings)
 
     def reset(self, where: np.ndarray[Any, Any] | Tensor | None = None) -> None:
         """Start new episodes.
@@ -144,11 +163,12 @@ class Policy:
                 observations are tensors on an accelerator, a later call raises it: `reset`, or one with arrays.
         """
         seen, single, back = self._read(observation)
-        agent = self.agent(self.stochastic if stochastic is None else stochastic)
-        B = next(iter(seen.values())).shape[0]
+        stochastic = self.stochastic if stochastic is None else stochastic
+        agent, B = self.agent(stochastic), next(iter(seen.values())).shape[0]
+        agent_info = self._info(agent, B) if stochastic else DictTensor()
         if self._initial is None or (len(self._initial) != B and (self._state is None or self._state.empty())):
             self._initial = torch.ones(B, dtype=torch.bool, device=self.device)
-            self._state = agent.initial_state(DictTensor(), B)
+            self._state = agent.initial_state(agent_info, B)
         if len(self._initial) != B or self._state is None:
             raise ShapeMismatchError(
                 f"Policy.act: the observation has {B} rows, and the agent remembers {len(self._initial)}, expected "
@@ -157,7 +177,7 @@ class Policy:
         seeds = self._seed + torch.arange(B, dtype=torch.int64, device=self.device)
         step = torch.full((1,), self._step, dtype=torch.int64, device=self.device)
         seen["rng"], seen["initial_state"] = random.step_keys(seeds, self._episode, step)[0], self._initial
-        self.last, self._state = agent(self._state, DictTensor(seen), DictTensor(), None)
+        self.last, self._state = agent(self._state, DictTensor(seen), agent_info, None)
         self._initial = torch.zeros_like(self._initial)
         self._step += 1
         return self._answer(self.last, single, back)

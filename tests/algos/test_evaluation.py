@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -9,8 +10,8 @@ import torch
 from fake_envs import counting_length, create_counting_env, create_failing_env, create_slow_env
 
 from rlstruct import BatcherStateError, WorkerError
-from rlstruct.agents import ActorCritic, ActorCriticAgent
-from rlstruct.algos import A2CConfig, a2c
+from rlstruct.agents import ActorCritic, ActorCriticAgent, QAgent, QNetwork
+from rlstruct.algos import A2CConfig, DQNConfig, a2c, dqn
 from rlstruct.algos.build import create_batchers
 from rlstruct.algos.evaluation import Evaluation, Evaluator
 from rlstruct.batchers import RL_Batcher, collect_episodes
@@ -66,6 +67,16 @@ def test_the_next_evaluation_plays_fresh_episodes() -> None:
         for episode in range(3):
             evaluator.start(MODEL.state_dict(), env_steps=0, policy_version=0)
             assert evaluator.wait().lengths == expected_lengths(episode)
+
+
+def test_sampling_evaluations_get_the_settings_of_the_end_of_the_training() -> None:
+    small = {"n_envs": 2, "n_processes": 0, "n_env_steps": 16, "n_timesteps": 8, "evaluation_processes": 0}
+    config = DQNConfig(**small, evaluation_episodes=20, evaluation_stochastic=True, final_epsilon=1.0)
+    create_env = partial(make, "CartPole-v1")
+    sampled = dqn.train(config, lambda: QNetwork(4, 2), QAgent, create_env).before
+    best = dqn.train(replace(config, evaluation_stochastic=False), lambda: QNetwork(4, 2), QAgent, create_env).before
+    assert 15 < sampled.mean_length < 35  # as random actions do
+    assert not 15 < best.mean_length < 35  # this untrained network falls at once, or balances for long
 
 
 def test_means_and_deviations_by_hand() -> None:

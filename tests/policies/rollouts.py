@@ -12,7 +12,7 @@ from torch import Tensor
 from trainings import Task
 
 import rlstruct
-from rlstruct import Policy, Trajectories
+from rlstruct import DictTensor, Policy, Trajectories
 from rlstruct.algos.checkpoint import read_checkpoint
 from rlstruct.batchers import RL_Batcher
 from rlstruct.policies.exporting import exported
@@ -22,14 +22,16 @@ SEED = 7
 
 def played(task: Task, run: Path, stochastic: bool, **settings: Any) -> Trajectories:
     """Let the agent of a training act in its environments, with a batcher; ``settings`` are the agent's."""
-    model = task.create_model()
-    model.load_state_dict(read_checkpoint(run / "checkpoint.pt")["model"])
+    model, saved = task.create_model(), read_checkpoint(run / "checkpoint.pt")
+    model.load_state_dict(saved["model"])
+    of_one = saved["policy"]["agent_info"] if stochastic else {}
+    agent_info = DictTensor({key: value.expand(3) for key, value in of_one.items()}) if of_one else None
     settings |= {"model": model, "stochastic": stochastic}
     with RL_Batcher(
         30, task.create_agent, task.create_env, agent_args=settings, env_args={"n_envs": 3}, n_processes=0, seed=SEED
     ) as batcher:
-        batcher.reset()
-        batcher.execute()
+        batcher.reset(agent_info)
+        batcher.execute(agent_info)
         batch, _ = batcher.get()
     assert batch is not None
     return batch

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,12 @@ from rlstruct import agents as bundled
 from rlstruct.agents import ActorCritic, ActorCriticAgent
 from rlstruct.algos import ppo
 from rlstruct.algos.checkpoint import read_checkpoint
+from rlstruct.cli.evaluate import episodes
+from rlstruct.cli.messages import UserError
+from rlstruct.cli.stored_run import load_trained
 from rlstruct.core import TensorSpec
-from rlstruct.policies.blueprint import build, describe, describe_network
+from rlstruct.policies.blueprint import build, describe
+from rlstruct.policies.loading import describe_network
 
 
 @pytest.fixture(scope="module", params=TASKS)
@@ -82,6 +87,51 @@ def test_the_policy_follows_the_evaluations_of_its_training(tmp_path: Path) -> N
     assert not rlstruct.load(TASKS["values"].train(tmp_path)).stochastic
 
 
+def test_what_is_said_to_be_sampled_is_sampled(trained: tuple[Task, Path]) -> None:
+    policy = rlstruct.load(trained[1], stochastic=True)
+    assert "samples actions" in repr(policy)
+    (frame,) = (torch.zeros(400, *spec.shape, dtype=spec.dtype) for spec in policy.specs.values())
+    best = policy.act(frame, stochastic=False)
+    assert (best == best[0]).all()
+    policy.reset()
+    assert (policy.act(frame) != best).any()  # of 400 actions of DQN, 5 % are random
+    policy.stochastic = False
+    assert "takes the best action" in repr(policy)
+    policy.reset()
+    assert torch.equal(policy.act(frame), best)
+
+
+def test_an_epsilon_greedy_policy_samples_only_with_an_epsilon(tmp_path: Path) -> None:
+    run, frames = TASKS["values"].train(tmp_path), torch.zeros(1000, 4)
+    greedy = rlstruct.load(run)
+    assert greedy.agent_info["epsilon"] == pytest.approx(TASKS["values"].config.final_epsilon)
+    always = rlstruct.load(run, agent_info={"epsilon": 1.0}, stochastic=True)
+    assert 400 < (always.act(frames) != greedy.act(frames)).sum() < 600
+    assert torch.equal(
+        always.copy("cpu").act(frames), rlstruct.load(run, agent_info={"epsilon": 1.0}).act(frames, stochastic=True)
+    )
+    for agent in (bundled.QAgent, partial(bundled.StackingAgent.create, create_agent=bundled.QAgent, shape=(4, 4))):
+        policy = rlstruct.Policy(bundled.QNetwork(4, 2), agent, greedy.specs)
+        with pytest.raises(
+            ValueError, match=r"samples only with agent_info\['epsilon'\], and agent_info has \[\]\. Pass"
+        ):
+            policy.act(frames, stochastic=True)
+        with pytest.raises(ValueError, match="samples only with"):
+            rlstruct.Policy(bundled.QNetwork(4, 2), agent, greedy.specs, stochastic=True)
+
+
+def test_the_command_line_samples_as_the_policy_does(tmp_path: Path) -> None:
+    run = TASKS["values"].train(tmp_path)
+    trained = load_trained(run, auto_reset=False, factories=["trainings:CART_POLE"])
+    agent = trained.choice.create_agent(trained.model, stochastic=True)
+    epsilon = trained.sampling(agent, 3, stochastic=True)["epsilon"]
+    torch.testing.assert_close(epsilon, torch.full((3,), TASKS["values"].config.final_epsilon))
+    assert trained.sampling(agent, 3, stochastic=False).empty()
+    with pytest.raises(UserError, match=r"samples only with agent_info\['epsilon'\].* --actions best"):
+        replace(trained, agent_info={}).sampling(agent, 3, stochastic=True)
+    assert episodes(trained, 20, "cpu", 0, stochastic=True) != episodes(trained, 20, "cpu", 0, stochastic=False)
+
+
 def test_drawn_actions_follow_the_seed(tmp_path: Path) -> None:
     run, frames = TASKS["gaussian"].train(tmp_path), np.zeros((4, 3), np.float32)
     drawn = [rlstruct.load(run, stochastic=True, seed=seed).act(frames) for seed in (0, 0, 1)]
@@ -95,7 +145,10 @@ def test_drawn_actions_follow_the_seed(tmp_path: Path) -> None:
 
 
 def test_parts_of_an_observation(tmp_path: Path) -> None:
-    run = PARTS.train(tmp_path)
+    with pytest.warns(
+        UserWarning, match=r"the network is trainings\.PartsNetwork, and the agent is .* --factory MODULE"
+    ):
+        run = PARTS.train(tmp_path)
     with pytest.raises(ValueError, match=r"the network is trainings\.PartsNetwork, .* Pass create_model="):
         rlstruct.load(run)
     with pytest.raises(ValueError, match=r"the agent is trainings\.PartsAgent, .* Pass create_agent="):
@@ -203,7 +256,10 @@ def test_checkpoints_of_older_versions_need_the_factories(tmp_path: Path) -> Non
         rlstruct.load(run, **factories)
 
 
+LOW = np.array([-2.0, 0.1], np.float32)
 NETWORKS = [
+    nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Embedding(3, 4), nn.Softmax(dim=-1), nn.Hardtanh(), nn.Identity()),
+    bundled.SoftActorCritic(3, LOW, LOW + 1, hidden=np.array([8, 8])),
     nn.Sequential(nn.Flatten(), nn.Linear(8, 4, bias=False), nn.LayerNorm(4), nn.ELU(0.5), nn.Linear(4, 2)),
     nn.Sequential(nn.Conv2d(1, 4, 3, stride=2), nn.ReLU(inplace=True), nn.Flatten(), nn.Dropout(0.1)),
     nn.GRUCell(3, 4),
@@ -215,19 +271,15 @@ NETWORKS = [
 
 @pytest.mark.parametrize("network", NETWORKS, ids=lambda one: type(one).__name__)
 def test_a_network_is_made_again(network: nn.Module) -> None:
-    before = torch.get_rng_state()
-    plain = describe_network(network)
-    assert torch.equal(torch.get_rng_state(), before)
-    again = build(plain)
-    again.load_state_dict(network.state_dict())
+    plain, again = describe_network(network)
     assert str(again) == str(network)
-    assert describe_network(again) == plain
+    assert describe_network(again)[0] == plain
 
 
 def test_what_cannot_be_described() -> None:
     network = ActorCritic(4, 2)
     network.extra = nn.Linear(1, 1)
-    with pytest.raises(TypeError, match=r"ActorCritic, which was changed after it was made: extra.bias, extra.weight"):
+    with pytest.raises(TypeError, match=r"ActorCritic, which was changed after it was made: extra was added"):
         describe_network(network)
     with pytest.raises(TypeError, match="lambda"):
         describe_network(bundled.MLP(4, 2, activation=lambda: nn.Tanh()))
