@@ -116,18 +116,15 @@ class _Server:
     def fork(self, descriptors: list[int], seconds: float) -> None:
         """Request a worker with these descriptors. This waits only while hundreds of requests have not been read."""
         deadline = time.monotonic() + seconds
-        while (left := deadline - time.monotonic()) > 0.0:
-            self.control.settimeout(left)
+        while True:
+            self.control.settimeout(max(0.01, deadline - time.monotonic()))
             try:
                 socket.send_fds(self.control, [_FORK], descriptors)
                 return
-            except TimeoutError:
-                break
-            except OSError as error:
-                if error.errno != errno.ETOOMANYREFS:
+            except OSError as error:  # too many descriptors in flight; the server reads them once it has started
+                if error.errno != errno.ETOOMANYREFS or time.monotonic() > deadline:
                     raise
-            time.sleep(0.01)  # too many descriptors in flight; the server reads them once it has started
-        raise TimeoutError(errno.ETIMEDOUT, f"the server that forks workers has read no request for {seconds:g} s")
+            time.sleep(0.01)
 
 
 _server: _Server | None = None
