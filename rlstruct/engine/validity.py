@@ -17,6 +17,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
+from rlstruct.core import DictTensor
 from rlstruct.engine.host_syncs import intended
 from rlstruct.errors import BadValueError, tag_environment
 from rlstruct.spaces import NO_KERNELS, Space, advice_on, leaves
@@ -118,7 +119,7 @@ class StepChecks:
         self._flags = torch.zeros(len(names), dtype=torch.bool, device=env.device)
         self._unread = False
 
-    def action(self, action: Mapping[str, Tensor], running: Tensor | None = None) -> None:
+    def action(self, action: Mapping[str, Tensor] | DictTensor, running: Tensor | None = None) -> None:
         """Check actions.
 
         Args:
@@ -142,7 +143,7 @@ class StepChecks:
                 text = f"action {key!r} of environment {j} is {value}, expected an element of {space}."
                 self._raise(f"{text} {advice_on(space)}", j)
 
-    def observation(self, observation: Mapping[str, Tensor], running: Tensor | None = None) -> None:
+    def observation(self, observation: Mapping[str, Tensor] | DictTensor, running: Tensor | None = None) -> None:
         """Check the frames and rewards of an observation [B] for NaN; arguments and errors are those of `action`."""
         if _UNCHECKED.get():
             return
