@@ -40,6 +40,7 @@ class RunningMoments(nn.Module):
             values: [N, *shape], any dtype.
             mask: True for values that count.  [N] bool, same device
         """
+        values = _floats(values)
         real = mask.view(-1, *[1] * (values.dim() - 1))
         n = sum_over_learners(mask.sum().to(torch.float64))
         mean = sum_over_learners(torch.where(real, values, 0).sum(0, dtype=torch.float64)) / n.clamp(min=1)
@@ -89,7 +90,7 @@ class Normalised(KeepsArguments, nn.Module):
         if self.frames is not None:
             scale = (self.frames.variance + 1e-8).rsqrt()
             dtype = next(self.model.parameters()).dtype
-            frame = ((frame - self.frames.mean) * scale).clamp(-self.clip, self.clip).to(dtype)
+            frame = ((_floats(frame) - self.frames.mean) * scale).clamp(-self.clip, self.clip).to(dtype)
         outputs: tuple[Tensor, ...] = self.model(frame, *state)
         return outputs
 
@@ -124,3 +125,8 @@ class Normalised(KeepsArguments, nn.Module):
         """Update the statistics of frames [B, T, ...]; the mask [B, T] is True at real steps."""
         if self.frames is not None:
             self.frames.update(frame.flatten(0, 1), mask.flatten())
+
+
+def _floats(values: Tensor) -> Tensor:
+    """Turn bools and integers into float64: torch subtracts no bools, and few operations take all integers."""
+    return values if values.is_floating_point() else values.to(torch.float64)

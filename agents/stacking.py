@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from rlstruct.agents.model_agent import module_device
 from rlstruct.core import DictTensor, Trajectories
+from rlstruct.core.layout import take_rows
 from rlstruct.device import DeviceLike, resolve_device
 from rlstruct.errors import BadTypeError, BadValueError, ShapeMismatchError
 from rlstruct.rl_agent import RL_Agent
@@ -182,7 +183,7 @@ class StackingAgent(RL_Agent):
 def _gather(frames: Tensor, row: Tensor, place: Tensor) -> Tensor:
     """Gather the frames at places [K, n] of rows [K] from [B, P, ...].  [K, n, ...]."""
     index = row.unsqueeze(1) * frames.shape[1] + place
-    return frames.flatten(0, 1).index_select(0, index.flatten()).view(*place.shape, *frames.shape[2:])
+    return take_rows(frames.flatten(0, 1), index.flatten()).view(*place.shape, *frames.shape[2:])
 
 
 def _without(tensors: DictTensor, key: str) -> DictTensor:

@@ -16,6 +16,7 @@ from rlstruct.algos.algorithm import Algorithm
 from rlstruct.algos.config import TrainingConfig
 from rlstruct.algos.learner import GradientLearner, evaluate_actions, mean_terms
 from rlstruct.core import DictTensor, TemporalDictTensor, Trajectories
+from rlstruct.core.layout import take_rows
 from rlstruct.core.pytree import Structure
 from rlstruct.errors import BadValueError
 from rlstruct.functional import random
@@ -155,7 +156,7 @@ class PPOLearner(GradientLearner):
         """Split the prepared batch, and whiten each minibatch's advantages with a single all-reduce for all of them."""
         rows, structure = self.shuffled(prepared.n_elems(), epoch), Structure(prepared)
         order, sizes = torch.cat(rows), [len(one) for one in rows]
-        parts = [tensor.index_select(0, order).split_with_sizes(sizes) for tensor in structure.flatten(prepared)]
+        parts = [take_rows(tensor, order).split_with_sizes(sizes) for tensor in structure.flatten(prepared)]
         minibatches = [structure.unflatten(minibatch) for minibatch in zip(*parts, strict=True)]
         if self.config.whiten_advantages:
             advantages = [minibatch.trajectories[_ADVANTAGE] for minibatch in minibatches]  # copies

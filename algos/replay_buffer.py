@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from rlstruct.core import DictTensor, TemporalDictTensor, Trajectories
+from rlstruct.core.layout import as_signed, take_rows
 from rlstruct.device import DeviceLike, resolve_device
 from rlstruct.errors import BadValueError, DeviceMismatchError, ShapeMismatchError
 from rlstruct.functional import random
@@ -206,7 +207,7 @@ class ReplayBuffer:
         window = self._move(index.unsqueeze(1), torch.arange(self.n_step, device=self.device))  # [K, n]
         reward, length = n_step_reward(columns["_observation/reward"][window], columns["ready"][window], self.discount)
         reached = self._move(index, length)
-        batch = {name: columns[name].index_select(0, index) for name in columns if name.startswith("action/")}
+        batch = {name: take_rows(columns[name], index) for name in columns if name.startswith("action/")}
         for name in columns:
             if name.startswith("observation/"):
                 batch[name] = self._frames(name, index)
@@ -219,15 +220,16 @@ class ReplayBuffer:
 
     def _frames(self, name: str, index: Tensor) -> Tensor:
         """Return observations [K, ...], or stacks [K, n_stack, ...] of the latest images of the same episode."""
+        column = self.columns[name]
         if self.n_stack == 1:
-            return self.columns[name].index_select(0, index)
+            return take_rows(column, index)
         back = torch.arange(self.n_stack - 1, -1, -1, device=self.device)
         age = self.columns["age"].index_select(0, index).unsqueeze(1)  # [K, 1]
-        stack = self.columns[name][self._move(index.unsqueeze(1), -torch.minimum(back, age))]  # [K, n_stack, ...]
+        stack = as_signed(column)[self._move(index.unsqueeze(1), -torch.minimum(back, age))]  # [K, n_stack, ...]
         if self.stack_padding == "zero":
             before = (back > age).view(*stack.shape[:2], *[1] * (stack.dim() - 2))
             stack = stack.masked_fill(before, 0)
-        return stack
+        return stack.view(column.dtype)
 
     def _newest(self, frames: Tensor) -> Tensor:
         return frames if self.n_stack == 1 else frames[:, :, -1]
@@ -243,7 +245,7 @@ class ReplayBuffer:
 
     @staticmethod
     def _write(column: Tensor, slot: Tensor, value: Tensor) -> None:
-        column[slot] = value.to(column.dtype)
+        as_signed(column)[slot] = as_signed(value.to(column.dtype))
 
     def _place(self, real: Tensor, done: Tensor, initial: Tensor, step: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Find the places of new steps, and move each environment's head past them.

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from rlstruct.core import DictTensor, Layout, TemporalDictTensor, expect
+from rlstruct.core.layout import as_signed, take_rows
 from rlstruct.core.named import part_of
 from rlstruct.engine.graph import copy_grouped
 from rlstruct.errors import UsageError
@@ -23,7 +24,6 @@ from rlstruct.functional.random import StepKeys
 from rlstruct.in_place import FLAGS, Ended, ObservationBuffer
 from rlstruct.vec_env import Observed
 
-_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 _BITS = {torch.bfloat16: torch.int16, torch.float8_e4m3fn: torch.uint8, torch.float8_e5m2: torch.uint8}
 
 Allocate = Callable[[Layout], dict[str, Tensor]]
@@ -271,7 +271,7 @@ def join_rollouts(
             # [T + extra, B, ...]
             joined = join_tensor(parts, f"{group}/{key}", T, extra) if copy else plane[: T + extra]
             if lengths is not None:
-                joined = joined if rows is None else joined.index_select(1, rows)
+                joined = joined if rows is None else take_rows(joined, rows, 1)
                 zero_after(joined.transpose(0, 1), lengths + extra)
             if group == "stream":
                 steps[f"observation/{key}"] = joined[:T].transpose(0, 1)
@@ -328,12 +328,6 @@ def zero_after(tensor: Tensor, lengths: Tensor) -> Tensor:
     padding = times.unsqueeze(0) >= lengths.unsqueeze(1)  # [B, T]
     as_signed(tensor).masked_fill_(padding.view(*padding.shape, *[1] * (tensor.dim() - 2)), 0)
     return tensor
-
-
-def as_signed(tensor: Tensor) -> Tensor:
-    """View wide unsigned integers as signed ones, because torch cannot index or mask the unsigned dtypes."""
-    signed = _SIGNED.get(tensor.dtype)
-    return tensor if signed is None else tensor.view(signed)
 
 
 def _array(tensor: Tensor) -> np.ndarray[Any, Any]:

@@ -27,6 +27,7 @@ from rlstruct.batchers.workers.processes import ONE_THREAD
 from rlstruct.batchers.workers.transport import Executed, Order, PublishedWeights
 from rlstruct.batchers.workers.worker import Worker
 from rlstruct.core import Layout
+from rlstruct.core.layout import take_rows
 from rlstruct.device import registered_backends
 from rlstruct.errors import ClusterError, import_extra
 
@@ -238,7 +239,7 @@ def _packed_steps(buffer: Mapping[str, Tensor], batch: Executed) -> Packed:
     used = {name: x[: rows.get(name.partition("/")[0])] for name, x in buffer.items()}
     if "restarted" in buffer:
         at = Rollout(dict(buffer)).final_rows(n_steps)
-        used |= {name: x.flatten(0, 1).index_select(0, at) for name, x in buffer.items() if name.startswith("reached/")}
+        used |= {name: take_rows(x.flatten(0, 1), at) for name, x in buffer.items() if name.startswith("reached/")}
     return to_bytes(used)
 
 

@@ -12,7 +12,7 @@ from rlstruct.core import DictTensor, Layout, expect
 from rlstruct.device import DeviceLike, resolve_device
 from rlstruct.engine.validity import StepChecks
 from rlstruct.errors import BadValueError, UsageError
-from rlstruct.functional.masks import rows_of
+from rlstruct.functional.masks import rows_of, zero_rows
 from rlstruct.options import check_seed
 from rlstruct.profiling import operation
 from rlstruct.spaces import Element, Limits, Space, leaves, nest, zeros
@@ -108,7 +108,7 @@ class TensorsEnv(VecEnv):
         seen = DictTensor.unchecked({**reached, "reward": reward, **flags, **last})
         if final is None:
             return self._checks.step(StepResult((seen, self._yes), (seen, self._yes), restarted=False))
-        last = {key: value.masked_fill(rows_of(done, value), 0) for key, value in last.items()}
+        last = {key: zero_rows(value, done) for key, value in last.items()}
         flags = {"terminated": self._no, "truncated": self._no, "done": self._no, "initial_state": done}
         after = DictTensor.unchecked({**current, "reward": reward.masked_fill(done, 0), **flags, **last})
         return self._checks.step(StepResult((seen, self._yes), (after, self._yes)))

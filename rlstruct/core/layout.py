@@ -11,6 +11,8 @@ from torch import Tensor
 
 from rlstruct.errors import BadIndexError, BadKeyError, BadTypeError, DeviceMismatchError, ShapeMismatchError
 
+_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
+
 
 class Named(Protocol):
     """Tensors by name: a dict, a DictTensor or a TemporalDictTensor."""
@@ -32,6 +34,20 @@ class TensorSpec(NamedTuple):
 
     def __str__(self) -> str:
         return f"{list(self.shape)} {self.dtype}"
+
+
+def as_signed(tensor: Tensor) -> Tensor:
+    """View wide unsigned integers as signed ones, for which torch can mask and write rows."""
+    signed = _SIGNED.get(tensor.dtype)
+    return tensor if signed is None else tensor.view(signed)
+
+
+def take_rows(tensor: Tensor, rows: Tensor, dim: int = 0) -> Tensor:
+    """Return the rows of these numbers [K] int64 of a tensor of any dtype, in new memory, along an axis."""
+    signed = _SIGNED.get(tensor.dtype)
+    if signed is None:
+        return tensor.index_select(dim, rows)
+    return tensor.view(signed).index_select(dim, rows).view(tensor.dtype)
 
 
 def spec_of(tensor: Tensor) -> TensorSpec:

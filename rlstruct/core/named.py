@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Tensor
 
-from rlstruct.core.layout import Layout, check_indices, check_pair, expect, missing_key
+from rlstruct.core.layout import Layout, check_indices, check_pair, expect, missing_key, take_rows
 from rlstruct.core.transfer import mover
 from rlstruct.device import DeviceLike, resolve_device
 from rlstruct.errors import BadIndexError, BadKeyError, BadTypeError, ShapeMismatchError
@@ -74,7 +74,7 @@ class Batched:
         if here is not None and rows.device != here:
             expect(f"{where}.index:", {"index": rows}, device=here)
         try:
-            return self._each(lambda v: v.index_select(0, rows))
+            return self._each(lambda v: take_rows(v, rows))
         except IndexError:  # torch names neither the number nor the length
             key = next(iter(self.keys()), None) if isinstance(self, NamedTensors) else None
             check_indices(f"{where}.index: index", rows, self.n_elems(), "B" if key is None else f"{key!r} has B")

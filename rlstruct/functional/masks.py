@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from rlstruct.core import DictTensor, Layout, expect
+from rlstruct.core.layout import as_signed
 from rlstruct.errors import ShapeMismatchError
 
 _FIX = "Nothing is expanded, converted or moved for you."
@@ -50,6 +51,17 @@ def masked_dicttensor(dicttensor0: DictTensor, dicttensor1: DictTensor, mask: Te
     expect("masked_dicttensor: dicttensor1", dicttensor1, Layout.of(dicttensor0), device=device, fix=_FIX)
     chosen = {key: masked_tensor(value, dicttensor1[key], mask) for key, value in dicttensor0.items()}
     return DictTensor.unchecked(chosen)
+
+
+def zero_rows(values: Tensor, mask: Tensor) -> Tensor:
+    """Return a copy of values [B, ...] of any dtype, with zeros in the rows where the mask [B] bool is True."""
+    filled = as_signed(values).masked_fill(rows_of(mask, values), 0)
+    return filled if filled.dtype == values.dtype else filled.view(values.dtype)
+
+
+def write_rows(values: Tensor, rows: Tensor, new: Tensor) -> Tensor:
+    """Return a copy of values [B, ...] of any dtype, with ``new`` [K, ...] in the rows of these numbers [K] int64."""
+    return as_signed(values).index_copy(0, rows, as_signed(new)).view(values.dtype)
 
 
 def rows_of(mask: Tensor, like: Tensor) -> Tensor:

@@ -21,10 +21,11 @@ from gymnasium import spaces
 from torch import Tensor
 
 from rlstruct.core import DictTensor, Layout, TensorSpec, expect
+from rlstruct.core.layout import take_rows
 from rlstruct.core.named import part_of
 from rlstruct.engine.torch_private import version_of
 from rlstruct.errors import UsageError
-from rlstruct.functional.masks import rows_of
+from rlstruct.functional.masks import rows_of, zero_rows
 from rlstruct.functional.random import child_key
 from rlstruct.sims._state import Tensors, fields_of
 from rlstruct.spaces import Limits
@@ -189,11 +190,11 @@ class StartStates:
         row, now = self._row, {**now, "row": self._row}
         packed = {name for names, _ in self._packs for name in names}
         alone = {name: value for name, value in now.items() if name not in packed}
-        fresh = {name: self._drawn[name].index_select(0, row) for name in alone if name in self._drawn}
+        fresh = {name: take_rows(self._drawn[name], row) for name in alone if name in self._drawn}
         after = _restarted(done, alone, fresh)
         for names, starts in self._packs:
             ended = torch.stack([now[name] for name in names])
-            after.update(zip(names, torch.where(done, starts.index_select(1, row), ended).unbind(), strict=True))
+            after.update(zip(names, torch.where(done, take_rows(starts, row, 1), ended).unbind(), strict=True))
         self._row = after.pop("row")
         return after
 
@@ -220,7 +221,7 @@ class StartStates:
 
 def _restarted(done: Tensor, now: Tensors, fresh: Tensors) -> Tensors:
     return {
-        name: _choose(done, fresh[name], value) if name in fresh else value.masked_fill(rows_of(done, value), 0)
+        name: _choose(done, fresh[name], value) if name in fresh else zero_rows(value, done)
         for name, value in now.items()
     }
 

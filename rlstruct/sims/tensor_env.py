@@ -24,13 +24,13 @@ from gymnasium import spaces
 from torch import Tensor
 
 from rlstruct.core import DictTensor, Layout, expect
-from rlstruct.core.layout import check_indices
+from rlstruct.core.layout import check_indices, take_rows
 from rlstruct.core.named import part_of
 from rlstruct.device import DeviceLike, resolve_device
 from rlstruct.engine.compiled import Compiled
 from rlstruct.engine.validity import StepChecks
 from rlstruct.errors import BadValueError, UsageError
-from rlstruct.functional.masks import rows_of
+from rlstruct.functional.masks import rows_of, write_rows
 from rlstruct.functional.random import child_key, randint, uniform
 from rlstruct.options import check_seed
 from rlstruct.profiling import operation
@@ -253,7 +253,7 @@ class TensorEnv(VecEnv, Generic[State]):
         self._check_begun("get_state")
         self._checks.read()
         rows, fields = self._rows("get_state", ids), part_of(self._carry, "state/")
-        state: State = self._simulation.state({name: v.index_select(0, rows) for name, v in fields.items()})
+        state: State = self._simulation.state({name: take_rows(v, rows) for name, v in fields.items()})
         return state
 
     def set_state(self, ids: Sequence[int] | Tensor | None, state: State) -> Observed:
@@ -274,7 +274,7 @@ class TensorEnv(VecEnv, Generic[State]):
             given = {name: value.expand(len(rows), *value.shape[1:]) for name, value in given.items()}
         self._expect("set_state: field", given, Layout.of(fields, drop=1), n=rows.shape[0])
         carry = {**carry, "episode": carry["episode"].index_add(0, rows, torch.ones_like(rows))}
-        carry |= {f"state/{name}": fields[name].index_copy(0, rows, value) for name, value in given.items()}
+        carry |= {f"state/{name}": write_rows(fields[name], rows, value) for name, value in given.items()}
         carry["elapsed"] = carry["elapsed"].index_fill(0, rows, 0)
         if self.stochastic:
             carry["state_key"] = child_key(carry["env_key"], carry["episode"])
@@ -284,7 +284,7 @@ class TensorEnv(VecEnv, Generic[State]):
         self._carry = carry
         self._idle.begin()
         first = self._first()
-        fresh = {k: old.index_copy(0, rows, first[k].index_select(0, rows)) for k, old in self._current.items()}
+        fresh = {k: write_rows(old, rows, take_rows(first[k], rows)) for k, old in self._current.items()}
         self._current = current = DictTensor.unchecked(fresh)
         return current, carry.get("running", self._yes)
 
