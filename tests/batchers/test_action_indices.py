@@ -239,7 +239,8 @@ def test_a_trained_policy_returns_elements(
     loaded = rlstruct.load(run.path)
     seen = np.random.default_rng(0).normal(size=(5, n_inputs(space)))
     for policy in (loaded, loaded.copy("cpu"), kept.policy):
-        for actions in (policy.act(seen, stochastic=False), policy.act(seen, stochastic=True)):
+        for stochastic in (False, algorithm is ppo):  # one of action values has no epsilon, and takes the best
+            actions = policy.act(seen, stochastic=stochastic)
             assert all(space.contains(action) for action in actions)
         assert space.contains(policy.act(seen[0]))
     rlstruct.export(loaded, tmp_path / "policy.pt2")
