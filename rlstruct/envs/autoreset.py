@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from typing import Any, cast
 
 import gymnasium
 import numpy as np
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv, VectorWrapper
+from gymnasium.wrappers.vector import NormalizeObservation, NormalizeReward
 
 from rlstruct.envs.codec import Arrays, SpaceCodec
 from rlstruct.envs.rows import RESET_RETURNS, STEP_RETURNS, Mask, Options, old_api, write_rewards
@@ -18,7 +20,7 @@ Vector = VectorEnv[Any, Any, Any]
 
 
 class Restarter:
-    """A vector environment whose steps report exactly which rows ended an episode and which rows began one.
+    """A vector environment that restarts itself, and whose steps report which rows ended an episode or began one.
 
     Args:
         vector: the environment.
@@ -46,12 +48,8 @@ class Restarter:
         self._pending = np.zeros(self.n, np.bool_)
         self.options = options
         if self.by_row and options is not None and any(not equal_options(options[0], row) for row in options):
-            raise BadValueError(
-                f"GymVectorEnv.reset: the rows of env_info differ, and {type(self.vector.unwrapped).__name__}.reset "
-                "passes one dict of options to all environments. Give all rows the same values, or leave out "
-                "reset_mask=False (with a worker of your own that obeys reset_mask: pass reset_mask=True)."
-            )
-        return self._reset(seed=seed, options=merge(options))
+            return self._reset_each(seed, options)
+        return self._reset(seed=seed, options=merge(options) or None)
 
     def step(self, action: Element, out: ObservationBuffer) -> tuple[Mask, Arrays] | None:
         """Take one step, and write frames, rewards and ends to ``out``.
@@ -85,6 +83,19 @@ class Restarter:
         """Return the first frames of ``rows``, and leave the final frames in ``out``."""
         return [array.copy() for array in out]
 
+    def _reset_each(self, seed: int | None, options: Options) -> Arrays:
+        """Reset all rows of a Sync- or AsyncVectorEnv at once, each with its own options."""
+        base: Any = self.vector.unwrapped
+        name, wrapper = ("envs", _OwnOptions) if isinstance(base, SyncVectorEnv) else ("parent_pipes", _OwnOptionsPipe)
+        rows = getattr(base, name)
+        wrapped = [wrapper(row, own) for row, own in zip(rows, options, strict=True)]
+        setattr(base, name, wrapped)
+        try:
+            return self._reset(seed=seed)
+        finally:
+            # gymnasium replaces the pipe of a process that raised by None
+            setattr(base, name, [None if now is None else row for row, now in zip(rows, wrapped, strict=True)])
+
     def _reset(self, **arguments: Any) -> Arrays:  # noqa: ANN401 - seed and options
         answer: Any = self.vector.reset(**arguments)
         if not isinstance(answer, tuple) or len(answer) != 2 or not isinstance(answer[1], dict):
@@ -105,28 +116,14 @@ class MaskedReset(Restarter):
 
     No final observation and no step is lost. If each row has its own options, rows with equal options are reset
     together, one group after the other.
+
+    Raises:
+        ValueError: a wrapper keeps state of all rows, and would see the restart of a few as a restart of all.
     """
 
-    def reset(self, seed: int | None, options: Options | None) -> Arrays:
-        """Start a new episode in every row, once."""
-        self.options = options
-        groups = self._groups(np.ones(self.n, np.bool_))
-        if len(groups) == 1 or options is None:
-            return self._reset(seed=seed, options=groups[0][1] or None)
-        return self._reset_each(seed, options)  # at once, because the first reset must include every row
-
-    def _reset_each(self, seed: int | None, options: Options) -> Arrays:
-        """Reset all rows of a Sync- or AsyncVectorEnv at once, each with its own options."""
-        base: Any = self.vector.unwrapped
-        name, wrapper = ("envs", _OwnOptions) if isinstance(base, SyncVectorEnv) else ("parent_pipes", _OwnOptionsPipe)
-        rows = getattr(base, name)
-        wrapped = [wrapper(row, own) for row, own in zip(rows, options, strict=True)]
-        setattr(base, name, wrapped)
-        try:
-            return self._reset(seed=seed)
-        finally:
-            # gymnasium replaces the pipe of a process that raised by None
-            setattr(base, name, [None if now is None else row for row, now in zip(rows, wrapped, strict=True)])
+    def __init__(self, vector: Vector, frames: SpaceCodec, *, by_row: bool = False, stated: bool = False) -> None:
+        super().__init__(vector, frames, by_row=by_row)
+        _check_layers(vector, stated)
 
     def _first(self, rows: Mask, out: Arrays, info: dict[str, Any]) -> Arrays:
         for mask, group in self._groups(rows):
@@ -173,8 +170,8 @@ class _OwnOptionsPipe:
         return getattr(self._pipe, name)
 
 
-class EnvPoolReset(MaskedReset):
-    """A `MaskedReset` for EnvPool, whose partial reset takes row numbers and returns only these rows."""
+class EnvPoolRestarter(Restarter):
+    """A `Restarter` for EnvPool, which restarts a row in the step after its end, and takes seeds when it is made."""
 
     seeded_at_reset = False
 
@@ -185,8 +182,13 @@ class EnvPoolReset(MaskedReset):
                 f"GymVectorEnv.reset: EnvPool takes no reset options, got env_info with {sorted(options[0])}. "
                 f"Set them in envpool.make(...)."
             )
+        self._pending = np.zeros(self.n, np.bool_)
         observation, _ = self.vector.reset()
         return self.frames.batched(observation, self.n)
+
+
+class EnvPoolReset(EnvPoolRestarter):
+    """An `EnvPoolRestarter` that restarts ended rows immediately, by a partial reset."""
 
     def _first(self, rows: Mask, out: Arrays, info: dict[str, Any]) -> Arrays:
         numbers = np.flatnonzero(rows).astype(np.int32)
@@ -265,43 +267,75 @@ def autoreset_mode(vector: Vector, stated: AutoresetMode | str | None) -> Autore
 
 
 def make_restarter(vector: Vector, frames: SpaceCodec, mode: AutoresetMode, reset_mask: bool | None) -> Restarter:
-    """Create the `Restarter` that keeps all final observations and loses the fewest steps.
+    """Create the `Restarter` for a mode: the vector environment restarts itself wherever it can.
 
-    ``reset_mask`` is True if ``vector.reset`` obeys ``options["reset_mask"]``; None infers that from its class.
+    ``reset_mask`` is True for immediate restarts by ``reset(options={"reset_mask": mask})`` in mode NEXT_STEP, too.
     """
     base = vector.unwrapped
     by_row = isinstance(base, SyncVectorEnv | AsyncVectorEnv)
-    if isinstance(base, SyncVectorEnv) or (isinstance(base, AsyncVectorEnv) and base.worker is None):
-        _check_final_observations(base, mode, reset_mask)
-        if reset_mask is not False:
-            if mode is AutoresetMode.SAME_STEP:
-                base.autoreset_mode = AutoresetMode.DISABLED
-            return MaskedReset(vector, frames, by_row=True)
-    elif reset_mask is not False and hasattr(base, "all_env_ids") and hasattr(base, "async_reset"):
-        return EnvPoolReset(vector, frames)
-    obeys = type(base).__module__.startswith("ale_py.") if reset_mask is None else reset_mask
+    masked = reset_mask is True and mode is AutoresetMode.NEXT_STEP
+    _check_processes(base, mode)
+    if hasattr(base, "all_env_ids") and hasattr(base, "async_reset"):
+        if masked:
+            _check_layers(vector, stated=True)
+            return EnvPoolReset(vector, frames)
+        return EnvPoolRestarter(vector, frames, restarts_take_steps=True)
+    if masked or mode is AutoresetMode.DISABLED:
+        return MaskedReset(vector, frames, by_row=by_row, stated=reset_mask is True)
     if mode is AutoresetMode.SAME_STEP:
+        if isinstance(base, SyncVectorEnv):
+            base.envs = [_CopyOfEnd(env) for env in base.envs]
         return SameStep(vector, frames, by_row=by_row)
-    if mode is AutoresetMode.DISABLED or obeys:
-        return MaskedReset(vector, frames, by_row=by_row)
     return Restarter(vector, frames, by_row=by_row, restarts_take_steps=True)
 
 
-def _check_final_observations(
-    base: SyncVectorEnv | AsyncVectorEnv, mode: AutoresetMode, reset_mask: bool | None
-) -> None:
-    """Raise if gymnasium 1.4 would lose final observations.
+class _CopyOfEnd(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """An environment whose final observations are copies.
 
-    In mode SAME_STEP final_obs is the environment's own array, and the reset overwrites it if the environment reuses
-    one buffer. Without shared memory, a masked reset does not cancel the pending restart of mode NEXT_STEP.
+    In mode SAME_STEP, SyncVectorEnv of gymnasium 1.4 returns the environment's own array as ``final_obs``, and the
+    reset that follows overwrites it if the environment reuses one buffer.
     """
-    unshared = isinstance(base, AsyncVectorEnv) and not base.shared_memory
-    loses = unshared and mode is AutoresetMode.NEXT_STEP and reset_mask is not False
-    if mode is AutoresetMode.SAME_STEP:
-        loses = isinstance(base, AsyncVectorEnv) or reset_mask is False
-    if loses:
-        how = f"{mode.name} with shared_memory=False" if unshared else mode.name
+
+    def step(self, action: Element) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        answer = self.env.step(action)
+        if len(answer) == 5 and (answer[2] or answer[3]):
+            return deepcopy(answer[0]), *answer[1:]
+        return answer
+
+
+def _check_processes(base: Vector, mode: AutoresetMode) -> None:
+    """Raise if gymnasium 1.4 would lose final observations or steps of an AsyncVectorEnv.
+
+    Its processes return the environment's own array as final_obs in mode SAME_STEP, and the reset overwrites it if the
+    environment reuses one buffer. In mode NEXT_STEP without shared memory, a reset does not cancel a pending restart.
+    """
+    if not isinstance(base, AsyncVectorEnv) or base.worker is not None or mode is AutoresetMode.DISABLED:
+        return
+    if mode is AutoresetMode.SAME_STEP or not base.shared_memory:
+        how = mode.name if mode is AutoresetMode.SAME_STEP else f"{mode.name} with shared_memory=False"
         raise BadValueError(
-            f"GymVectorEnv: {type(base).__name__} in mode {how} may lose final observations. Make it with "
-            "autoreset_mode=AutoresetMode.DISABLED: then GymVectorEnv restarts its environments, in the same step."
+            f"GymVectorEnv: AsyncVectorEnv in mode {how} may lose final observations. Make it with "
+            "autoreset_mode=AutoresetMode.NEXT_STEP and shared memory, or with autoreset_mode=AutoresetMode.DISABLED: "
+            "then GymVectorEnv restarts its environments, in the same step."
         )
+
+
+def _check_layers(vector: Vector, stated: bool) -> None:
+    """Raise if a wrapper keeps state that the restart of single rows would spoil.
+
+    Args:
+        vector: the environment with its wrappers.
+        stated: the user says that their resets obey ``options["reset_mask"]``.
+    """
+    layer: Any = vector
+    while isinstance(layer, VectorWrapper):
+        owner = next(cls for cls in type(layer).__mro__ if "reset" in vars(cls))
+        resets_all = issubclass(owner, NormalizeObservation | NormalizeReward)
+        if resets_all or not (stated or owner.__module__.startswith("gymnasium.")):
+            fix = "" if resets_all else ", or pass reset_mask=True if its reset obeys options['reset_mask']"
+            raise BadValueError(
+                f"GymVectorEnv: {type(layer).__name__} keeps state of all rows, and would take the restart of single "
+                "rows, which mode DISABLED and reset_mask=True need, for a restart of all. Make the vector environment "
+                f"with autoreset_mode=AutoresetMode.NEXT_STEP{fix}."
+            )
+        layer = layer.env

@@ -23,17 +23,17 @@ from rlstruct.vec_env import Observed
 class GymVectorEnv(RowsEnv):
     """A `gymnasium.vector.VectorEnv` of any autoreset mode as a `VecEnv`.
 
-    With gymnasium's SyncVectorEnv and AsyncVectorEnv, EnvPool, ale-py, and any environment in mode DISABLED or
-    SAME_STEP, a row restarts in the step that ends its episode, and ``reached`` holds its true final observation. Other
-    NEXT_STEP environments, such as gymnasium's numpy CartPole, need one more step to restart a row. Then
-    ``still_running`` is False for that row after the end of the episode, and ``running`` is False in the step that
-    restarts it, because that step is not a transition. ``current`` then holds the first observation of the next
-    episode.
+    The vector environment restarts its rows itself, so its wrappers see what they see in gymnasium's own loop.
+    ``reached`` holds the true final observation in every mode:
 
-    A SyncVectorEnv in mode SAME_STEP is switched to DISABLED, because gymnasium 1.4 loses the final observation of an
-    environment that reuses its observation buffer; with ``reset_mask=False`` it raises. An AsyncVectorEnv in mode
-    SAME_STEP raises for the same reason, and so does one in mode NEXT_STEP without shared memory. Create it in mode
-    DISABLED instead; it then also restarts in the same step.
+    - SAME_STEP: a row restarts in the step that ends its episode; the final observation is the environment's
+      ``final_obs``. An AsyncVectorEnv raises, because gymnasium 1.4 loses the final observation of an environment that
+      reuses its observation buffer there.
+    - NEXT_STEP (gymnasium's default, EnvPool): a row needs one more step to restart. ``still_running`` is False for
+      that row after the end of the episode, and ``running`` is False in the step that restarts it, because that step is
+      not a transition. ``current`` then holds the first observation of the next episode.
+    - DISABLED: this object restarts ended rows in the same step, by ``reset(options={"reset_mask": mask})``. It raises
+      if a wrapper keeps state of all rows and does not know such masks, as `NormalizeReward`.
 
     As with `GymEnv`, an unfinished episode cannot be saved: `state_dict` returns None.
 
@@ -44,14 +44,14 @@ class GymVectorEnv(RowsEnv):
         autoreset_mode: the mode of ``vec``, for one that does not declare it in its metadata.
         episodic: rows idle after the end of their episode until `reset`, as in `GymEnv`. ``vec`` still steps them, but
             the results are dropped.
-        reset_mask: for your own vector environments in mode NEXT_STEP: True if ``vec.reset`` obeys
-            ``options["reset_mask"]``, so that no step is lost. False relies on the autoreset of any ``vec`` that has
-            one (its mode is not DISABLED); a Sync- or AsyncVectorEnv then gives all rows the same options.
+        reset_mask: True restarts rows of mode NEXT_STEP as in mode DISABLED, so that no step is lost. ``vec.reset`` and
+            all wrappers must obey ``options["reset_mask"]``; EnvPool does so in its own way.
 
     Raises:
         TypeError: ``vec`` is not a vector environment, or a space cannot become a tensor.
         ValueError: the autoreset mode is unknown, ``vec`` returns only some rows per step (``batch_size < num_envs``),
-            EnvPool was created with another seed, or a Sync- or AsyncVectorEnv would lose final observations.
+            EnvPool was created with another seed, an AsyncVectorEnv would lose final observations, or a wrapper would
+            not survive restarts of single rows.
     """
 
     def __init__(
@@ -86,7 +86,8 @@ class GymVectorEnv(RowsEnv):
         """Start a new episode in every environment; see `VecEnv.reset`.
 
         Args:
-            env_info: passed as ``reset(options=...)``, here and in later restarts that call ``vec.reset``. In Sync- and
+            env_info: passed as ``reset(options=...)``, here and in later restarts by this object (mode DISABLED, or
+                ``reset_mask=True``); a vector environment that restarts itself passes none. In Sync- and
                 AsyncVectorEnv, row j gets ``{key: value of row j}``, as in `GymEnv`. Other vector environments get one
                 dict for all rows: a value that is equal in all rows once, differing values as an array of B rows.
 

@@ -74,8 +74,8 @@ def follow(env: VecEnv, steps: int) -> int:
     return ends
 
 
-@pytest.mark.parametrize("mode", list(AutoresetMode))
-def test_sync_equals_the_list_in_every_mode(mode: AutoresetMode) -> None:
+@pytest.mark.parametrize("mode", [AutoresetMode.SAME_STEP, AutoresetMode.DISABLED])
+def test_sync_equals_the_list_where_no_step_is_lost(mode: AutoresetMode) -> None:
     make = functools.partial(gymnasium.make, "CartPole-v1")
     ours: VecEnv = GymVectorEnv(SyncVectorEnv([make] * 3, autoreset_mode=mode), seed=2)
     theirs: VecEnv = GymEnvInf([make() for _ in range(3)], seed=2)
@@ -93,7 +93,7 @@ def test_sync_equals_the_list_in_every_mode(mode: AutoresetMode) -> None:
 
 
 @pytest.mark.parametrize("mode", list(AutoresetMode))
-def test_vector_wrappers_stay_around_a_changed_mode(mode: AutoresetMode) -> None:
+def test_vector_wrappers_see_every_mode(mode: AutoresetMode) -> None:
     base = SyncVectorEnv([functools.partial(Counting, True)] * 2, autoreset_mode=mode)
     vec: Any = RecordEpisodeStatistics(base)
     scale = 1
@@ -102,14 +102,14 @@ def test_vector_wrappers_stay_around_a_changed_mode(mode: AutoresetMode) -> None
     env = GymVectorEnv(vec, seed=0)
     observation, _ = env.reset()
     for _ in range(30):
-        (reached, _), (after, _) = env.step(act([0, 0]))
-        assert torch.equal(reached["frame"], observation["frame"] + scale)
+        (reached, ran), (after, _) = env.step(act([0, 0]))
+        assert torch.equal(reached["frame"][ran], observation["frame"][ran] + scale)
         observation = after
     env.close()
 
 
 def test_each_row_of_sync_gets_its_own_options_at_every_reset() -> None:
-    vec: Any = SyncVectorEnv([Counting] * 3, autoreset_mode=AutoresetMode.SAME_STEP)
+    vec: Any = SyncVectorEnv([Counting] * 3, autoreset_mode=AutoresetMode.DISABLED)
     env = GymVectorEnv(vec, seed=0)
     env.reset(DictTensor({"level": torch.tensor([1, 2, 1]), "name": torch.tensor([[1, 1], [2, 2], [1, 1]])}))
     starts = [len(one.options) for one in vec.envs]
@@ -174,19 +174,19 @@ def test_rows_with_options_of_their_own_draw_what_they_draw_in_a_list() -> None:
             one, other = ours.step(act([0, 0, 0]))[1][0], theirs.step(act([0, 0, 0]))[1][0]
 
 
-def test_without_masks_a_list_of_environments_takes_one_dict_of_options() -> None:
+def test_rows_that_restart_themselves_get_options_of_their_own_from_reset_only() -> None:
     vec: Any = SyncVectorEnv([Counting] * 3, autoreset_mode=AutoresetMode.NEXT_STEP)
-    env = GymVectorEnv(vec, seed=0, reset_mask=False)
-    with pytest.raises(ValueError, match=r"rows of env_info differ, and SyncVectorEnv\.reset passes one dict"):
-        env.reset(LEVELS)
-    assert [one.options for one in vec.envs] == [[], [], []]
-    env.reset(DictTensor({"level": torch.tensor([4, 4, 4])}))
-    assert [one.options for one in vec.envs] == [[{"level": 4}]] * 3
+    env = GymVectorEnv(vec, seed=0)
+    env.reset(LEVELS)
+    assert [one.options for one in vec.envs] == [[{"level": 1}], [{"level": 2}], [{"level": 1}]]
+    for _ in range(20):
+        env.step(act([0, 0, 0]))
+    assert all(len(one.options) > 1 and one.options[1:] == [None] * (len(one.options) - 1) for one in vec.envs)
 
 
 def test_where_only_masks_restart_rows_they_keep_their_own_options() -> None:
     vec: Any = SyncVectorEnv([Counting] * 3, autoreset_mode=AutoresetMode.DISABLED)
-    env = GymVectorEnv(vec, seed=0, reset_mask=False)
+    env = GymVectorEnv(vec, seed=0)
     env.reset(LEVELS)
     for _ in range(20):
         env.step(act([0, 0, 0]))
@@ -195,19 +195,17 @@ def test_where_only_masks_restart_rows_they_keep_their_own_options() -> None:
         assert all(options["level"] == level for options in one.options)
 
 
-@pytest.mark.parametrize("vector", ["sync", "async"])
-def test_same_step_without_masks_is_refused_where_a_reused_buffer_loses_the_end(vector: str) -> None:
+def test_same_step_is_refused_where_a_reused_buffer_loses_the_end() -> None:
     makes, mode = [functools.partial(Counting, True)] * 2, AutoresetMode.SAME_STEP
-    kind = {"sync": SyncVectorEnv, "async": functools.partial(AsyncVectorEnv, context="spawn")}[vector]
-    vec: Any = kind(makes, autoreset_mode=mode)
+    vec: Any = AsyncVectorEnv(makes, autoreset_mode=mode, context="spawn")
     with pytest.raises(ValueError, match=r"in mode SAME_STEP .*may lose final observations"):
-        GymVectorEnv(vec, seed=0, reset_mask=False)
+        GymVectorEnv(vec, seed=0)
     vec.close()
 
 
-def test_next_step_without_masks_shows_the_end_of_environments_that_reuse_their_buffer() -> None:
+def test_next_step_shows_the_end_of_environments_that_reuse_their_buffer() -> None:
     makes = [functools.partial(Counting, True)] * 2
-    env = GymVectorEnv(SyncVectorEnv(makes, autoreset_mode=AutoresetMode.NEXT_STEP), seed=0, reset_mask=False)
+    env = GymVectorEnv(SyncVectorEnv(makes, autoreset_mode=AutoresetMode.NEXT_STEP), seed=0)
     before = env.reset()[0]["frame"]
     ends = 0
     for _ in range(40):
@@ -371,24 +369,23 @@ def test_an_exception_in_a_process_knows_its_environment() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*precision lowered by casting")  # EnvPool's own space
-def test_envpool_loses_no_step() -> None:
+def test_envpool_with_masks_loses_no_step() -> None:
     envpool = pytest.importorskip("envpool")
     vec = envpool.make("CartPole-v1", env_type="gymnasium", num_envs=4, seed=3)
     with pytest.raises(ValueError, match=r"made with seed 3 .*envpool.make\(..., seed=4\)"):
         GymVectorEnv(vec, seed=4)
-    env = GymVectorEnv(vec, seed=3)
+    env = GymVectorEnv(vec, seed=3, reset_mask=True)
     with pytest.raises(ValueError, match=r"EnvPool takes no reset options, got env_info with \['level'\]"):
         env.reset(DictTensor({"level": torch.zeros(4)}))
     assert follow(env, 60) > 8
 
 
-@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
-def test_ale_loses_no_step(mode: AutoresetMode) -> None:
+def test_ale_in_mode_same_step_loses_no_step() -> None:
     pytest.importorskip("ale_py")
     from ale_py.vector_env import AtariVectorEnv
 
     settings = {"max_num_frames_per_episode": 40, "num_threads": 1, "noop_max": 1, "use_fire_reset": False}
-    env = GymVectorEnv(AtariVectorEnv("pong", 3, autoreset_mode=mode, **settings), seed=1)
+    env = GymVectorEnv(AtariVectorEnv("pong", 3, autoreset_mode=AutoresetMode.SAME_STEP, **settings), seed=1)
     alone = AtariVectorEnv("pong", 3, autoreset_mode=AutoresetMode.NEXT_STEP, **settings)
     frames, _ = alone.reset(seed=1)
     observation, _ = env.reset()
