@@ -1,4 +1,4 @@
-"""GymVectorEnv beside gymnasium's own loop: each vector wrapper, in each autoreset mode, step by step."""
+"""GymVectorEnv compared with gymnasium's own loop: each vector wrapper, in each autoreset mode, step by step."""
 
 from __future__ import annotations
 
