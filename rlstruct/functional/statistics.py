@@ -36,7 +36,8 @@ def masked_means(mask: Tensor, *values: Tensor) -> tuple[Tensor, ...]:
     >>> masked_means(torch.tensor([1, 1, 0]), torch.tensor([1.0, 3.0, 9.0]), torch.tensor([0.0, 5.0, 9.0]))
     (tensor(2.), tensor(2.5000))
     """
-    same_shape("masked_means", mask=mask, **{f"values[{i}]": one for i, one in enumerate(values)})
+    for one in values:
+        same_shape("masked_means", mask=mask, values=one)
     real = mask.bool()
     sums = torch.where(real, torch.stack(values), 0.0).flatten(1).sum(1)
     return (sums / real.sum().clamp(min=1)).unbind()
