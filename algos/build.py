@@ -14,6 +14,7 @@ from torch import nn
 
 from rlstruct.algos.config import TrainingConfig
 from rlstruct.algos.process_group import learner_group
+from rlstruct.algos.seeds import Seeds, first_seed, training_seeds
 from rlstruct.batchers import RL_Batcher
 from rlstruct.batchers.arguments import check_call, check_factory
 from rlstruct.core import DictTensor
@@ -25,10 +26,6 @@ from rlstruct.vec_env import DeviceEnv, VecEnv
 
 CreateEnv = Callable[..., VecEnv]
 
-# Each run has its own range of environment seeds, and the second half of it is for evaluation. So no two runs and no
-# two batchers play the same episodes.
-_SEEDS_PER_RUN = 1_000_000
-_SEEDS_PER_RESUMPTION = 10_007
 # Up to this number of parameters, one torch thread is as fast as several, and other processes can use the cores.
 _SMALL = 500_000
 
@@ -106,16 +103,17 @@ def create_batchers(
     env_args: Mapping[str, object],
     model: nn.Module,
     resumptions: int,
+    seeds: Seeds | None = None,
 ) -> tuple[Callable[[], RL_Batcher], Callable[[], RL_Batcher]]:
     """Return two factories: of the batcher that collects for a learner, and of the evaluation's batcher.
 
     Their agents act with copies of ``model``. A resumed training uses new seeds; otherwise environments that cannot be
-    saved would repeat their first episodes.
+    saved would repeat their first episodes. ``seeds`` are those of `training_seeds`, by default of ``config``.
     """
     weights = copy.deepcopy(model).to("cpu")  # from where it can be sent to any process
-    first_seed = config.seed * _SEEDS_PER_RUN + resumptions * _SEEDS_PER_RESUMPTION % (_SEEDS_PER_RUN // 2)
+    group, n_envs, seeds = learner_group(), config.n_envs * max(1, config.n_processes), seeds or training_seeds(config)
     # Several learners share the environments that a single one would have.
-    own_seed = first_seed + learner_group().rank * config.n_envs * max(1, config.n_processes)
+    own_seed = first_seed(seeds["training"], n_envs * group.size, resumptions) + group.rank * n_envs
 
     def batcher(n_timesteps: int, device: str, stochastic: bool, n_envs: int, **kind: Any) -> Callable[[], RL_Batcher]:  # noqa: ANN401
         agent_args = {"model": weights, "copy_model": True, "device": device, "stochastic": stochastic}
@@ -143,6 +141,6 @@ def create_batchers(
         config.evaluation_stochastic,
         config.evaluation_episodes // max(1, config.evaluation_processes),
         n_processes=config.evaluation_processes,
-        seed=first_seed + _SEEDS_PER_RUN // 2,
+        seed=first_seed(seeds["evaluation"], config.evaluation_episodes, resumptions),
     )
     return collecting, evaluating

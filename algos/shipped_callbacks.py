@@ -12,6 +12,7 @@ import gymnasium
 import numpy as np
 
 from rlstruct.algos.callbacks import Callback, TrainingContext
+from rlstruct.algos.seeds import seed_range
 from rlstruct.errors import BadTypeError, BadValueError, import_extra
 from rlstruct.options import writable
 
@@ -148,7 +149,8 @@ class PeriodicVideo(Callback):
         policy, env = context.policy(), self.create_env()
         fps = env.metadata.get("render_fps") or DEFAULT_FPS
         try:
-            observation, _ = env.reset(seed=self.n_evaluations)
+            seeds = seed_range("film", context.config.seed)
+            observation, _ = env.reset(seed=seeds[self.n_evaluations % len(seeds)])
             frames, over = [env.render()], False
             while not over and len(frames) < self.longest:
                 observation, _, terminated, truncated, _ = env.step(policy.act(observation))

@@ -21,6 +21,7 @@ from rlstruct.algos.history import TrainingHistory
 from rlstruct.algos.launch import launch_learners
 from rlstruct.algos.learner import CreateAgent, GradientLearner
 from rlstruct.algos.run_folder import RunFolder
+from rlstruct.algos.seeds import Seeds, training_seeds
 from rlstruct.batchers import EpisodeStatistics, RL_Batcher
 from rlstruct.core import DictTensor, TensorSpec, Trajectories
 from rlstruct.device import resolve_device
@@ -80,8 +81,8 @@ def run_training(
             the environments cannot be divided among them.
         TypeError: create_model is a network instead of a function, create_agent or create_env is not a factory or does
             not accept its arguments, or config belongs to another algorithm.
-        ValueError: a device of the configuration does not exist, the environments should reset themselves but do not,
-            or the checkpoint was written with other settings.
+        ValueError: the seed is too large (see `rlstruct.algos.seeds`), a device of the configuration does not exist,
+            the environments should reset themselves but do not, or the checkpoint was written with other settings.
         TrainingDiverged: a loss is NaN or infinite.
     """
     if not isinstance(config, kind.settings):
@@ -104,8 +105,9 @@ def run_training(
         model = create_network(create_model, config.seed)
         group.broadcast_weights(model)
         learner = kind.create(model.to(resolve_device(share.learner_device)), create_agent, share)
+        seeds, factories = training_seeds(config, checkpoint), (share, create_agent, create_env, env_args or {})
         resumptions = 0 if checkpoint is None else checkpoint["training"]["resumptions"] + 1
-        collecting, evaluating = create_batchers(share, create_agent, create_env, env_args or {}, model, resumptions)
+        collecting, evaluating = create_batchers(*factories, model, resumptions, seeds)
         stack.callback(torch.set_num_threads, torch.get_num_threads())
         torch.set_num_threads(threads_for(model, config.threads))
         batcher = stack.enter_context(collecting())
@@ -121,6 +123,7 @@ def run_training(
             evaluator = Evaluator(evaluation, step_limit=limit, show=show, agent_info=sampling)
         loop = TrainingLoop(config, learner, batcher, evaluator, run)
         loop.create_agent, loop.callbacks = create_agent, Callbacks(callbacks, loop, create_agent)
+        loop.seeds = seeds
         loop.draws = config.evaluation_stochastic and create_evaluator is None
         if checkpoint is not None:
             loop.load_state_dict(checkpoint, resumptions=resumptions)
@@ -139,11 +142,13 @@ class TrainingLoop:
         history: losses, returns and evaluations.
         callbacks: the user's callbacks.
         create_agent: the factory of agents.
+        seeds: environment seeds of the training and its evaluation.
         draws: True if evaluations sample their actions; a policy loaded from this training then does so as well.
     """
 
     callbacks: Callbacks
     create_agent: CreateAgent
+    seeds: Seeds
 
     def __init__(
         self,
@@ -235,6 +240,7 @@ class TrainingLoop:
         fetched = self._fetched
         training = {
             "resumptions": self._resumptions,
+            "seeds": {purpose: [seeds.start, seeds.stop] for purpose, seeds in self.seeds.items()},
             "finished": self._finished,
             "seconds": time.perf_counter() - self._start if self._start else 0.0,
             "published": self._published,

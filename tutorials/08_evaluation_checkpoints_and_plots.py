@@ -20,6 +20,7 @@ from rlstruct.algos.config import load_config
 from rlstruct.algos.evaluation import Evaluator
 from rlstruct.algos.learning_curve import Curve, draw_panels
 from rlstruct.algos.run_folder import RunFolder
+from rlstruct.algos.seeds import seed_range
 from rlstruct.batchers import RL_Batcher
 from rlstruct.cli.main import main as rlstruct
 from rlstruct.envs import GymEnv, GymEnvInf
@@ -62,9 +63,9 @@ def evaluate_a_checkpoint(folder):
     model.load_state_dict(checkpoint["model"])
     means = {}
     for stochastic in (True, False):
-        agent_args = {"model": model, "stochastic": stochastic}
+        agent_args, seed = {"model": model, "stochastic": stochastic}, seed_range("test", 0)[0]
         with RL_Batcher(
-            100, ActorCriticAgent, create_episodic_env, agent_args=agent_args, env_args={"n_envs": 50}, seed=12345
+            100, ActorCriticAgent, create_episodic_env, agent_args=agent_args, env_args={"n_envs": 50}, seed=seed
         ) as batcher:
             # The first episode of each environment counts: the first 50 episodes to end would mostly be short ones.
             evaluator = Evaluator(batcher)

@@ -14,6 +14,7 @@ import tyro
 
 from rlstruct.algos.build import PlacedEnv, threads_for
 from rlstruct.algos.evaluation import Evaluator, format_return
+from rlstruct.algos.seeds import seed_range
 from rlstruct.batchers import RL_Batcher
 from rlstruct.cli.agents import searching
 from rlstruct.cli.film import check_path, film
@@ -23,7 +24,6 @@ from rlstruct.options import Options, option
 
 _AT_ONCE = 100  # environments in one batch, at most
 _STEPS = 64  # per batch; longer batches of images would take too much memory
-_SEED = 500_000_000  # far from the seeds of trainings and of their evaluations
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +48,7 @@ class Evaluate(Options):
     out: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
     device: str = "cpu"
     actions: Literal["sampled", "best"] | None = None
-    seed: int = 0
+    seed: int = option(0, at_least=0)
     factory: tuple[str, ...] = ()
 
 
@@ -60,6 +60,7 @@ def run(arguments: Sequence[str]) -> None:
     if options.out is not None:
         check_output("--out", options.out)
     check_device("--device", options.device)
+    seeds = seed_range("test", options.seed, _AT_ONCE + 1)  # the last one is the film's
     trained = load_trained(options.run, auto_reset=False, factories=options.factory)
     own = None if options.factory else searching(trained.settings.algorithm)
     if own is not None:
@@ -68,7 +69,7 @@ def run(arguments: Sequence[str]) -> None:
     as_trained = trained.settings.config.evaluation_stochastic
     stochastic = as_trained if options.actions is None else options.actions == "sampled"
     torch.set_num_threads(threads_for(trained.model))
-    returns, lengths = episodes(trained, options.episodes, options.device, _SEED + options.seed, stochastic=stochastic)
+    returns, lengths = episodes(trained, options.episodes, options.device, seeds[0], stochastic=stochastic)
     say(f"{trained.settings.algorithm} on {trained.settings.task.env}, after {trained.env_steps:,} environment steps")
     actions = "sampled" if stochastic else "best"
     mean, deviation, middle, low, high = (format_return(of(returns)) for of in (fmean, pstdev, median, min, max))
@@ -77,7 +78,7 @@ def run(arguments: Sequence[str]) -> None:
     _write(options, trained, returns=returns, lengths=lengths, actions=actions)
     if options.video is not None:
         agent = trained.choice.create_agent(trained.model, stochastic=stochastic, device="cpu")
-        info, seed = trained.sampling(agent, 1, stochastic=stochastic), _SEED + options.seed
+        info, seed = trained.sampling(agent, 1, stochastic=stochastic), seeds[_AT_ONCE]
         n = film(trained.factory, agent, options.video, n_envs=1, n_steps=None, seed=seed, agent_info=info)
         say(f"{options.video}: one episode, {n} frames")
 

@@ -11,6 +11,7 @@ import tyro
 
 from rlstruct.agents import RandomAgent
 from rlstruct.algos import ALGORITHMS
+from rlstruct.algos.seeds import seed_range
 from rlstruct.cli import connect_four
 from rlstruct.cli.environments import Factory, Task, find, spaces_of
 from rlstruct.cli.film import check_path, film
@@ -56,7 +57,8 @@ def run(arguments: Sequence[str]) -> None:
     out = options.out or Path(f"play-{Path(options.what).name}.gif")
     check_path(out)
     factory, agent, info, who = _actor(options.what, options.simulator, options.factory)
-    n = film(factory, agent, out, n_envs=options.n_envs, n_steps=options.steps, seed=options.seed, agent_info=info)
+    seed = seed_range("film", options.seed, options.n_envs)[0]
+    n = film(factory, agent, out, n_envs=options.n_envs, n_steps=options.steps, seed=seed, agent_info=info)
     say(f"{out}: {n} frames of {factory.name}, {who}")
 
 

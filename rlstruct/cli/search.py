@@ -44,7 +44,7 @@ def evaluate(trained: Trained, options: Evaluate) -> dict[str, object]:
     games = options.episodes + options.episodes % 2
     config: Any = trained.settings.config
     settings = replace(config, evaluation_episodes=games, evaluation_device=options.device, seed=options.seed)
-    judge = arena(settings, trained.choice.create_agent, trained.factory, trained.model)
+    judge = arena(settings, trained.choice.create_agent, trained.factory, trained.model, "test")
     judge.start(trained.model.state_dict(), env_steps=trained.env_steps, policy_version=0)
     returns = judge.wait().returns
     won, lost = (sum(value == result for value in returns) for result in (1.0, -1.0))

@@ -18,6 +18,7 @@ from rlstruct.algos.config import TrainingConfig, check_resumed, load_config
 from rlstruct.algos.evaluation import TrainingResult
 from rlstruct.algos.launch import launched_rank, share_gpus
 from rlstruct.algos.run_folder import RunFolder
+from rlstruct.algos.seeds import training_seeds
 from rlstruct.cli.agents import AgentChoice, algorithm_of, named, prepare, with_stacks
 from rlstruct.cli.environments import Factory, Task
 from rlstruct.cli.initial_settings import read_initial_options, settings_for
@@ -153,6 +154,8 @@ def _train(algorithm: str, options: Training[Any], notes: Sequence[str]) -> None
     for name in ("learner_device", "batcher_device", "evaluation_device", "replay_device"):
         if (device := getattr(config, name, None)) is not None:
             check_device(f"--{name.replace('_', '-')}", device)
+    if resumed is None:
+        training_seeds(config)  # raises if the seed is too large
     share_gpus(config)  # before environments are created, which may use CUDA
     if config.cluster is not None:
         import_extra("ray", "ray", "--cluster")

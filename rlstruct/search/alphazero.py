@@ -22,6 +22,7 @@ from rlstruct.algos.config import TrainingConfig
 from rlstruct.algos.evaluation import Evaluates
 from rlstruct.algos.learner import CreateAgent
 from rlstruct.algos.replay_learner import ReplayConfig, ReplayLearner
+from rlstruct.algos.seeds import Purpose, seed_range
 from rlstruct.core import DictTensor
 from rlstruct.errors import BadTypeError
 from rlstruct.functional.all_reduce import sum_over_learners
@@ -30,8 +31,6 @@ from rlstruct.profiling import operation
 from rlstruct.rl_agent import RL_Agent
 from rlstruct.search import SearchAgent, SearchConfig, split_frames
 from rlstruct.search import arena as matches  # a module: it imports rlstruct.algos, which imports this one
-
-_SEEDS_OF_ARENA = 500_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,7 +186,13 @@ def self_play(
     return replace(config, compile_agent=False), searching, partial(arena, config, create_agent, create_env)
 
 
-def arena(config: AlphaZeroConfig, create_agent: CreateAgent, create_env: CreateEnv, model: nn.Module) -> matches.Arena:
+def arena(
+    config: AlphaZeroConfig,
+    create_agent: CreateAgent,
+    create_env: CreateEnv,
+    model: nn.Module,
+    purpose: Purpose = "evaluation",
+) -> matches.Arena:
     """Create the evaluator of a training: games of ``model`` against the opponent, on the evaluation's device.
 
     Args:
@@ -195,6 +200,7 @@ def arena(config: AlphaZeroConfig, create_agent: CreateAgent, create_env: Create
         create_agent: see `train`.
         create_env: creates the game, see `train`.
         model: the network.
+        purpose: what the random numbers of the games are for, see `rlstruct.algos.seeds`.
     """
     device = config.evaluation_device
     create = partial(create_agent, create_simulator=create_env, discount=-config.discount, device=device)
@@ -206,7 +212,8 @@ def arena(config: AlphaZeroConfig, create_agent: CreateAgent, create_env: Create
     if config.opponent == "uct":
         uct = replace(config.search(config.opponent_simulations), method="uct", temperature=0.0, exploring_moves=None)
         opponent = SearchAgent(create_simulator=create_env, discount=-config.discount, device=device, config=uct)
-    return matches.Arena(agent, opponent, games, n_games=config.evaluation_episodes, seed=config.seed + _SEEDS_OF_ARENA)
+    seed = seed_range(purpose, config.seed, n_games := config.evaluation_episodes)[0]
+    return matches.Arena(agent, opponent, games, n_games=n_games, seed=seed)
 
 
 train: Algorithm[AlphaZeroConfig] = Algorithm(

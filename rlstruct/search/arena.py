@@ -45,7 +45,7 @@ class RandomPlayer:
         return DictTensor({"action": drawn.argmax(-1)}), state
 
 
-def play_match(player: Player, opponent: Player, env: VecEnv, seed: int = 0) -> tuple[Tensor, Tensor]:
+def play_match(player: Player, opponent: Player, env: VecEnv, seed: int = 0, episode: int = 0) -> tuple[Tensor, Tensor]:
     """Play one game in each environment, in which the players take turns.
 
     Args:
@@ -53,6 +53,7 @@ def play_match(player: Player, opponent: Player, env: VecEnv, seed: int = 0) -> 
         opponent: moves second.
         env: a two-player game that rewards the player who has just moved. It does not reset itself; it is reset here.
         seed: seed of the players' random keys.
+        episode: number of the match: others with this seed draw other numbers.
 
     Returns:
         ``(result, length)``: the player's rewards minus the opponent's, [B] float32; moves of both, [B] int64.
@@ -65,7 +66,7 @@ def play_match(player: Player, opponent: Player, env: VecEnv, seed: int = 0) -> 
     n_moves, states = 0, [DictTensor(), DictTensor()]
     while bool(running.any()):  # sync: once every few moves
         for _ in range(_MOVES_IN_A_ROW):
-            key = random.step_keys(seeds, 0, torch.full((1,), n_moves, dtype=torch.int64, device=env.device))[0]
+            key = random.step_keys(seeds, episode, torch.full((1,), n_moves, dtype=torch.int64, device=env.device))[0]
             side = n_moves % 2
             mover, sign = (player, 1.0) if side == 0 else (opponent, -1.0)
             action, states[side] = mover(states[side], current + DictTensor({"rng": key}), DictTensor())
@@ -100,11 +101,11 @@ class Arena:
     @operation("evaluation")
     def start(self, weights: Mapping[str, Tensor], *, env_steps: int, policy_version: int) -> None:
         """Play all games; see `rlstruct.algos.evaluation.Evaluator.start`."""
-        begin, first = time.perf_counter(), self._seed + self._n_played
+        begin, n = time.perf_counter(), self._envs[0].n_envs()
         self._agent.update(weights)
-        n = self._envs[0].n_envs()
-        mine, lengths = play_match(self._agent, self._opponent, self._envs[0], first)
-        theirs, others = play_match(self._opponent, self._agent, self._envs[1], first + n)
+        episode = self._n_played // (2 * n)
+        mine, lengths = play_match(self._agent, self._opponent, self._envs[0], self._seed, episode)
+        theirs, others = play_match(self._opponent, self._agent, self._envs[1], self._seed + n, episode)
         self._n_played += 2 * n
         returns, moves = torch.cat([mine, -theirs]), torch.cat([lengths, others])
         self._result = Evaluation(
