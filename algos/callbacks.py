@@ -87,7 +87,8 @@ class TrainingContext:
         model = copy.deepcopy(self._loop.learner.model).to("cpu")
         model.load_state_dict(weights)
         stochastic = self._loop.draws if stochastic is None else stochastic
-        return Policy(model, self._create_agent, specs, stochastic=stochastic, actions=self._loop.batcher.actions)
+        settings: dict[str, Any] = {"actions": self._loop.batcher.actions, "agent_info": self._loop.sampling()}
+        return Policy(model, self._create_agent, specs, stochastic=stochastic, **settings)
 
     def save_policy(self, file: str | Path) -> None:
         """Save the policy of the last evaluation for `rlstruct.load`. A training cannot resume from this file.

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from rlstruct.algos.build import CreateEnv, check_create_env, create_batchers, create_network, threads_for
 from rlstruct.algos.callbacks import Callback, Callbacks, for_others
@@ -253,10 +253,14 @@ class TrainingLoop:
         }
         return {**self.learner.state_dict(), **self.policy_state(), "env_steps": self.env_steps, "training": training}
 
+    def sampling(self) -> dict[str, Tensor]:
+        """Return the settings with which a policy of this training samples: those of its end.  [...] each."""
+        return {key: value[0] for key, value in self.learner.agent_info(1.0, 1).items()}
+
     def policy_state(self) -> dict[str, object]:
         """Return what `rlstruct.load` needs to load the policy, besides the weights."""
         parts = self.create_agent, self.learner.model, self._first, self.batcher.actions
-        policy = description(*parts, stochastic=self.draws, agent_info=self.learner.agent_info(1.0, 1))
+        policy = description(*parts, stochastic=self.draws, agent_info=self.sampling())
         missing = missing_factories(policy)
         if missing and self._described and self._group.rank == 0:
             warn_user(

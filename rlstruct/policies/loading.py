@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from rlstruct.core import DictTensor, TensorSpec, Trajectories
+from rlstruct.core import TensorSpec, Trajectories
 from rlstruct.device import DeviceLike
 from rlstruct.errors import BadTypeError, BadValueError, MissingFileError
 from rlstruct.policies.blueprint import build, describe
@@ -35,7 +35,7 @@ def description(
     actions: ActionIndices | None,
     *,
     stochastic: bool,
-    agent_info: DictTensor,
+    agent_info: Mapping[str, Tensor],
 ) -> dict[str, Any]:
     """Return the description of a policy in a checkpoint, as plain values and tensors for `load`.
 
@@ -49,7 +49,7 @@ def description(
         step: the first step of an environment, on the network's device; None before the first batch.  [1, 1]
         actions: that of a `Policy`.
         stochastic: True if evaluations sample actions.
-        agent_info: the settings with which the agent samples actions in one environment.  [1]
+        agent_info: that of a `Policy`.
     """
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         network, again = _rebuilt(lambda: describe_network(model))
@@ -61,7 +61,7 @@ def description(
         "observation": {key: [list(s.shape), str(s.dtype).removeprefix("torch.")] for key, s in seen.items()},
         "actions": None if actions is None else actions.plain(),
         "stochastic": stochastic,
-        "agent_info": {key: value[0] for key, value in agent_info.items()},
+        "agent_info": dict(agent_info),
     }
 
 

@@ -109,7 +109,8 @@ def test_a_normalised_network_sees_dict_observations_with_whole_numbers() -> Non
 
 
 def test_a_run_with_a_network_of_its_own_is_exported_with_factories(capsys: Capture) -> None:
-    with RunFolder("mine", CONFIG, n_env_steps=200, progress=False) as run:
+    warned = pytest.warns(UserWarning, match=r"the network is own_games\.Policy.*--factory MODULE:CREATE_ENV")
+    with RunFolder("mine", CONFIG, n_env_steps=200, progress=False) as run, warned:
         a2c.train(CONFIG, own_games.Policy, ActorCriticAgent, own_games.create_env, run=run)
     assert main(["export", str(run.path)]) == 2
     assert "On the command line: --factory MODULE:CREATE_ENV MODULE:CREATE_MODEL" in capsys.readouterr().err
