@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
@@ -94,12 +96,19 @@ def _rebuilt(rebuild: Callable[[], tuple[Any, Any]]) -> tuple[dict[str, Any], An
 def describe_network(model: nn.Module) -> tuple[Any, nn.Module]:
     """Describe a network, and rebuild it from the description; raise if the two differ, except for their mode."""
     plain = describe(model)
-    again: nn.Module = build(plain).to(_device_of(model))
+    again = _built(json.dumps(plain), _device_of(model), torch.get_default_dtype())
     made, weights = again.state_dict(), model.state_dict()
     fitting = {name: weight for name, weight in weights.items() if name in made and made[name].shape == weight.shape}
     again.load_state_dict({name: one for name, one in fitting.items() if made[name].dtype == one.dtype}, strict=False)
     _refuse(model, differences(again, model))
     return plain, again.eval()
+
+
+@functools.lru_cache(maxsize=1)  # orthogonal weights take a second, and a training saves often
+def _built(plain: str, device: torch.device, default: torch.dtype) -> nn.Module:
+    """Build a network; ``default`` is torch's default dtype, on which the result depends."""
+    network: nn.Module = build(json.loads(plain)).to(device)
+    return network
 
 
 def _rebuilt_agent(
