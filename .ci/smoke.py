@@ -61,7 +61,7 @@ def collect(n_processes: int) -> torch.Tensor:
         trajectories, n_still_running = batcher.get()
     if trajectories is None or n_still_running:
         raise SystemExit(f"expected two whole episodes; {n_still_running} still run")
-    steps = trajectories.trajectories
+    steps = trajectories.steps
     return steps["_observation/reward"] * steps.mask()
 
 

@@ -28,11 +28,11 @@ def discrete_choice(agent: ModelAgent[Any], policy: Tensor, value: Tensor, obser
     """
     detached = policy.detach()  # choosing is not differentiable
     if "chosen_action" in observation:
-        action = known = observation["chosen_action"]
+        action = in_range = observation["chosen_action"]
     else:
         action = categorical.sample(detached, observation["rng"]) if agent.stochastic else detached.argmax(dim=-1)
-        known = action.clamp(max=policy.shape[-1] - 1)  # NaN logits give an invalid class, which the batcher reports
-    each = categorical.log_probability(policy, known)  # [B] or [B, K]
+        in_range = action.clamp(max=policy.shape[-1] - 1)  # NaN logits give an invalid class, which the batcher reports
+    each = categorical.log_probability(policy, in_range)  # [B] or [B, K]
     log_probability = each if each.dim() == 1 else each.sum(-1)
     return DictTensor({"action": action, "action_logits": policy, "log_probability": log_probability, "value": value})
 
@@ -53,8 +53,8 @@ def gaussian_choice(agent: ModelAgent[Any], policy: Tensor, value: Tensor, obser
     elif agent.stochastic:
         action = gaussian.sample(action, log_std.detach(), observation["rng"])
     log_probability = gaussian.log_probability(mean, log_std, action)
-    known = {"action": action, "action_mean": mean, "action_log_std": log_std}
-    return DictTensor({**known, "log_probability": log_probability, "value": value})
+    outputs = {"action": action, "action_mean": mean, "action_log_std": log_std}
+    return DictTensor({**outputs, "log_probability": log_probability, "value": value})
 
 
 class ActorCriticAgent(ModelAgent[nn.Module]):
@@ -87,9 +87,11 @@ class ActorCriticAgent(ModelAgent[nn.Module]):
         model = self.model
         if type(self) is not ActorCriticAgent or type(model) is not ActorCritic or has_hooks(model):
             return None
-        (actor, kind), (critic, other_kind) = _layers(model.actor), _layers(model.critic)
+        (actor, activation), (critic, other) = _layers(model.actor), _layers(model.critic)
         one_choice = type(model.policy) is ActionLogits and len(model.policy.shape) == 1
-        return Perceptron(actor, critic, kind, self.stochastic) if kind and kind == other_kind and one_choice else None
+        if not (activation and activation == other and one_choice):
+            return None
+        return Perceptron(actor, critic, activation, self.stochastic)
 
 
 def _layers(network: nn.Module) -> tuple[Layers, str]:

@@ -41,12 +41,12 @@ class ModelAgent(RL_Agent, Generic[Model]):
     def __init__(
         self, model: Model, *, device: DeviceLike | None = None, stochastic: bool = True, copy_model: bool = True
     ) -> None:
-        found = module_device(model)
-        self.device = found if device is None else resolve_device(device)
-        if not copy_model and found != self.device:
+        its_device = module_device(model)
+        self.device = its_device if device is None else resolve_device(device)
+        if not copy_model and its_device != self.device:
             raise DeviceMismatchError(
-                f"{type(self).__name__}: the model is on {found}, expected {self.device}, and the agent shares it. "
-                f"Move it with .to({str(self.device)!r}) first, or let the agent copy it: copy_model=True."
+                f"{type(self).__name__}: the model is on {its_device}, expected {self.device}, and the agent shares "
+                f"it. Move it with .to({str(self.device)!r}) first, or let the agent copy it: copy_model=True."
             )
         self.model: Model = copy.deepcopy(model).to(self.device) if copy_model else model
         self.stochastic = stochastic

@@ -43,8 +43,8 @@ class MLP(KeepsArguments, nn.Module):
         output_gain: float = 1.0,
     ) -> None:
         super().__init__()
-        given: Any = hidden  # the command line may pass other types
-        if isinstance(given, str) or not all(isinstance(width, Integral) and int(width) >= 1 for width in given):
+        raw: Any = hidden  # the command line may pass other types
+        if isinstance(raw, str) or not all(isinstance(width, Integral) and int(width) >= 1 for width in raw):
             raise BadValueError(
                 f"MLP: hidden is {hidden!r}, expected a sequence of whole numbers, 1 or more: (64, 64)."
             )

@@ -49,8 +49,8 @@ class Critics(KeepsArguments, nn.Module):
         Returns:
             Q_n(s, a).  [N, B]
         """
-        seen = as_features(frame, self)  # [B, D]
-        features = torch.cat([seen, action.to(seen.dtype)], dim=-1)  # [B, D + A]
+        inputs = as_features(frame, self)  # [B, D]
+        features = torch.cat([inputs, action.to(inputs.dtype)], dim=-1)  # [B, D + A]
         x, last = features.expand(len(self.weights[0]), -1, -1), len(self.weights) - 1  # [N, B, D + A]
         for i, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
             weight, bias = (weight.detach(), bias.detach()) if constant else (weight, bias)

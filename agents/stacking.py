@@ -134,18 +134,18 @@ class StackingAgent(RL_Agent):
         place = torch.arange(n, device=frame.device)
         place = torch.where(observation["initial_state"].unsqueeze(1), n - 1, place)  # [B, n]
         stack = _gather(frames, torch.arange(frame.shape[0], device=frame.device), place)
-        seen = DictTensor({**dict(observation.items()), "frame": stack})
-        action, after = self.agent(_without(state, _EARLIER), seen, agent_info)
+        stacked = DictTensor({**dict(observation.items()), "frame": stack})
+        action, after = self.agent(_without(state, _EARLIER), stacked, agent_info)
         return action, after + DictTensor({_EARLIER: stack[:, 1:]})
 
     def states_at(self, trajectories: Trajectories, steps: Tensor | None = None) -> DictTensor | None:
         """Gather the frames before stored steps; None if `states_at` of the agent is. See `RL_Agent.states_at`."""
-        info, seen = trajectories.info, trajectories.trajectories
+        info, steps_seen = trajectories.info, trajectories.steps
         stored = f"agent_state/{_EARLIER}"
-        states = self.agent.states_at(Trajectories.unchecked(_without(info, stored), seen), steps)
+        states = self.agent.states_at(Trajectories.unchecked(_without(info, stored), steps_seen), steps)
         if states is None:
             return None
-        frames, initial = seen["observation/frame"], seen["observation/initial_state"]
+        frames, initial = steps_seen["observation/frame"], steps_seen["observation/initial_state"]
         B, T, n = *initial.shape, self.shape[0] - 1
         earlier = info[stored]
         if T == 1 and steps is None:
@@ -159,8 +159,8 @@ class StackingAgent(RL_Agent):
         begun = torch.cat([torch.zeros_like(begun[:, :1]), begun[:, :-1]], 1)
         wanted = (steps % T).unsqueeze(1) + torch.arange(n, device=frames.device)  # [K, n]
         wanted = torch.maximum(wanted, begun.flatten().index_select(0, steps).unsqueeze(1))
-        found = _gather(torch.cat([earlier, frames.squeeze(2)], 1), steps // T, wanted)
-        return states + DictTensor({_EARLIER: found})
+        stacks = _gather(torch.cat([earlier, frames.squeeze(2)], 1), steps // T, wanted)
+        return states + DictTensor({_EARLIER: stacks})
 
     def creator(self) -> Callable[..., RL_Agent]:
         """Return a factory of wrapper and agent; see `RL_Agent.creator`."""

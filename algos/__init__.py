@@ -9,20 +9,20 @@ from rlstruct import renamed
 from rlstruct.algos import a2c, dqn, ppo, reinforce, sac
 from rlstruct.algos.a2c import A2CConfig
 from rlstruct.algos.algorithm import Algorithm
-from rlstruct.algos.callbacks import Callback, TrainingContext
-from rlstruct.algos.config import TrainingConfig, load_config
 from rlstruct.algos.dqn import DQNConfig
-from rlstruct.algos.evaluation import Evaluation, Evaluator, TrainingResult
 from rlstruct.algos.learner import GradientLearner, agent_around, evaluate_actions, mean_terms
 from rlstruct.algos.ppo import PPOConfig
 from rlstruct.algos.prioritised import PrioritisedReplayBuffer
 from rlstruct.algos.reinforce import ReinforceConfig
 from rlstruct.algos.replay_buffer import ReplayBuffer
 from rlstruct.algos.replay_learner import PolyakAverage, ReplayConfig, ReplayLearner
-from rlstruct.algos.run_folder import RunFolder
 from rlstruct.algos.sac import SACConfig
-from rlstruct.algos.shipped_callbacks import BestCheckpoint, EarlyStopping, OptunaPruning, PeriodicVideo
-from rlstruct.algos.training import run_training
+from rlstruct.algos.training.callbacks import Callback, TrainingContext
+from rlstruct.algos.training.config import TrainingConfig, load_config
+from rlstruct.algos.training.evaluation import Evaluation, Evaluator, TrainingResult
+from rlstruct.algos.training.loop import run_training
+from rlstruct.algos.training.run_folder import RunFolder
+from rlstruct.algos.training.shipped_callbacks import BestCheckpoint, EarlyStopping, OptunaPruning, PeriodicVideo
 from rlstruct.options import option
 from rlstruct.registry import Registry
 

@@ -16,10 +16,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from rlstruct import renamed
 from rlstruct.algos.algorithm import Algorithm
-from rlstruct.algos.checkpoint import restored, stored
-from rlstruct.algos.config import TrainingConfig
 from rlstruct.algos.learner import GradientLearner, evaluate_actions, mean_terms
+from rlstruct.algos.training.checkpoint import restored, stored
+from rlstruct.algos.training.config import TrainingConfig
 from rlstruct.batchers.rollout_buffer import compact_rows
 from rlstruct.core import TemporalDictTensor, Trajectories
 from rlstruct.errors import BadValueError
@@ -108,7 +109,7 @@ def losses(
     Returns:
         ``loss`` and its terms ``policy_loss``, ``value_loss`` and ``entropy_loss`` (minus the mean entropy).  [] each
     """
-    steps = trajectories.trajectories
+    steps = trajectories.steps
     mask = steps.mask()  # [B, T]
     log_probability, entropy = evaluate_actions(replayed, steps)
     target, advantage = _targets(replayed["value"], log_probability, steps, next_value, config)
@@ -129,14 +130,14 @@ def _targets(
 ) -> VTrace:
     """Return the critic's targets and the weights of the policy's gradient: constants [B, T]."""
     reward = steps["_observation/reward"] * config.reward_scale
-    known = (reward, steps["_observation/terminated"], steps["_observation/done"], steps.mask())
+    inputs = (reward, steps["_observation/terminated"], steps["_observation/done"], steps.mask())
     arguments: dict[str, Any] = {"value": value.detach(), "next_value": next_value}
     arguments |= {"discount": config.discount, "trace_decay": config.trace_decay}
     if not config.vtrace:
-        advantage = generalized_advantage(*known, **arguments)
+        advantage = generalized_advantage(*inputs, **arguments)
         return VTrace(advantage + arguments["value"], advantage)
     log_ratio = log_probability.detach() - steps["action/log_probability"]
-    return vtrace(*known, **arguments, log_ratio=log_ratio, rho_clip=config.rho_clip, c_clip=config.c_clip)
+    return vtrace(*inputs, **arguments, log_ratio=log_ratio, rho_clip=config.rho_clip, c_clip=config.c_clip)
 
 
 class A2CLearner(GradientLearner):
@@ -204,15 +205,13 @@ def _minibatches(trajectories: Trajectories, n: int) -> list[Trajectories]:
 def _concatenate_in_time(batches: Sequence[Trajectories]) -> Trajectories:
     """Concatenate successive batches [B, T] of the same environments to [B, sum of T], with the padding last."""
     real = torch.cat([batch.mask() for batch in batches], 1)  # [B, sum of T]
-    keys = batches[0].trajectories.keys()
-    joined = {key: torch.cat([batch.trajectories[key] for batch in batches], 1) for key in keys}
+    keys = batches[0].steps.keys()
+    joined = {key: torch.cat([batch.steps[key] for batch in batches], 1) for key in keys}
     steps = compact_rows(joined, real)
     # An episode also ends where the next one begins: a lost worker or a loaded checkpoint cut it short.
     steps["_observation/done"][:, :-1] |= steps["observation/initial_state"][:, 1:]
     return Trajectories.unchecked(batches[0].info, steps)
 
-
-Learner = A2CLearner  # its old name
 
 train: Algorithm[A2CConfig] = Algorithm(A2CLearner, "some steps, one update; discrete and continuous actions")
 """Train an actor and a critic; arguments are those of `Algorithm.__call__`.
@@ -221,3 +220,5 @@ The agent returns ``action``, ``log_probability``, ``value``, and ``action_logit
 ``action_log_std``, as `rlstruct.agents.ActorCriticAgent`, `RecurrentAgent`, `GaussianAgent` and
 `RecurrentGaussianAgent` do.
 """
+
+__getattr__ = renamed.attributes(__name__)

@@ -9,13 +9,13 @@ from typing import Generic, Literal, TypeVar
 
 from torch import nn
 
-from rlstruct.algos.build import CreateEnv, check_create_env
-from rlstruct.algos.callbacks import Callback
-from rlstruct.algos.config import TrainingConfig
-from rlstruct.algos.evaluation import Evaluates, TrainingResult
 from rlstruct.algos.learner import CreateAgent, GradientLearner
-from rlstruct.algos.run_folder import RunFolder
-from rlstruct.algos.training import CreateModel, run_training
+from rlstruct.algos.training.build import CreateEnv, check_create_env
+from rlstruct.algos.training.callbacks import Callback
+from rlstruct.algos.training.config import TrainingConfig
+from rlstruct.algos.training.evaluation import Evaluates, TrainingResult
+from rlstruct.algos.training.loop import CreateModel, run_training
+from rlstruct.algos.training.run_folder import RunFolder
 
 Config = TypeVar("Config", bound=TrainingConfig)
 Arrange = Callable[

@@ -16,12 +16,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from rlstruct import renamed
 from rlstruct.algos.algorithm import Algorithm
-from rlstruct.algos.config import TrainingConfig
 from rlstruct.algos.learner import CreateAgent, agent_around
 from rlstruct.algos.prioritised import PrioritisedReplayBuffer
 from rlstruct.algos.replay_buffer import ReplayBuffer
 from rlstruct.algos.replay_learner import PolyakAverage, ReplayConfig, ReplayLearner
+from rlstruct.algos.training.config import TrainingConfig
 from rlstruct.core import DictTensor
 from rlstruct.errors import BadKeyError
 from rlstruct.functional.q_learning import double_q_value, q_loss, td_target
@@ -192,9 +193,6 @@ class DQNLearner(ReplayLearner):
         return DictTensor({"epsilon": epsilons[n_envs * self.group.rank :][:n_envs]})
 
 
-Learner = DQNLearner  # its old name
-
-
 train: Algorithm[DQNConfig] = Algorithm(
     DQNLearner, "replay buffer, action values; discrete actions, no memory", agents="values"
 )
@@ -203,3 +201,5 @@ train: Algorithm[DQNConfig] = Algorithm(
 The agent keeps no state, or is a `rlstruct.agents.StackingAgent` around one that keeps none, with ``n_stack``. It reads
 ``agent_info["epsilon"]`` and returns ``action`` and ``action_values``, as `rlstruct.agents.QAgent` does.
 """
+
+__getattr__ = renamed.attributes(__name__)

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from rlstruct.algos.config import TrainingConfig
+from rlstruct import renamed
+from rlstruct.algos.distributed.process_group import DistributedLearnerGroup, Terms, learner_group
 from rlstruct.algos.optimising import initial_rate, laid_out_as, load_optimizer, norm_of, step_unless
-from rlstruct.algos.process_group import DistributedLearnerGroup, LearnerGroup, Terms, learner_group
+from rlstruct.algos.training.config import TrainingConfig
 from rlstruct.batchers.arguments import check_call, check_factory
 from rlstruct.core import DictTensor, TemporalDictTensor, Trajectories
 from rlstruct.device import resolve_device
@@ -25,7 +26,6 @@ from rlstruct.errors import BadKeyError, BadTypeError, BadValueError, ShapeMisma
 from rlstruct.functional import categorical, gaussian, random
 from rlstruct.functional.schedules import linear_schedule
 from rlstruct.profiling import operation
-from rlstruct.replay import replay_with_next_values as replay_with_next_values  # where it was
 from rlstruct.rl_agent import RL_Agent, frame_of
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ def agent_around(model: nn.Module, create_agent: CreateAgent, device: str, *, st
     return create_agent(model, **arguments)
 
 
+@renamed.members
 class GradientLearner(ABC):
     """One network and one optimiser.
 
@@ -112,11 +113,6 @@ class GradientLearner(ABC):
         self._gradients = self._part("loss and backward", self._gradient)
         self.statistics: Any = model if hasattr(model, "see_rewards") else None
         self._open_return: Tensor | None = None  # return of each unfinished episode, for the statistics  [B]
-
-    @property
-    def learners(self) -> LearnerGroup:
-        """Alias of ``group``, its name in 0.3."""
-        return self.group
 
     @classmethod
     def create(cls, model: nn.Module, create_agent: CreateAgent, config: Any) -> Self:  # noqa: ANN401 - its own config
@@ -261,7 +257,7 @@ class GradientLearner(ABC):
         trajectories = trajectories.to(self.device)
         if self.statistics is None:
             return trajectories
-        steps = trajectories.trajectories
+        steps = trajectories.steps
         reward, done, mask = steps["_observation/reward"], steps["_observation/done"], steps.mask()
         before = None if self.whole_episodes else self._open_return
         if before is not None:  # a restarted worker or a loaded checkpoint may have cut an episode
@@ -273,7 +269,7 @@ class GradientLearner(ABC):
     def see_frames(self, trajectories: Trajectories) -> None:
         """Update the network's statistics of frames, if it keeps any, after learning from a batch."""
         if self.statistics is not None:
-            frame = frame_of(trajectories.trajectories.truncate_key("observation/"), n_axes=2)
+            frame = frame_of(trajectories.steps.truncate_key("observation/"), n_axes=2)
             self.statistics.see_frames(frame, trajectories.mask())
 
     def anneal(self, fraction_done: float) -> None:
@@ -441,4 +437,4 @@ def evaluate_actions(replayed: TemporalDictTensor, steps: TemporalDictTensor) ->
     )
 
 
-judge_actions = evaluate_actions  # its name in 0.3
+__getattr__ = renamed.attributes(__name__)

@@ -12,12 +12,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from rlstruct import renamed
 from rlstruct.algos.algorithm import Algorithm
-from rlstruct.algos.config import TrainingConfig
 from rlstruct.algos.learner import GradientLearner, evaluate_actions, mean_terms
+from rlstruct.algos.training.config import TrainingConfig
 from rlstruct.core import DictTensor, TemporalDictTensor, Trajectories
 from rlstruct.core.layout import take_rows
-from rlstruct.core.pytree import Structure
+from rlstruct.core.pytree import TreeSpec
 from rlstruct.errors import BadValueError
 from rlstruct.functional import random
 from rlstruct.functional.advantages import generalized_advantage
@@ -99,7 +100,7 @@ def losses(replayed: TemporalDictTensor, minibatch: Trajectories, config: PPOCon
         gradients ``approximate_kl``, the mean of ratio - 1 - log(ratio) (Schulman, "Approximating KL divergence",
         2020), and ``clip_fraction``, the share of steps whose ratio is beyond the clip.  [] each
     """
-    steps = minibatch.trajectories
+    steps = minibatch.steps
     mask, advantage = steps.mask(), steps[_ADVANTAGE]  # whitened if the settings ask for it
     log_probability, entropy = evaluate_actions(replayed, steps)
     log_ratio = log_probability - steps["action/log_probability"]
@@ -154,12 +155,12 @@ class PPOLearner(GradientLearner):
 
     def _minibatches(self, prepared: Trajectories, epoch: int) -> list[Trajectories]:
         """Split the prepared batch, and whiten each minibatch's advantages with a single all-reduce for all of them."""
-        rows, structure = self.shuffled(prepared.n_elems(), epoch), Structure(prepared)
+        rows, structure = self.shuffled(prepared.n_elems(), epoch), TreeSpec(prepared)
         order, sizes = torch.cat(rows), [len(one) for one in rows]
         parts = [take_rows(tensor, order).split_with_sizes(sizes) for tensor in structure.flatten(prepared)]
         minibatches = [structure.unflatten(minibatch) for minibatch in zip(*parts, strict=True)]
         if self.config.whiten_advantages:
-            advantages = [minibatch.trajectories[_ADVANTAGE] for minibatch in minibatches]  # copies
+            advantages = [minibatch.steps[_ADVANTAGE] for minibatch in minibatches]  # copies
             whitened = whiten_each(advantages, [minibatch.mask() for minibatch in minibatches])
             torch._foreach_copy_(advantages, whitened)
         return minibatches
@@ -171,7 +172,7 @@ class PPOLearner(GradientLearner):
             batch: the minibatch, and the collected batch, from which the agent computes the states of single steps.
         """
         minibatch, collected = batch
-        steps = minibatch.trajectories
+        steps = minibatch.steps
         if "learner/step" in steps:
             states = self.agent.states_at(collected, steps["learner/step"].squeeze(1)) or DictTensor()
             minibatch = Trajectories.unchecked(minibatch.info + states.prepend_key("agent_state/"), steps)
@@ -196,7 +197,7 @@ class PPOLearner(GradientLearner):
             largest distance of a ratio from 1, which is 0 if the replay equals the collection, and
             ``explained_variance`` of the targets by the values.
         """
-        config, steps = self.config, trajectories.trajectories
+        config, steps = self.config, trajectories.steps
         replayed, next_value = replay_with_next_values(self.agent, trajectories)
         mask, value = steps.mask(), replayed["value"]
         log_probability, _ = evaluate_actions(replayed, steps)
@@ -240,16 +241,13 @@ class PPOLearner(GradientLearner):
         return order.tensor_split([n_rows * k // n for k in range(1, n)])
 
 
-Learner = PPOLearner  # its old name
-
-
 def _variance(values: Tensor, mask: Tensor) -> Tensor:
     return masked_mean((values - masked_mean(values, mask)).square(), mask)
 
 
 def _single_steps(batch: Trajectories) -> Trajectories:
     """Make every step [B, T] a separate row [B * T, 1], without its state; padding becomes rows of length 0."""
-    steps, T = batch.trajectories, batch.trajectories.n_steps()
+    steps, T = batch.steps, batch.steps.n_steps()
     flat = {key: tensor.flatten(0, 1).unsqueeze(1) for key, tensor in steps.items()}
     flat["learner/step"] = torch.arange(steps.n_elems() * T, device=steps.device).unsqueeze(1)
     info = {k: v.repeat_interleave(T, dim=0) for k, v in batch.info.items() if not k.startswith("agent_state/")}
@@ -264,3 +262,5 @@ The agent returns ``action``, ``log_probability``, ``value``, and ``action_logit
 ``action_log_std``, as `rlstruct.agents.ActorCriticAgent`, `RecurrentAgent`, `GaussianAgent` and
 `RecurrentGaussianAgent` do.
 """
+
+__getattr__ = renamed.attributes(__name__)

@@ -12,9 +12,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from rlstruct import renamed
 from rlstruct.algos.algorithm import Algorithm
-from rlstruct.algos.config import TrainingConfig
 from rlstruct.algos.learner import GradientLearner, evaluate_actions
+from rlstruct.algos.training.config import TrainingConfig
 from rlstruct.core import TemporalDictTensor, Trajectories
 from rlstruct.functional.policy_gradient import actor_critic_terms, entropy_loss, policy_gradient_loss, value_loss
 from rlstruct.functional.returns import bootstrapped_return
@@ -59,7 +60,7 @@ def losses(
     Returns:
         ``loss`` and its terms ``policy_loss``, ``value_loss`` and ``entropy_loss`` (minus the mean entropy).  [] each
     """
-    steps = trajectories.trajectories
+    steps = trajectories.steps
     mask = steps.mask()  # [B, T]
     target = bootstrapped_return(
         steps["_observation/reward"] * config.reward_scale,
@@ -97,7 +98,7 @@ class ReinforceLearner(GradientLearner):
         Returns the terms of `losses`, and the mean ``return`` and ``length`` of the rows.  [] each
         """
         terms = super().update(trajectories, fraction_done)
-        steps = trajectories.to(self.device).trajectories
+        steps = trajectories.to(self.device).steps
         terms["return"] = torch.where(steps.mask(), steps["_observation/reward"], 0.0).sum(dim=1).mean()
         terms["length"] = steps.lengths.to(terms["loss"].dtype).mean()
         return terms
@@ -112,8 +113,6 @@ class ReinforceLearner(GradientLearner):
         return losses(replayed, batch, next_value, self.config)
 
 
-Learner = ReinforceLearner  # its old name
-
 train: Algorithm[ReinforceConfig] = Algorithm(
     ReinforceLearner, "whole episodes, a baseline; discrete and continuous actions"
 )
@@ -122,3 +121,5 @@ train: Algorithm[ReinforceConfig] = Algorithm(
 The agent returns ``action``, ``value``, and ``action_logits`` or ``action_mean`` and ``action_log_std``, as
 `rlstruct.agents.ActorCriticAgent` and `GaussianAgent` do. The environments start an episode at ``reset``.
 """
+
+__getattr__ = renamed.attributes(__name__)

@@ -29,7 +29,7 @@ _FROM_STEPS = ("_observation/reward", "_observation/terminated")
 _OF_SLOTS = {"ready": torch.bool, "number": torch.int64, "slot_of": torch.int64, "age": torch.int64}
 
 
-def least_capacity(n_envs: int, n_timesteps: int, n_stack: int = 1) -> int:
+def min_capacity(n_envs: int, n_timesteps: int, n_stack: int = 1) -> int:
     """Return the smallest capacity for batches of ``n_timesteps``, any step of which may end an episode."""
     return n_envs * (2 * n_timesteps + n_stack)
 
@@ -100,7 +100,7 @@ class ReplayBuffer:
             ShapeMismatchError: the number of rows has changed, or T steps do not fit.
             KeyError: the trajectories lack a key.
         """
-        steps = trajectories.trajectories
+        steps = trajectories.steps
         if steps.n_steps() == 0:
             return
         self._check(steps)
@@ -322,7 +322,7 @@ class ReplayBuffer:
                 f"{where}: the trajectories have {B} rows, expected {len(self._bases)} as before: one for each "
                 "environment. Collect with environments that reset themselves."
             )
-        needed = least_capacity(B, T, self.n_stack)
+        needed = min_capacity(B, T, self.n_stack)
         if self.capacity < needed:
             raise ShapeMismatchError(
                 f"{where}: {T} steps of {B} environments may take {needed} slots, and the capacity is "

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from rlstruct.algos.config import TrainingConfig
+from rlstruct import renamed
 from rlstruct.algos.learner import GradientLearner, mean_terms
-from rlstruct.algos.replay_buffer import ReplayBuffer, least_capacity
+from rlstruct.algos.replay_buffer import ReplayBuffer, min_capacity
+from rlstruct.algos.training.config import TrainingConfig
 from rlstruct.core import DictTensor, Trajectories
 from rlstruct.options import option
 from rlstruct.profiling import operation
@@ -45,11 +46,12 @@ class ReplayConfig(TrainingConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         n_envs = self.n_envs * max(1, self.n_processes)
-        least = least_capacity(n_envs, self.n_timesteps, getattr(self, "n_stack", 1))
+        least = min_capacity(n_envs, self.n_timesteps, getattr(self, "n_stack", 1))
         words = f"at least {least}: {self.n_timesteps} steps of {n_envs} environments, each of which may end an episode"
         self.require("replay_capacity", self.replay_capacity >= least, words)
 
 
+@renamed.members
 class PolyakAverage:
     """Polyak average of a network's weights, such as a target network: moves in place, and copies the buffers.
 
@@ -75,11 +77,6 @@ class PolyakAverage:
         get_ema_multi_avg_fn(1.0 - rate)(*self._weights, 0)  # type: ignore[no-untyped-call]
         for mine, theirs in self._buffers:
             mine.copy_(theirs)
-
-    follow = update  # its name in 0.3
-
-
-Follower = PolyakAverage  # its name in 0.3
 
 
 class ReplayLearner(GradientLearner):
@@ -117,8 +114,8 @@ class ReplayLearner(GradientLearner):
         self._networks = dict(networks or {})
         super().__init__(model, agent, config)
         self.overlap = config.overlap
-        known: dict[str, Any] = {"discount": config.discount, "seed": self._own_seed(), **settings}
-        self.buffer = create_buffer(config.replay_capacity, device=config.replay_device or self.device, **known)
+        options: dict[str, Any] = {"discount": config.discount, "seed": self._own_seed(), **settings}
+        self.buffer = create_buffer(config.replay_capacity, device=config.replay_device or self.device, **options)
 
     def update(self, trajectories: Trajectories, fraction_done: float) -> dict[str, Tensor]:
         """Add a batch to the replay buffer, and take ``n_updates`` gradient steps; see `GradientLearner.update`.
@@ -128,7 +125,7 @@ class ReplayLearner(GradientLearner):
         if self.statistics is not None:
             self.see_frames(self.learn_from(trajectories))
         self.buffer.extend(trajectories.to(self.buffer.device))
-        steps = trajectories.trajectories
+        steps = trajectories.steps
         if self.fills(fraction_done, n_more=steps.n_elems() * steps.n_steps() * self.group.size):
             return {}
         self.anneal(fraction_done)
@@ -173,3 +170,6 @@ class ReplayLearner(GradientLearner):
         for name, network in self._networks.items():
             network.load_state_dict(state[name])
         self.buffer.load_state_dict(state["replay_buffer"])
+
+
+__getattr__ = renamed.attributes(__name__)

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from rlstruct.algos.algorithm import Algorithm
-from rlstruct.algos.config import TrainingConfig
 from rlstruct.algos.replay_learner import PolyakAverage, ReplayConfig, ReplayLearner
+from rlstruct.algos.training.config import TrainingConfig
 from rlstruct.core import DictTensor
 from rlstruct.errors import BadTypeError
 from rlstruct.functional import random
@@ -123,8 +123,8 @@ class SACLearner(ReplayLearner):
         super().__init__(model, agent, config, networks={"target_critics": self.target_critics})
         self._target = PolyakAverage(self.target_critics, networks.critics)
         critics: list[Tensor] = [*networks.critics.parameters(), networks.log_temperature]
-        (group,), known = self.optimizer.param_groups, {id(weight) for weight in critics}
-        group["params"] = [weight for weight in group["params"] if id(weight) not in known]
+        (group,), critic_ids = self.optimizer.param_groups, {id(weight) for weight in critics}
+        group["params"] = [weight for weight in group["params"] if id(weight) not in critic_ids]
         self.optimizer.add_param_group({"params": critics, "initial_lr": config.critic_learning_rate})
         self._seed = self.seed_for("policy noise")
         self._lanes = torch.arange(2 * config.batch_size, device=self.device)

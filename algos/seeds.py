@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
-from rlstruct.algos.config import TrainingConfig
+from rlstruct.algos.training.config import TrainingConfig
 from rlstruct.errors import BadValueError
 from rlstruct.options import check_seed
 

@@ -41,13 +41,13 @@ REFUSED: dict[State, dict[str, str]] = {
 """Reasons why a state refuses a call. Other calls are allowed."""
 
 
-def refuse_call(call: str, state: State) -> None:
+def check_call_order(call: str, state: State) -> None:
     """Raise BatcherStateError if the call is not allowed in this state."""
     if call in REFUSED[state]:
         raise BatcherStateError(f"RL_Batcher.{call}: {REFUSED[state][call]}")
 
 
-def whole(name: str, value: object, at_least: int | None = None) -> int:
+def as_integer(name: str, value: object, at_least: int | None = None) -> int:
     """Return a whole number as an int."""
     try:
         number = operator.index(value)  # type: ignore[arg-type]  # also numpy's integers
@@ -59,7 +59,7 @@ def whole(name: str, value: object, at_least: int | None = None) -> int:
     return number
 
 
-def named(name: str, arguments: Mapping[str, Any] | None) -> dict[str, Any]:
+def as_arguments(name: str, arguments: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return the arguments of a factory as a dict. Raise TypeError if they have no names."""
     expect_type(f": {name} is", arguments, Mapping | None, "a dict", "Name each argument: {'model': …}.")
     return dict(arguments or {})
@@ -108,10 +108,10 @@ def check_factories(factories: CollectorFactory, seed: int | None) -> None:
         ("create_agent", factories.create_agent, factories.agent_args),
         ("create_env", factories.create_env, {**factories.env_args, "seed": seed}),
     ):
-        given = f"{name.removeprefix('create_')}_args"
-        check_factory("RL_Batcher", name, factory, f"with its arguments in {given}")
+        arguments_name = f"{name.removeprefix('create_')}_args"
+        check_factory("RL_Batcher", name, factory, f"with its arguments in {arguments_name}")
         seeded = "it must take seed; its other" if name == "create_env" else "its"
-        check_call("RL_Batcher", name, factory, arguments, f"{seeded} arguments come from {given}")
+        check_call("RL_Batcher", name, factory, arguments, f"{seeded} arguments come from {arguments_name}")
 
 
 def check_factory(where: str, name: str, factory: object, how: str) -> None:

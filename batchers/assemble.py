@@ -54,7 +54,7 @@ def assemble(
             parts, DictTensor(), on_cpu, auto_reset=auto_reset, restarts_take_steps=restarts_take_steps
         )
         joined = joined.to(device)
-        return Trajectories(infos.index(joined.info["environment"]) + joined.info, joined.trajectories), n_running
+        return Trajectories(infos.index(joined.info["environment"]) + joined.info, joined.steps), n_running
     info = _info(parts, infos, device)
     T, n_envs, filled = 0, 0, list[tuple[Rollout, int]]()
     full = True  # every environment took part in every step

@@ -113,16 +113,19 @@ class RL_Batcher:  # noqa: N801 - the name in rlstructures
         thread_percentage: float | None = None,
         cluster: str | Mapping[str, Any] | None = None,
     ) -> None:
-        n_timesteps = arguments.whole("n_timesteps", n_timesteps, 1)
-        n_processes = arguments.whole("n_processes", n_processes, 0)
-        max_restarts = arguments.whole("max_restarts", max_restarts, 0)
+        n_timesteps = arguments.as_integer("n_timesteps", n_timesteps, 1)
+        n_processes = arguments.as_integer("n_processes", n_processes, 0)
+        max_restarts = arguments.as_integer("max_restarts", max_restarts, 0)
         arguments.check_seconds(timeout=timeout, close_timeout=close_timeout)
         arguments.check_choices(on_worker_error, n_processes, cluster, sharing, device)
         self.seeds = arguments.choose_seeds(seed, seeds, n := max(1, n_processes))
         agent_seeds = None if agent_seeds is None else arguments.one_each("agent_seeds", agent_seeds, n)
         self.device = device = resolve_device(device)
         self.timeout, max_restarts = timeout, max_restarts if on_worker_error == "restart" else 0
-        agent_args, env_args = arguments.named("agent_args", agent_args), arguments.named("env_args", env_args)
+        agent_args, env_args = (
+            arguments.as_arguments("agent_args", agent_args),
+            arguments.as_arguments("env_args", env_args),
+        )
         factory = CollectorFactory(create_agent, agent_args, create_env, env_args, n_timesteps, device, compile_agent)
         arguments.check_factories(factory, seed)
         placement = place_workers(device, n_processes, sharing, thread_percentage)
@@ -150,7 +153,7 @@ class RL_Batcher:  # noqa: N801 - the name in rlstructures
 
     def n_envs(self) -> int:
         """Return B, the number of environments of all processes. Waits until they have been created."""
-        arguments.refuse_call("n_envs", self._state)
+        arguments.check_call_order("n_envs", self._state)
         with self._failing():
             return sum(self._backend.n_envs())
 
@@ -181,7 +184,7 @@ class RL_Batcher:  # noqa: N801 - the name in rlstructures
             DeviceMismatchError: agent_info or env_info is not on the CPU.
             WorkerError: creating or resetting failed. With worker processes, the next `get` may raise it instead.
         """
-        arguments.refuse_call("reset", self._state)
+        arguments.check_call_order("reset", self._state)
         B, n_envs = self.n_envs(), self._backend.n_envs()
         agent_infos = arguments.expand("agent_info", self._default_infos[0] if agent_info is None else agent_info, B)
         env_infos = arguments.expand("env_info", self._default_infos[1] if env_info is None else env_info, B)
@@ -216,7 +219,7 @@ class RL_Batcher:  # noqa: N801 - the name in rlstructures
             ShapeMismatchError: the number of rows is neither B nor 1.
             DeviceMismatchError: agent_info is not on the CPU.
         """
-        arguments.refuse_call("execute", self._state)
+        arguments.check_call_order("execute", self._state)
         backend, agent_infos = self._backend, None
         if agent_info is not None:
             n_envs = backend.n_envs()
@@ -262,7 +265,7 @@ class RL_Batcher:  # noqa: N801 - the name in rlstructures
             WorkerError: a worker raised or died. The batcher can then only be closed.
             WorkerTimeout: the batch was not ready in time. `get` can be called again.
         """
-        arguments.refuse_call("get", self._state)
+        arguments.check_call_order("get", self._state)
         self._clock.enter(1)
         try:
             with self._failing():
@@ -272,8 +275,8 @@ class RL_Batcher:  # noqa: N801 - the name in rlstructures
             self._clock.enter(2)
             infos, self._state = self._outstanding.popleft(), "executing" if self._outstanding else "ready"
             auto_reset, restarts = self._backend.auto_reset, self._backend.restarts_take_steps
-            kind = {"auto_reset": auto_reset, "restarts_take_steps": restarts, "copy": copy}
-            trajectories, self._n_running = assemble(parts, infos, self.device, **kind)
+            layout = {"auto_reset": auto_reset, "restarts_take_steps": restarts, "copy": copy}
+            trajectories, self._n_running = assemble(parts, infos, self.device, **layout)
         finally:
             self._clock.enter(0)
         if self._state == "ready" and not self._n_running:
@@ -297,7 +300,7 @@ class RL_Batcher:  # noqa: N801 - the name in rlstructures
             BatcherStateError: the batcher is closed.
             TypeError: weights is not a mapping, or one of its values is not a tensor.
         """
-        arguments.refuse_call("update", self._state)
+        arguments.check_call_order("update", self._state)
         fix = "Pass model.state_dict()"
         expect_type(".update: the weights are", weights, Mapping, "a mapping of names to tensors", f"{fix}.")
         for key, value in weights.items():
@@ -316,7 +319,7 @@ class RL_Batcher:  # noqa: N801 - the name in rlstructures
             BatcherStateError: a batch is being collected, or the batcher is closed.
             WorkerError: a worker raised or died.
         """
-        arguments.refuse_call("state_dict", self._state)
+        arguments.check_call_order("state_dict", self._state)
         with self._failing():
             states = self._backend.state_dicts()
         infos, begun = on_cpu(self._infos), self._state != "new"
@@ -340,7 +343,7 @@ class RL_Batcher:  # noqa: N801 - the name in rlstructures
             KeyError, ValueError: the state does not come from such a batcher.
             WorkerError: an environment refused the state.
         """
-        arguments.refuse_call("load_state_dict", self._state)
+        arguments.check_call_order("load_state_dict", self._state)
         B, n_envs = self.n_envs(), self._backend.n_envs()
         check_state(state, len(n_envs))
         infos = DictTensor(state["infos"])
@@ -378,7 +381,7 @@ class RL_Batcher:  # noqa: N801 - the name in rlstructures
         Raises:
             BatcherStateError: no batch has been returned yet, or the batcher is closed.
         """
-        arguments.refuse_call("memory_report", self._state)
+        arguments.check_call_order("memory_report", self._state)
         if not self._n_batches:
             raise BatcherStateError("RL_Batcher.memory_report: there is no batch yet. Call execute() and get() first.")
         backend, stats = self._backend, self._backend.stats()
@@ -397,7 +400,7 @@ class RL_Batcher:  # noqa: N801 - the name in rlstructures
 
     def __enter__(self) -> RL_Batcher:
         """Return the batcher; leaving the block closes it."""
-        arguments.refuse_call("__enter__", self._state)
+        arguments.check_call_order("__enter__", self._state)
         return self
 
     def __exit__(self, *error: object) -> None:

@@ -25,7 +25,7 @@ from rlstruct.batchers.rollout_buffer import (
 from rlstruct.batchers.saved_state import CollectorState, check_rows, load_environment, on_cpu
 from rlstruct.batchers.validation import BatchValidator
 from rlstruct.core import DictTensor, Layout, TemporalDictTensor, expect
-from rlstruct.engine.executors import agent_runner, inference_mode_agrees
+from rlstruct.engine.executors import AgentOutput, agent_runner, inference_mode_agrees
 from rlstruct.engine.runner import Runner
 from rlstruct.engine.streams import move
 from rlstruct.engine.torch_private import version_of
@@ -41,7 +41,6 @@ _STEPS_BETWEEN_CHECKS = 16
 # Once in this many steps, a compiled or captured agent repeats one step eagerly, to check its promise to be pure.
 _STEPS_BETWEEN_PROBES = 500
 _AGENT, _ENVIRONMENT = int(Phase.AGENT), int(Phase.ENVIRONMENT)
-Answer = tuple[DictTensor, DictTensor]
 LoopState = tuple[dict[str, Tensor], DictTensor, DictTensor, DictTensor, Tensor, Tensor, Tensor]
 """Environment state; observation, agent state, agent_info; `running` mask, episode number, next step numbers."""
 
@@ -96,7 +95,7 @@ class Collector:
         self.agent, self.agent_info = agent, DictTensor()
         self._runner, self._eager = agent_runner(agent, device, compiled=compile_agent), not compile_agent
         self._runners: list[Runner[Any]] = [self._runner]  # all runners that depend on the agent's weights
-        self._act: Callable[..., Answer] = agent if self._eager else self._runner
+        self._act: Callable[..., AgentOutput] = agent if self._eager else self._runner
         self._buffer: RolloutBuffer | None = None  # holds the last batch, then the next; allocated on first use
         self.steps: Rollout
         self.layout, self.owned = Layout(), False
@@ -181,8 +180,8 @@ class Collector:
         if executor != "eager" and self._unprobed >= _STEPS_BETWEEN_PROBES:
             self._unprobed = 0
             parts = (steps.stream, steps.action)
-            seen, action = (DictTensor.unchecked({key: v[0] for key, v in part.items()}) for part in parts)
-            self._runner.probe(action, DictTensor.unchecked(steps.state), seen, self.agent_info)
+            observation, action = (DictTensor.unchecked({key: v[0] for key, v in part.items()}) for part in parts)
+            self._runner.probe(action, DictTensor.unchecked(steps.state), observation, self.agent_info)
         first_step, self._step = self._step, self._step + n_steps
         return Collected(n_steps, first_step, self.version, executor, self._runner.why_not)
 
@@ -322,15 +321,15 @@ class Collector:
     def _first_answer(self, keys: Tensor) -> Any:  # noqa: ANN401 - returned by the user's agent
         """Call the agent once and derive the layout of the buffer from its action."""
         self._progress.at(_AGENT, 0)
-        seen = DictTensor.unchecked({**self._observation._tensors, "rng": keys[0]})
-        history = history_until(empty_rollout(seen), 0, restarts_take_steps=False) if self._history else None
-        answer = self._act(self._state, seen, self.agent_info, history)
+        observation = DictTensor.unchecked({**self._observation._tensors, "rng": keys[0]})
+        history = history_until(empty_rollout(observation), 0, restarts_take_steps=False) if self._history else None
+        answer = self._act(self._state, observation, self.agent_info, history)
         action, _ = check_answer(f"{type(self.agent).__name__}.__call__", answer)
         self._progress.enter(Phase.COPY)
         self._expect_rows("agent: action", action)
         if action.empty():
             raise ShapeMismatchError("agent: the action is empty, expected 'action' [B, ...] at least.")
-        self.layout = rollout_layout(seen, action, self._state, self._T, self.env.auto_reset)
+        self.layout = rollout_layout(observation, action, self._state, self._T, self.env.auto_reset)
         return answer
 
     def _inference_mode_agrees(self, buffer: RolloutBuffer) -> bool:
@@ -351,15 +350,15 @@ class Collector:
         t: int,
         state: DictTensor,
         history: TemporalDictTensor | None,
-        first: Answer | None,
+        first: AgentOutput | None,
         watch: bool,
-    ) -> Answer:
+    ) -> AgentOutput:
         """Call the agent in step t unless ``first`` is its result; store the action before the environment sees it."""
-        seen = {key: value[t].clone() for key, value in buffer.stream.items()} if watch else None
+        before = {key: value[t].clone() for key, value in buffer.stream.items()} if watch else None
         answer = first or self._act(state, buffer.shown[t], self.agent_info, history)
         action, state = answer if t else check_answer(f"{type(self.agent).__name__}.__call__", answer)
-        if seen is not None:
-            buffer.refuse_changes(t, seen)
+        if before is not None:
+            buffer.check_unchanged(t, before)
         if t == 0:
             self._expect_rows("agent: action", action)
             buffer.check("agent: state", state)

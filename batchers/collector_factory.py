@@ -40,7 +40,7 @@ class CollectorFactory:
     compile_agent: bool
 
     def create(
-        self, seed: int, agent_seed: int, progress: Progress, allocate: Allocate | None = None, *, whole: bool = False
+        self, seed: int, agent_seed: int, progress: Progress, allocate: Allocate | None = None, *, at_once: bool = False
     ) -> Collector:
         """Call both factories, seed the agent and create a collector. If that fails, close what has been created.
 
@@ -49,7 +49,7 @@ class CollectorFactory:
             agent_seed: argument of ``agent.seed``.
             progress: see `Collector`.
             allocate: see `Collector`.
-            whole: take T steps at once, if the environments can.
+            at_once: take T steps at once, if the environments can.
         """
         with contextlib.ExitStack() as undo:
             env = self.create_env(**{**self.env_args, "seed": seed})
@@ -64,7 +64,7 @@ class CollectorFactory:
             undo.callback(progress.closing()(agent.close))
             env = env_for(agent, env)
             agent.seed(agent_seed)
-            fast = whole and (isinstance(env, Capturable) or hasattr(type(env), "fused_rollout"))
+            fast = at_once and (isinstance(env, Capturable) or hasattr(type(env), "fused_rollout"))
             collector = (FastCollector if fast else Collector)(
                 env,
                 agent,

@@ -37,8 +37,8 @@ class _Environment:
                 self.info, self.pieces = info + self.state + DictTensor({"step": step}), []
             self.pieces.append(piece)
             if ends:
-                whole = {key: torch.cat([part[key] for part in self.pieces], dim=1) for key in piece.keys()}
-                self.episodes.append((self.info, TemporalDictTensor(whole)))
+                episode = {key: torch.cat([part[key] for part in self.pieces], dim=1) for key in piece.keys()}
+                self.episodes.append((self.info, TemporalDictTensor(episode)))
                 self.pieces = []
         self.n_steps += piece.n_steps()
 
@@ -104,16 +104,16 @@ def _add_batch(environments: Sequence[_Environment], batch: Trajectories) -> Non
     """Cut a batch where episodes end, and add the pieces to their environments."""
     numbers = batch.info["environment"].tolist()  # sync: once per batch, cutting needs numbers
     lengths = batch.lengths.tolist()  # sync: once per batch
-    begins = batch.trajectories["observation/initial_state"][:, 0].tolist()  # sync: once per batch
+    begins = batch.steps["observation/initial_state"][:, 0].tolist()  # sync: once per batch
     after_reset = (batch.info["step"] == 0).tolist()  # sync: once per batch
-    done = batch.trajectories["_observation/done"] & batch.trajectories.mask()
+    done = batch.steps["_observation/done"] & batch.steps.mask()
     stops: list[list[int]] = [[] for _ in numbers]
     for row, t in done.nonzero().tolist():  # sync: once per batch
         stops[row].append(t + 1)
     states = batch.info.truncate_key("agent_state/").prepend_key("agent_state/")
     info = batch.info.get([key for key in batch.info.keys() if key != "step" and not key.startswith("agent_state/")])
     for row, b in enumerate(numbers):
-        environment, steps = environments[b], batch.trajectories.slice(row, row + 1)
+        environment, steps = environments[b], batch.steps.slice(row, row + 1)
         if after_reset[row]:
             environment.n_steps, environment.state = 0, states.slice(row, row + 1)
         for start, stop in pairwise([0, *stops[row], lengths[row]]):
@@ -152,7 +152,7 @@ class EpisodeStatistics:
             ``ended`` bool: whether an episode ended with this step; ``return`` float64 (undiscounted) and ``length``
             int64 of the episode up to and including this step.  [B, T] each
         """
-        steps, environment = batch.trajectories, batch.info["environment"]
+        steps, environment = batch.steps, batch.info["environment"]
         mask, fresh = steps.mask(), steps["observation/initial_state"][:, 0]
         ended = steps["_observation/done"] & mask
         reward = torch.where(mask, steps["_observation/reward"], 0.0).to(torch.float64)
@@ -185,7 +185,7 @@ class EpisodeStatistics:
                 "environment": batch.info["environment"][row],
                 "return": counted["return"][row, t],
                 "length": counted["length"][row, t],
-                "terminated": batch.trajectories["_observation/terminated"][row, t],
+                "terminated": batch.steps["_observation/terminated"][row, t],
             }
         )
 

@@ -118,8 +118,8 @@ class InProcess:
             with self._stream.work():
                 result = call(*arguments, **keywords)
         except (Exception, GeneratorExit) as error:
-            seen = self._collector.describe_inputs() if hasattr(self, "_collector") else ""
-            failure = describe_failure(error, self._progress, seen)
+            inputs = self._collector.describe_inputs() if hasattr(self, "_collector") else ""
+            failure = describe_failure(error, self._progress, inputs)
             self._progress.clock.enter(Phase.WAIT)
             raise worker_error(failure, error, 0, os.getpid(), self._seed, range(sum(self._n_envs))) from error
         self._progress.enter(Phase.WAIT)

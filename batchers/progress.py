@@ -128,8 +128,8 @@ class Failure:
     seen: str = ""
 
 
-def describe_failure(error: BaseException, progress: Progress, seen: str = "") -> Failure:
-    """Convert an exception to a `Failure`, with the inputs ``seen`` by the agent if the agent raised it."""
+def describe_failure(error: BaseException, progress: Progress, inputs: str = "") -> Failure:
+    """Convert an exception to a `Failure`, with the inputs ``inputs`` by the agent if the agent raised it."""
     within_a_step = progress.phase in (Phase.AGENT, Phase.ENVIRONMENT, Phase.COPY)
     phase, lines, step = progress.phase, traceback.format_exception_only(error), getattr(error, "batch_step", None)
     return Failure(
@@ -139,7 +139,7 @@ def describe_failure(error: BaseException, progress: Progress, seen: str = "") -
         phase=phase,
         step=(progress.step if step is None else step) if within_a_step else None,
         environment=getattr(error, "environment_index", None),
-        seen=seen if phase is Phase.AGENT and not isinstance(error, ShapeMismatchError) else "",
+        seen=inputs if phase is Phase.AGENT and not isinstance(error, ShapeMismatchError) else "",
     )
 
 
@@ -208,8 +208,8 @@ def describe_arguments(observation: DictTensor, state: DictTensor, agent_info: D
 
 def _pickled(error: BaseException) -> bytes | None:
     """Pickle an exception, if necessary without those parts that cannot be unpickled; None if that is impossible."""
-    if (whole := _survives(error)) is not None:
-        return whole
+    if (complete := _survives(error)) is not None:
+        return complete
     args = tuple(value if _survives(value) else repr(value) for value in error.args)
     state = {name: value for name, value in getattr(error, "__dict__", {}).items() if _survives(value)}
     pickled = _survives((type(error), args, state))
@@ -229,14 +229,14 @@ def _survives(value: object) -> bytes | None:
 def unpickle_error(pickled: bytes | None) -> BaseException | None:
     """Unpickle an exception from `describe_failure`; None if its class does not exist in this process."""
     try:
-        found = None if pickled is None else cloudpickle.loads(pickled)
-        if isinstance(found, tuple):  # parts of an exception, whose constructor may need other arguments
-            kind, args, state = found
-            found = kind.__new__(kind)
-            found.args = args
+        loaded = None if pickled is None else cloudpickle.loads(pickled)
+        if isinstance(loaded, tuple):  # parts of an exception, whose constructor may need other arguments
+            error_class, args, state = loaded
+            loaded = error_class.__new__(error_class)
+            loaded.args = args
             for name, value in state.items():
-                setattr(found, name, value)
+                setattr(loaded, name, value)
     except Exception:  # the traceback of the failure still names it
         return None
-    error: BaseException | None = found
+    error: BaseException | None = loaded
     return error

@@ -10,9 +10,11 @@ from pathlib import Path
 
 import torch
 
+from rlstruct import renamed
 from rlstruct.core import DictTensor, Layout
 
 
+@renamed.members
 @dataclass(frozen=True)
 class BatcherStats:
     """Wall-clock time of a batcher by activity, in seconds since its creation.
@@ -39,8 +41,6 @@ class BatcherStats:
     pids: tuple[int, ...] = ()
     executors: tuple[str, ...] = ()
 
-    hand_over = property(lambda self: self.assembly, doc="Alias of ``assembly``, its name in 0.3.")
-
     def __str__(self) -> str:
         """Format the seconds as a table with one row per worker."""
         names = ("environment", "agent", "copy", "reset", "start", "update", "save", "load", "graph", "wait")
@@ -51,6 +51,7 @@ class BatcherStats:
         return "\n".join(rows)
 
 
+@renamed.members
 @dataclass(frozen=True)
 class MemoryReport:
     """Bytes used for collecting, without environments and agents, on the batcher's device.
@@ -75,8 +76,6 @@ class MemoryReport:
     batch: int
     weights: int
     processes: tuple[int, ...] = field(default=(), compare=False)
-
-    slabs = property(lambda self: self.rollout_buffers, doc="Alias of ``rollout_buffers``, its name in 0.3.")
 
     @property
     def total(self) -> int:

@@ -187,7 +187,7 @@ class RolloutBuffer(Rollout):
             lambda tensor: tensor.clone() if tensor.untyped_storage().data_ptr() in self._places else tensor
         )
 
-    def refuse_changes(self, t: int, before: Mapping[str, Tensor]) -> None:
+    def check_unchanged(self, t: int, before: Mapping[str, Tensor]) -> None:
         """Raise RuntimeError if the agent modified the observation of step t, of which ``before`` is a copy."""
         for key, was in before.items():
             now = self.stream[key][t]
@@ -209,10 +209,10 @@ def rollout_layout(observation: DictTensor, action: DictTensor, state: DictTenso
     ``observation`` (including ``rng``), ``action`` and ``state`` are [B]. ``restarts`` is True if the environments
     reset themselves.
     """
-    seen, flags = Layout.of(observation), {"running": ((T, observation.n_elems()), torch.bool)}
-    frames = Layout({key: spec for key, spec in seen.items() if key != "rng"})
+    layout, flags = Layout.of(observation), {"running": ((T, observation.n_elems()), torch.bool)}
+    frames = Layout({key: spec for key, spec in layout.items() if key != "rng"})
     parts: list[Mapping[str, tuple[tuple[int, ...], torch.dtype]]] = [
-        seen.behind(T + 1, prefix="stream/"),
+        layout.behind(T + 1, prefix="stream/"),
         Layout.of(action).behind(T, prefix="action/"),
         Layout.of(state).behind(prefix="state/"),
         flags,

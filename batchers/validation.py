@@ -19,7 +19,7 @@ from rlstruct.engine.validity import NAN_FRAME, NAN_REWARD, ActionCheck
 from rlstruct.errors import BadValueError, tag_environment
 from rlstruct.spaces import advice_on
 
-_FINE = -1
+_VALID = -1
 
 
 class BatchValidator:
@@ -72,9 +72,9 @@ class BatchValidator:
 
     def _raise_first(self, places: Iterable[tuple[str, int]], B: int, steps: Rollout | None = None) -> None:
         """Raise an error for the earliest position, since one NaN or wrong action leads to others."""
-        found = [(2 * (at // B) + (name in self._actions), name, at) for name, at in places if at != _FINE]
-        if found:
-            _, name, place = min(found)
+        mistakes = [(2 * (at // B) + (name in self._actions), name, at) for name, at in places if at != _VALID]
+        if mistakes:
+            _, name, place = min(mistakes)
             t, j = divmod(place, B)
             shown = "out of range"
             if steps is not None and name in self._actions:
@@ -97,14 +97,14 @@ class BatchValidator:
             for key, values in part.items():
                 if not values.is_floating_point() or key.split("/")[0] not in ("frame", "reward"):
                     continue
-                seen = values.flatten(0, 1).index_select(0, at) if few else values[: n + 1]
+                rows = values.flatten(0, 1).index_select(0, at) if few else values[: n + 1]
                 # A sum needs no memory, and is NaN if any number is.
-                if values.is_cpu and not bool(seen.sum().isnan()):  # sync: of CPU memory
+                if values.is_cpu and not bool(rows.sum().isnan()):  # sync: of CPU memory
                     continue
-                nan = seen.isnan()
+                nan = rows.isnan()
                 if few:
                     nan = torch.zeros_like(values, dtype=torch.bool)
-                    nan.flatten(0, 1)[at] = seen.isnan()
+                    nan.flatten(0, 1)[at] = rows.isnan()
                 if part is steps.reached:  # its slot t comes after step t
                     nan = torch.cat([torch.zeros_like(nan[:1]), nan])
                 yield f"observation/{key}", _any(nan[: n + 1], torch.cat([running[:1], running]))
@@ -133,4 +133,4 @@ def _any(wrong: Tensor, running: Tensor) -> Tensor:
 def _first(wrong: Tensor) -> Tensor:
     """Return the first wrong position, or -1, as a tensor without dimensions."""
     flat = wrong.flatten()
-    return torch.where(flat.any(), flat.to(torch.uint8).argmax(), _FINE)
+    return torch.where(flat.any(), flat.to(torch.uint8).argmax(), _VALID)

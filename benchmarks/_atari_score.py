@@ -19,8 +19,8 @@ from _report import Row, table
 from rlstruct import sims
 from rlstruct.agents import ConvolutionalActorCritic
 from rlstruct.algos import a2c
-from rlstruct.algos.callbacks import Callback, TrainingContext
-from rlstruct.algos.presets import PRESETS
+from rlstruct.algos.training.callbacks import Callback, TrainingContext
+from rlstruct.algos.training.presets import PRESETS
 
 if TYPE_CHECKING:
     import torch

@@ -18,8 +18,8 @@ import _report
 import torch
 from _report import Row
 
-from rlstruct.algos.evaluation import TrainingResult
-from rlstruct.algos.learning_curve import Curve
+from rlstruct.algos.training.evaluation import TrainingResult
+from rlstruct.algos.training.learning_curve import Curve
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from _report import Row, table
 
 from rlstruct.agents import ActorCritic, ActorCriticAgent
 from rlstruct.algos.ppo import PPOConfig, train
-from rlstruct.algos.training import TrainingLoop
+from rlstruct.algos.training.loop import TrainingLoop
 from rlstruct.batchers import RL_Batcher
 from rlstruct.errors import SharingError
 from rlstruct.profiling.settings import VARIABLE, settings

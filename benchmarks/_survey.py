@@ -17,10 +17,10 @@ import torch
 from _report import Row, calls_in, seconds_of, table
 
 from rlstruct.algos import Callback
-from rlstruct.algos.callbacks import TrainingContext
-from rlstruct.algos.presets import PRESETS
+from rlstruct.algos.training.callbacks import TrainingContext
+from rlstruct.algos.training.presets import PRESETS
 from rlstruct.cli.agents import algorithm_of, prepare, with_stacks
-from rlstruct.cli.environments import Task
+from rlstruct.cli.tasks import Task
 from rlstruct.profiling import Report, operation, phase, profile, read
 from rlstruct.profiling.prices import WAIT
 

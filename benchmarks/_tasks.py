@@ -1,6 +1,6 @@
 """The tasks of benchmarks/learn.py by name: environments, networks, settings. Layer 5.
 
-The settings are those of `rlstruct.algos.presets`, as far as an environment by that name has some.
+The settings are those of `rlstruct.algos.training.presets`, as far as an environment by that name has some.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from rlstruct import VecEnv, agents, sims
 from rlstruct.adapters import JaxEnv, MujocoWarpEnv
 from rlstruct.algos import ALGORITHMS, A2CConfig, PPOConfig, TrainingConfig, TrainingResult
-from rlstruct.algos.presets import PRESETS
-from rlstruct.cli.environments import Factory
+from rlstruct.algos.training.presets import PRESETS
+from rlstruct.cli.tasks import Factory
 from rlstruct.envs import GymVectorEnv
 from rlstruct.functional.random import uniform
 

@@ -26,8 +26,8 @@ from _plain_search import four_in_line as wins
 from _report import Row, write
 from torch import nn
 
-from rlstruct.algos.checkpoint import read_checkpoint
-from rlstruct.algos.run_folder import read_lines
+from rlstruct.algos.training.checkpoint import read_checkpoint
+from rlstruct.algos.training.run_folder import read_lines
 from rlstruct.cli.stored_run import load_trained
 from rlstruct.core import DictTensor
 from rlstruct.search import SearchAgent, SearchConfig

@@ -21,7 +21,7 @@ from typing import Any
 import _learning
 from _tasks import TASKS
 
-from rlstruct.algos.learning_curve import Curve, draw_panels
+from rlstruct.algos.training.learning_curve import Curve, draw_panels
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 PEER = Path(__file__).parent / "peers" / "soft_actor_critic.py"

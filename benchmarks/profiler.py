@@ -41,7 +41,7 @@ from numpy.typing import NDArray
 
 from rlstruct.algos import ALGORITHMS, Callback, TrainingContext
 from rlstruct.cli.agents import prepare
-from rlstruct.cli.environments import Task
+from rlstruct.cli.tasks import Task
 from rlstruct.core import DictTensor
 from rlstruct.envs import GymEnv, GymEnvInf
 from rlstruct.profiling.breakdown import break_down

@@ -95,7 +95,7 @@ def plan(rounds: int) -> list[Row]:
                 batcher.execute()
                 return batcher.get()[0]
 
-            n_moved = sum(tensor.nbytes for tensor in collect().trajectories.values())
+            n_moved = sum(tensor.nbytes for tensor in collect().steps.values())
             count = calls_in(collect, 0.5)
             seconds = statistics.median(seconds_of(collect, count) for _ in range(rounds))
         rows.append(

@@ -60,16 +60,16 @@ class IndexedEnv(EnvWrapper):
         answer = self.env.step(DictTensor.unchecked(sent))
         (reached, ran), (current, running) = answer
         restarted = getattr(answer, "restarted", True)
-        seen = self._indexed(reached)
-        after = self._indexed(current) if restarted else seen
-        return StepResult((seen, ran), (after, running), restarted=restarted)
+        observation = self._indexed(reached)
+        after = self._indexed(current) if restarted else observation
+        return StepResult((observation, ran), (after, running), restarted=restarted)
 
     def _indexed(self, observation: DictTensor) -> DictTensor:
         """Return the observation with indices as ``last_action``, 0 after a reset."""
-        seen = observation._tensors
-        last = self.actions.indices(seen["last_action"], self._starts)
-        first = seen["initial_state"].view(-1, *[1] * (last.dim() - 1))
-        return DictTensor.unchecked({**seen, "last_action": last.masked_fill(first, 0)})
+        tensors = observation._tensors
+        last = self.actions.indices(tensors["last_action"], self._starts)
+        first = tensors["initial_state"].view(-1, *[1] * (last.dim() - 1))
+        return DictTensor.unchecked({**tensors, "last_action": last.masked_fill(first, 0)})
 
 
 class _CapturableIndexedEnv(IndexedEnv):

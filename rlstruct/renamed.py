@@ -11,14 +11,58 @@ import importlib
 import sys
 import warnings
 from collections.abc import Callable
+from functools import partial
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 SINCE = "0.4"
 
 MODULES = {
     "rlstruct.algos.alphazero": "rlstruct.search.alphazero",
+    "rlstruct.algos.build": "rlstruct.algos.training.build",
+    "rlstruct.algos.config": "rlstruct.algos.training.config",
+    "rlstruct.algos.evaluation": "rlstruct.algos.training.evaluation",
+    "rlstruct.algos.callbacks": "rlstruct.algos.training.callbacks",
+    "rlstruct.algos.shipped_callbacks": "rlstruct.algos.training.shipped_callbacks",
+    "rlstruct.algos.history": "rlstruct.algos.training.history",
+    "rlstruct.algos.checkpoint": "rlstruct.algos.training.checkpoint",
+    "rlstruct.algos.run_folder": "rlstruct.algos.training.run_folder",
+    "rlstruct.algos.loggers": "rlstruct.algos.training.loggers",
+    "rlstruct.algos.learning_curve": "rlstruct.algos.training.learning_curve",
+    "rlstruct.algos.presets": "rlstruct.algos.training.presets",
+    "rlstruct.algos.launch": "rlstruct.algos.distributed.launch",
+    "rlstruct.algos.process_group": "rlstruct.algos.distributed.process_group",
+    "rlstruct.algos.peers": "rlstruct.algos.distributed.peers",
+    "rlstruct.algos.gpu_all_reduce": "rlstruct.algos.distributed.gpu_all_reduce",
+    "rlstruct.cli.train": "rlstruct.cli.commands.train",
+    "rlstruct.cli.evaluate": "rlstruct.cli.commands.evaluate",
+    "rlstruct.cli.export": "rlstruct.cli.commands.export",
+    "rlstruct.cli.plot": "rlstruct.cli.commands.plot",
+    "rlstruct.cli.play": "rlstruct.cli.commands.play",
+    "rlstruct.cli.tune": "rlstruct.cli.commands.tune",
+    "rlstruct.cli.profile": "rlstruct.cli.commands.profile",
+    "rlstruct.cli.explain": "rlstruct.cli.commands.explain",
+    "rlstruct.cli.envs": "rlstruct.cli.commands.envs",
+    "rlstruct.cli.devices": "rlstruct.cli.commands.devices",
+    "rlstruct.cli.environments": "rlstruct.cli.tasks",
+    "rlstruct.functional.learners": "rlstruct.functional.all_reduce",
+    "rlstruct.algos.follower": "rlstruct.algos.replay_learner",
+    "rlstruct.algos.gpu_sums": "rlstruct.algos.distributed.gpu_all_reduce",
+    "rlstruct.algos.others": "rlstruct.algos.distributed.peers",
+    "rlstruct.algos.result": "rlstruct.algos.training.evaluation",
+    "rlstruct.batchers.checks": "rlstruct.batchers.validation",
+    "rlstruct.batchers.recipe": "rlstruct.batchers.collector_factory",
+    "rlstruct.batchers.slab": "rlstruct.batchers.rollout_buffer",
+    "rlstruct.batchers.workers.channel": "rlstruct.batchers.workers.transport",
+    "rlstruct.sims.registry": "rlstruct.sims",
+    "rlstruct.cli.presets": "rlstruct.cli.initial_settings",
+    "rlstruct.cli.complaint": "rlstruct.cli.messages",
+    "rlstruct.cli.record": "rlstruct.cli.stored_run",
+    "rlstruct.sharing.keeper": "rlstruct.sharing.supervisor",
+    "rlstruct.sims.atari.judge": "rlstruct.atari.scoring",
+    "rlstruct.sims.atari.opening": "rlstruct.atari.ale_game",
+    "rlstruct.sims.atari.quick": "rlstruct.atari.picture",
     "rlstruct.algos.arena": "rlstruct.search.arena",
     "rlstruct.batchers.tuning": "rlstruct.sharing.tuning",
     "rlstruct.sims.atari": "rlstruct.atari",
@@ -33,14 +77,52 @@ NAMES = {
         "Follower": "rlstruct.algos:PolyakAverage",
         "judge_actions": "rlstruct.algos:evaluate_actions",
     },
+    "rlstruct.algos.a2c": {"Learner": "rlstruct.algos.a2c:A2CLearner"},
+    "rlstruct.algos.dqn": {"Learner": "rlstruct.algos.dqn:DQNLearner"},
+    "rlstruct.algos.ppo": {"Learner": "rlstruct.algos.ppo:PPOLearner"},
+    "rlstruct.algos.reinforce": {"Learner": "rlstruct.algos.reinforce:ReinforceLearner"},
+    "rlstruct.algos.learner": {
+        "judge_actions": "rlstruct.algos.learner:evaluate_actions",
+        "replay_with_next_values": "rlstruct.replay:replay_with_next_values",
+    },
+    "rlstruct.algos.replay_learner": {"Follower": "rlstruct.algos.replay_learner:PolyakAverage"},
+    "rlstruct.algos.distributed.process_group": {"learners": "rlstruct.algos.distributed.process_group:learner_group"},
+    "rlstruct.algos.training": {
+        "TrainingLoop": "rlstruct.algos.training.loop:TrainingLoop",
+        "run_training": "rlstruct.algos:run_training",
+    },
     "rlstruct.batchers": {
         "Tuning": "rlstruct.sharing:Tuning",
         "tune": "rlstruct.sharing:tune",
     },
+    "rlstruct.core": {"Specs": "rlstruct.core:Layout"},
+    "rlstruct.core.layout": {"Specs": "rlstruct.core.layout:Layout"},
+    "rlstruct.engine.graph": {"RecordingError": "rlstruct.engine.graph:CaptureError"},
     "rlstruct.search": {"Search": "rlstruct.search:TreeSearch"},
+    "rlstruct.search.alphazero": {"Learner": "rlstruct.search.alphazero:AlphaZeroLearner"},
     "rlstruct.sharing": {"Placement": "rlstruct.sharing:GpuSharing"},
+    "rlstruct.testing.sim_device": {"record": "rlstruct.testing.sim_device:capture"},
+    "rlstruct.vec_env": {
+        "Carrying": "rlstruct.vec_env:Capturable",
+        "IdleWatch": "rlstruct.vec_env:IdleGuard",
+        "Stepped": "rlstruct.vec_env:StepResult",
+    },
 }
 """Names of each module, old name to ``module:new name``, or to a module."""
+
+MEMBERS = {
+    "rlstruct.algos.distributed.process_group.LearnerGroup": {"from_first": "broadcast"},
+    "rlstruct.algos.learner.GradientLearner": {"learners": "group"},
+    "rlstruct.algos.replay_learner.PolyakAverage": {"follow": "update"},
+    "rlstruct.batchers.reports.BatcherStats": {"hand_over": "assembly"},
+    "rlstruct.batchers.reports.MemoryReport": {"slabs": "rollout_buffers"},
+    "rlstruct.sims.tensor_env.TensorEnv": {"carry": "state_tensors", "set_carry": "set_state_tensors"},
+    "rlstruct.testing.conformance.ConformanceError": {"mend": "fix"},
+    "rlstruct.vec_env.IdleGuard": {"look": "check"},
+}
+"""Attributes and methods of each class, old name to new name; the class has the decorator `members`."""
+
+C = TypeVar("C", bound=type)
 
 
 def module_of(name: str) -> str | None:
@@ -73,6 +155,18 @@ def attributes(place: str) -> Callable[[str], Any]:
     return get
 
 
+def members(cls: C) -> C:
+    """Give a class its old attributes and methods; a decorator."""
+    for old, new in MEMBERS[f"{cls.__module__}.{cls.__qualname__}"].items():
+        setattr(cls, old, property(partial(_member, cls.__name__, old, new)))
+    return cls
+
+
+def _member(cls: str, old: str, new: str, instance: object) -> Any:  # noqa: ANN401 - any attribute
+    _warn(f"{cls}.{old}", f"{cls}.{new}")
+    return getattr(instance, new)
+
+
 class OldModules:
     """Finder and loader of modules that have moved. An old path gives the very module of the new path, not a copy."""
 
@@ -82,7 +176,7 @@ class OldModules:
         if not name.startswith("rlstruct.") or (now := module_of(name)) is None:
             return None
         _warn(name, now)
-        return ModuleSpec(name, cls(), loader_state=now)  # type: ignore[arg-type] - has what a loader needs
+        return ModuleSpec(name, cls(), loader_state=now)  # type: ignore[arg-type]  # it has what a loader needs
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         """Import the module from its new path."""
@@ -108,4 +202,4 @@ def _warn(old: str, new: str) -> None:
     warnings.warn_explicit(f"{old} is {new} since version {SINCE}", DeprecationWarning, *where, registry)
 
 
-sys.meta_path.insert(0, OldModules)  # type: ignore[arg-type] - before Python's own finder, which would make a second copy
+sys.meta_path.insert(0, OldModules)  # type: ignore[arg-type]  # before the usual finder, which would make a copy

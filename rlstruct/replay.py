@@ -55,7 +55,7 @@ replay_agent_stateless = replay_agent
 
 def _chunks(trajectories: Trajectories) -> list[tuple[int, int]]:
     """Return the first row and the end of each chunk of a batch [B, T], small enough for a call without gradients."""
-    steps = trajectories.trajectories
+    steps = trajectories.steps
     shapes = [value.shape[2:] for key, value in steps.items() if key.startswith("observation/")]
     shapes += [value.shape[1:] for key, value in trajectories.info.items() if key.startswith("agent_state/")]
     width = max(1, sum(shape.numel() for shape in shapes))
@@ -73,7 +73,7 @@ def replay_with_states(agent: RL_Agent, trajectories: Trajectories) -> tuple[Tem
         ``(replayed, states)``: the result of `replay_agent` [B, T, ...]; the states, without gradients, with that of
         step t of row b at b * T + t [B * T, ...].
     """
-    steps = trajectories.trajectories
+    steps = trajectories.steps
     if steps.n_steps() == 0:
         raise BadValueError(
             "replay_agent: trajectories hold 0 steps, expected at least 1. Collect with n_timesteps of 1 or more."
@@ -90,7 +90,7 @@ def replay_with_states(agent: RL_Agent, trajectories: Trajectories) -> tuple[Tem
 
 def _replay(agent: RL_Agent, trajectories: Trajectories) -> tuple[TemporalDictTensor, DictTensor]:
     """Replay all rows at once; see `replay_with_states`."""
-    steps = trajectories.trajectories
+    steps = trajectories.steps
     B, T = steps.n_elems(), steps.n_steps()
     states = agent.states_at(trajectories)
     if states is not None:
@@ -140,7 +140,7 @@ def replay_with_next_values(agent: RL_Agent, trajectories: Trajectories) -> tupl
             "step. Collect whole episodes that terminate, and do not bootstrap."
         )
     replayed, states = replay_with_states(agent, trajectories)
-    T, values = trajectories.trajectories.n_steps(), []
+    T, values = trajectories.steps.n_steps(), []
     with torch.no_grad():
         for start, stop in _chunks(trajectories):
             following = _next_steps(trajectories.slice(start, stop), states.slice(start * T, stop * T))
@@ -150,7 +150,7 @@ def replay_with_next_values(agent: RL_Agent, trajectories: Trajectories) -> tupl
 
 def _next_steps(trajectories: Trajectories, states: DictTensor) -> Trajectories:
     """Turn every next observation into a trajectory of one step that starts with its state.  [B * T, 1]."""
-    steps = trajectories.trajectories
+    steps = trajectories.steps
     agent_info = trajectories.info.truncate_key("agent_info/").prepend_key("agent_info/")
     info = agent_info.map(lambda value: value.repeat_interleave(steps.n_steps(), dim=0)) + states.prepend_key(
         "agent_state/"

@@ -21,10 +21,10 @@ _OWN_ATTRIBUTES = frozenset({"agent", "device", "_guard", "_name"})
 
 def _repeats(cls: type, promise: str) -> bool:
     """Return True if no class overrides a method below the one that sets the class attribute ``promise``."""
-    for kind in cls.__mro__:
-        if promise in vars(kind):
+    for base in cls.__mro__:
+        if promise in vars(base):
             return True
-        for name, value in vars(kind).items():
+        for name, value in vars(base).items():
             acts = name == "__call__" or not (name[:2] == "__" or name in ("update", "seed", "close", "creator"))
             if acts and (callable(value) or isinstance(value, property)):
                 return False
@@ -146,7 +146,7 @@ class RL_Agent(ABC):  # noqa: N801 - the name that users of rlstructures know
             agent_info = agent_info.to(CPU)
         if state is None:
             state = info.truncate_key("agent_state/")
-        steps = trajectories.trajectories
+        steps = trajectories.steps
         history = steps.temporal_slice(0, t) if self.require_history() else None
         return self(state, replayed_observation(steps).temporal_index(t), agent_info, history)
 
@@ -272,7 +272,7 @@ class RL_Agent_CheckDevice(RL_Agent):  # noqa: N801 - the name that users of rls
         """Raise DeviceMismatchError unless trajectories, agent_info, env_info and first state are on this device."""
         parts: dict[str, DictTensor | TemporalDictTensor] = {
             "trajectories.info": trajectories.info,
-            "trajectories": trajectories.trajectories,
+            "trajectories": trajectories.steps,
         }
         self._check("call_replay", **parts)
 
@@ -316,14 +316,14 @@ class RL_Agent_CheckDevice(RL_Agent):  # noqa: N801 - the name that users of rls
         return action, new_state
 
     def _check(
-        self, method: str, kind: str = "argument", /, **structures: DictTensor | TemporalDictTensor | None
+        self, method: str, role: str = "argument", /, **structures: DictTensor | TemporalDictTensor | None
     ) -> None:
         """Raise unless every structure is on the agent's device, or on the CPU for agent_info."""
         for name, structure in structures.items():
             if structure is not None:
                 on = CPU if name == "agent_info" and not self.agent.agent_info_on_device else self.device
-                fix = _fix(f"{kind} {name}", on, self.agent.agent_info_on_device)
-                expect(f"{self._name}.{method}: {kind} {name}: tensor", structure, device=on, fix=fix)
+                fix = _fix(f"{role} {name}", on, self.agent.agent_info_on_device)
+                expect(f"{self._name}.{method}: {role} {name}: tensor", structure, device=on, fix=fix)
 
 
 def replayed_observation(steps: TemporalDictTensor) -> TemporalDictTensor:
@@ -332,9 +332,9 @@ def replayed_observation(steps: TemporalDictTensor) -> TemporalDictTensor:
     Args:
         steps: steps of trajectories; ``chosen_action`` is left out if they have no ``action/action``.  [B, T]
     """
-    seen = steps.truncate_key("observation/")
+    observation = steps.truncate_key("observation/")
     chosen = {"chosen_action": steps["action/action"]} if "action/action" in steps else {}
-    return TemporalDictTensor.unchecked({**dict(seen.items()), **chosen}, steps.lengths)
+    return TemporalDictTensor.unchecked({**dict(observation.items()), **chosen}, steps.lengths)
 
 
 def check_answer(where: str, answer: object) -> tuple[DictTensor, DictTensor]:

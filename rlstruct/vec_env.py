@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from rlstruct import renamed
 from rlstruct.core import DictTensor, expect
 from rlstruct.device import DeviceLike, resolve_device
 from rlstruct.errors import BadKeyError, BadTypeError, DeviceMismatchError, MissingMethodError, UsageError
@@ -49,9 +50,6 @@ class StepResult(_Pair):
         made = super().__new__(cls, reached, current)
         made.restarted = restarted
         return made
-
-
-Stepped = StepResult  # its name in 0.2
 
 
 class VecEnv(ABC):
@@ -190,7 +188,8 @@ def expect_on_cpu(where: str, info: DictTensor | None) -> None:
         expect(where, info, device=torch.device("cpu"), fix="It stays on the CPU: create it there.")
 
 
-class IdleWatch:
+@renamed.members
+class IdleGuard:
     """Guard against loops that keep stepping after every episode has ended, for example because they count rows.
 
     Your own environment can call `begin` in ``reset`` and `check` in ``step``.
@@ -233,8 +232,6 @@ class IdleWatch:
                 "running.size() and len(running) never change."
             )
 
-    look = check  # its name in 0.3
-
 
 @runtime_checkable
 class Capturable(Protocol):
@@ -249,9 +246,6 @@ class Capturable(Protocol):
 
     def set_state_tensors(self, tensors: dict[str, Tensor]) -> None:
         """Continue from a result of `state_tensors`."""
-
-
-Carrying = Capturable  # its name in 0.2
 
 
 class EnvWrapper(VecEnv):
@@ -349,13 +343,16 @@ class DeviceEnv(EnvWrapper):
         answer = self.env.step(action.to(self.env.device))
         (reached, current), restarted = answer, getattr(answer, "restarted", True)
         # Without a restart the two observations are equal, so move only one.
-        seen, (ran, running) = self._out(reached[0], reached[1], current[1])
-        after, _ = self._out(current[0]) if restarted else (seen, [])
-        return StepResult((seen, ran), (after, running), restarted=restarted)
+        observation, (ran, running) = self._out(reached[0], reached[1], current[1])
+        after, _ = self._out(current[0]) if restarted else (observation, [])
+        return StepResult((observation, ran), (after, running), restarted=restarted)
 
     def _out(self, observation: DictTensor, *masks: Tensor) -> tuple[DictTensor, list[Tensor]]:
         """Move an observation and masks [B], with a single copy to CUDA for all of them."""
         named = {f"{_MASK}{i}": mask for i, mask in enumerate(masks)}
         moved = DictTensor.unchecked({**observation._tensors, **named}).to(self._device)._tensors
-        seen = DictTensor.unchecked({key: moved[key] for key in observation._tensors})
-        return seen, [moved[name] for name in named]
+        moved_observation = DictTensor.unchecked({key: moved[key] for key in observation._tensors})
+        return moved_observation, [moved[name] for name in named]
+
+
+__getattr__ = renamed.attributes(__name__)

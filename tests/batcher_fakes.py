@@ -148,7 +148,7 @@ def first_batch(batcher: RL_Batcher) -> Trajectories:
 
 
 def assert_equal(mine: Trajectories, theirs: Trajectories) -> None:
-    for ours, expected in ((mine.info, theirs.info), (mine.trajectories, theirs.trajectories)):
+    for ours, expected in ((mine.info, theirs.info), (mine.steps, theirs.steps)):
         assert set(ours.keys()) == set(expected.keys())
         for key in expected.keys():
             assert torch.equal(ours[key], expected[key]), key

@@ -59,15 +59,15 @@ def test_accelerator_and_cpu_collect_the_same(accelerator: str, n_processes: int
     there = collect(accelerator, n_processes=n_processes, auto_reset=auto_reset)
     assert there.device == torch.device(accelerator)
     assert torch.equal(there.lengths.cpu(), here.lengths)
-    for key, value in here.trajectories.items():
-        torch.testing.assert_close(there.trajectories[key].cpu(), value, rtol=1e-4, atol=1e-4)
+    for key, value in here.steps.items():
+        torch.testing.assert_close(there.steps[key].cpu(), value, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("recurrent", [False, True])
 def test_replay_reproduces_log_probabilities(accelerator: str, recurrent: bool) -> None:
     trajectories = collect(accelerator, recurrent=recurrent)
     learner = create_agent(accelerator, recurrent)
-    stored = trajectories.trajectories["action/log_probability"]
+    stored = trajectories.steps["action/log_probability"]
     replayed = replay_agent(learner, trajectories)["log_probability"]
     torch.testing.assert_close(replayed, stored, rtol=1e-5, atol=1e-5)
     replayed.sum().backward()

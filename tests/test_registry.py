@@ -11,7 +11,7 @@ from rlstruct.registry import Registry
 
 ENTRIES = [
     ("rlstruct.algos", "ALGORITHMS", "alphazero", "rlstruct.search"),
-    ("rlstruct.algos.presets", "PRESETS", ("alphazero", "ConnectFour-v0"), "rlstruct.search"),
+    ("rlstruct.algos.training.presets", "PRESETS", ("alphazero", "ConnectFour-v0"), "rlstruct.search"),
     ("rlstruct.batchers.backend", "BACKENDS", "workers", "rlstruct.batchers.workers.local"),
     ("rlstruct.batchers.workers.placement", "SHARING", "workers", "rlstruct.sharing"),
 ]

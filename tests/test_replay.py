@@ -133,7 +133,7 @@ def test_agent_info_is_where_the_agent_wants_it(kind: type[Scaled], expected: st
 def test_state_runs_through_the_steps_and_restarts_within_the_row() -> None:
     info = {"agent_state/steps": int64([5, 0]), "agent_state/start": int64([0, 0])}
     trajectories = some_trajectories(info)
-    trajectories.trajectories["observation/initial_state"][0, 0] = False  # row 0 goes on from the batch before
+    trajectories.steps["observation/initial_state"][0, 0] = False  # row 0 goes on from the batch before
     # Row 0: 5, 6, 7, 8.  Row 1 restarts at step 2: 0, 1, 0, 1.
     replayed = replay_agent(StatefulAgent(), trajectories)
     assert replayed["steps"].tolist() == [[5, 6, 7, 8], [0, 1, 0, 1]]
@@ -158,7 +158,7 @@ def test_gradients_flow_through_the_state_and_stop_at_a_restart() -> None:
 
 def test_an_agent_that_draws_from_the_key_draws_the_same_again() -> None:
     trajectories = some_trajectories()
-    keys = trajectories.trajectories["observation/rng"]
+    keys = trajectories.steps["observation/rng"]
     drawn = [RngAgent(5)(EMPTY, DictTensor({"rng": keys[:, t]}), EMPTY)[0]["drawn"] for t in range(T)]
     assert torch.equal(replay_agent(RngAgent(5), trajectories)["drawn"], torch.stack(drawn, dim=1))
 

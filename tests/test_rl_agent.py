@@ -149,7 +149,7 @@ WRONG: dict[str, tuple[Misplace, str, str, str]] = {
         "Create it with device='cpu', or move the agent's model with .to('cpu').",
     ),
     "trajectories in call_replay": (
-        lambda: watch().call_replay(Trajectories(EMPTY, some_trajectories(META).trajectories), 0, None),
+        lambda: watch().call_replay(Trajectories(EMPTY, some_trajectories(META).steps), 0, None),
         "Placed.call_replay: argument trajectories",
         "observation/frame",
         "Move it with .to('cpu'), or move the agent's model to where it is.",
@@ -161,7 +161,7 @@ WRONG: dict[str, tuple[Misplace, str, str, str]] = {
         "Move it with .to('cpu'), or move the agent's model to where it is.",
     ),
     "trajectories in the replay in one call": (
-        lambda: replay_agent(watch(LinearAgent(1)), Trajectories(EMPTY, some_trajectories(META).trajectories)),
+        lambda: replay_agent(watch(LinearAgent(1)), Trajectories(EMPTY, some_trajectories(META).steps)),
         "LinearAgent.call_replay: argument trajectories",
         "observation/frame",
         "Move it with .to('cpu'), or move the agent's model to where it is.",
@@ -267,7 +267,7 @@ def test_states_are_told_by_the_agent() -> None:
     trajectories, steps = some_trajectories(), torch.tensor([1, 0])
     assert watch(inner).states_at(trajectories, steps) is inner.answers["state"]
     assert inner.calls == [("states_at", (trajectories, steps))]
-    assert watch(OwnReplay()).states_at(Trajectories(EMPTY, trajectories.trajectories)) is None
+    assert watch(OwnReplay()).states_at(Trajectories(EMPTY, trajectories.steps)) is None
 
 
 def test_everything_else_is_forwarded() -> None:

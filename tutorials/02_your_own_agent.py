@@ -36,7 +36,7 @@ class LinearAgent(RL_Agent):
 
 def policy_gradient(learner, trajectories):
     """Return the loss of REINFORCE, with the mean return over all steps as baseline."""
-    steps, mask = trajectories.trajectories, trajectories.mask()  # [B, T, ...], [B, T]
+    steps, mask = trajectories.steps, trajectories.mask()  # [B, T, ...], [B, T]
     replayed = replay_agent(learner, trajectories)  # the same outputs, now with gradients
     log_prob = replayed["logits"].log_softmax(-1).gather(-1, steps["action/action"].unsqueeze(-1)).squeeze(-1)
     reward = steps["_observation/reward"] * mask
@@ -133,7 +133,7 @@ if __name__ == "__main__":
             batcher.execute()
             trajectories, _ = batcher.get()
         print(batcher.stats())
-    steps = trajectories.trajectories
+    steps = trajectories.steps
     print("frames:", list(steps["observation/frame"].shape), "ends:", int(steps["_observation/done"].sum()))
 
     # The learner recomputes the same outputs with gradients. They are exact, even after a restart inside a row, because

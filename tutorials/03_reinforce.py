@@ -39,7 +39,7 @@ def by_hand(n_updates):
             b.reset()
             b.execute()
             trajectories, _ = b.get()  # 16 whole episodes: [16, T]
-            steps, mask = trajectories.trajectories, trajectories.mask()
+            steps, mask = trajectories.steps, trajectories.mask()
             replayed = replay_agent(learner, trajectories)
 
             returns = reward_to_go(steps["_observation/reward"], mask, discount=0.99)

@@ -38,7 +38,7 @@ def look_at_a_batch():
         batcher.reset()  # once: each execute() continues where the last batch ended
         batcher.execute()
         trajectories, _ = batcher.get()
-    steps = trajectories.trajectories
+    steps = trajectories.steps
     print("a batch is always full:", trajectories.lengths.tolist())
     row, t = (int(i[0]) for i in steps["_observation/done"].nonzero(as_tuple=True))
     reached, seen_next = steps["_observation/frame"][row, t], steps["observation/frame"][row, t + 1]
@@ -75,7 +75,7 @@ if __name__ == "__main__":
     advantages_by_hand()
 
     # The library's A2C has the same train() as REINFORCE, the same common settings, and a few more. The defaults suit
-    # CartPole; rlstruct.algos.presets has settings tuned for other environments.
+    # CartPole; rlstruct.algos.training.presets has settings tuned for other environments.
     config = A2CConfig(n_env_steps=40_000, evaluation_processes=0, evaluation_episodes=20)
     result = train(config, create_model, ActorCriticAgent, create_env)
     print(f"evaluation before {result.before.mean_return:.0f}, after {result.after.mean_return:.0f}")

@@ -59,10 +59,10 @@ def look_at_the_state():
             trajectories, _ = b.get()
     state = trajectories.info["agent_state/hidden"]
     print("state at the beginning of the second batch:", list(state.shape), "not zero:", bool((state != 0).any()))
-    print("new episodes in it:", trajectories.trajectories["observation/initial_state"].int().tolist())
+    print("new episodes in it:", trajectories.steps["observation/initial_state"].int().tolist())
     # The learner calls the agent step by step from that state, with the same resets, and gets the same outputs.
     replayed = replay_agent(RecurrentAgent(model, copy_model=False), trajectories)
-    stored = trajectories.trajectories["action/log_probability"]
+    stored = trajectories.steps["action/log_probability"]
     torch.testing.assert_close(replayed["log_probability"], stored, rtol=0, atol=1e-6)
     assert replayed["log_probability"].requires_grad
 

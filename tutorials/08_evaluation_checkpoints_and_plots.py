@@ -16,11 +16,11 @@ import torch
 
 from rlstruct.agents import ActorCritic, ActorCriticAgent
 from rlstruct.algos.a2c import A2CConfig, train
-from rlstruct.algos.config import load_config
-from rlstruct.algos.evaluation import Evaluator
-from rlstruct.algos.learning_curve import Curve, draw_panels
-from rlstruct.algos.run_folder import RunFolder
 from rlstruct.algos.seeds import seed_range
+from rlstruct.algos.training.config import load_config
+from rlstruct.algos.training.evaluation import Evaluator
+from rlstruct.algos.training.learning_curve import Curve, draw_panels
+from rlstruct.algos.training.run_folder import RunFolder
 from rlstruct.batchers import RL_Batcher
 from rlstruct.cli.main import main as rlstruct
 from rlstruct.envs import GymEnv, GymEnvInf

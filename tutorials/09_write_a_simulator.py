@@ -99,8 +99,8 @@ if __name__ == "__main__":
         batcher.reset()
         batcher.execute()
         trajectories, _ = batcher.get()
-    reward = trajectories.trajectories["_observation/reward"]
-    ends = trajectories.trajectories["_observation/terminated"]
+    reward = trajectories.steps["_observation/reward"]
+    ends = trajectories.steps["_observation/terminated"]
     caught = ((reward > 0).sum() / ends.sum()).item()
     print(f"{int(ends.sum())} fruits, {100 * caught:.0f} % caught; the others were blown away in their last step")
     assert ends.sum() == 500 * 90 // (ROWS - 1)

@@ -41,7 +41,7 @@ def collect(n_envs):
             batcher.execute()
             trajectories, _ = batcher.get()
         seconds = time.perf_counter() - start
-    frames = trajectories.trajectories["observation/frame"]
+    frames = trajectories.steps["observation/frame"]
     assert frames.shape == (n_envs, N_STEPS, 4)
     assert frames.device == torch.device(DEVICE)
     return 2 * n_envs * N_STEPS / seconds

@@ -65,7 +65,7 @@ with RL_Batcher(8, create_agent, create_env, agent_args=agent_args, env_args=env
     batcher.reset()
     batcher.execute()
     trajectories, _ = batcher.get()
-    frames = trajectories.trajectories["observation/frame"]
+    frames = trajectories.steps["observation/frame"]
     print(f"a batch of frames: {list(frames.shape)}, {frames.nbytes / 2**20:.1f} MiB\n")
 
 # 4. A2C with CuLE's batches: after every step it learns from the last four steps of one of four groups of games. Pong

@@ -65,7 +65,7 @@ if __name__ == "__main__":
     #    changes, and the trajectories are the same.
     there = [trajectories for trajectories, _ in collect(3, cluster={"address": "local", "num_cpus": 0.5})]
     for mine, theirs in zip(here, there, strict=True):
-        assert torch.equal(mine.trajectories["_observation/frame"], theirs.trajectories["_observation/frame"])
+        assert torch.equal(mine.steps["_observation/frame"], theirs.steps["_observation/frame"])
     print("two workers on a cluster have collected what two workers of this machine collect")
 
     # 3. Machines fail. With on_worker_error="restart" the batcher replaces a lost worker wherever there is room, and

@@ -65,5 +65,5 @@ if __name__ == "__main__":
         batcher.reset()
         batcher.execute()
         trajectories, _ = batcher.get()
-    assert trajectories.trajectories.n_steps() >= best.n_timesteps
-    print(f"a batch: {trajectories.n_elems()} environments x {trajectories.trajectories.n_steps()} steps")
+    assert trajectories.steps.n_steps() >= best.n_timesteps
+    print(f"a batch: {trajectories.n_elems()} environments x {trajectories.steps.n_steps()} steps")

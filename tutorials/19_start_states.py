@@ -17,7 +17,7 @@ import torch
 
 from rlstruct.agents import ActorCriticAgent, ConvolutionalActorCritic, StackingAgent
 from rlstruct.algos import ppo
-from rlstruct.algos.learning_curve import Curve, draw_panels
+from rlstruct.algos.training.learning_curve import Curve, draw_panels
 from rlstruct.atari import Atari, AtariState, open_ale
 from rlstruct.functional.random import randint, uniform
 

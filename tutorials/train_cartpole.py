@@ -7,9 +7,9 @@ import tyro
 
 from rlstruct import VecEnv
 from rlstruct.agents import ActorCritic, ActorCriticAgent
-from rlstruct.algos.presets import PRESETS
 from rlstruct.algos.reinforce import ReinforceConfig, train
-from rlstruct.algos.run_folder import RunFolder
+from rlstruct.algos.training.presets import PRESETS
+from rlstruct.algos.training.run_folder import RunFolder
 from rlstruct.envs import GymEnv
 
 

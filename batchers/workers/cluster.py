@@ -183,10 +183,10 @@ class RayActor:
                 self._worker.close()
                 return *self._here, None
             if name == "create":
-                for package, found in versions().items():
-                    if found != (expected := self._versions[package]):
+                for package, installed in versions().items():
+                    if installed != (expected := self._versions[package]):
                         raise ClusterError(
-                            f"RL_Batcher: node {self._here[0]} has {package} {found}, the batcher's process "
+                            f"RL_Batcher: node {self._here[0]} has {package} {installed}, the batcher's process "
                             f"{expected}. Install the same version on every node."
                         )
                 self._worker.begin()

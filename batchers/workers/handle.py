@@ -165,9 +165,9 @@ class WorkerHandle:
         who = "no process yet" if pid is None else f"pid {pid}"
         return f"worker {self.index} ({who}, {describe_environments(self.environments)}, seed {self.seed})"
 
-    def _about(self, kind: type[AnyWorkerError], text: str) -> AnyWorkerError:
+    def _about(self, error_class: type[AnyWorkerError], text: str) -> AnyWorkerError:
         ids, progress = self.environments, self.link.progress
-        return kind(
+        return error_class(
             f"{self.words()} {text}",
             worker=self.index,
             pid=self.link.pid,

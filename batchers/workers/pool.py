@@ -169,9 +169,9 @@ class WorkerPool:
         """Send an order to every worker, and return their answers."""
         self.n_envs()  # waits until they have been created
         self.interrupted = "failed"
-        for worker, given in zip(self._workers, arguments, strict=True):
+        for worker, arguments_of_worker in zip(self._workers, arguments, strict=True):
             with self._replacing():
-                worker.order(name, *given, weights=weights)
+                worker.order(name, *arguments_of_worker, weights=weights)
         # Interrupted while they load, the batcher would not know which state they are in.
         self._wait(self._workers, self._timeout, if_interrupted="failed" if name == "load" else None)
         return [worker.answer for worker in self._workers]
@@ -208,11 +208,11 @@ class WorkerPool:
     def _check_created(self) -> None:
         created = [worker.created for worker in self._workers if worker.created is not None]
         self.auto_reset, self.actions = created[0].auto_reset, created[0].actions
-        found = [(answer.n_envs, answer.auto_reset) for answer in created]
-        if len(set(found)) > 1:
+        shapes = [(answer.n_envs, answer.auto_reset) for answer in created]
+        if len(set(shapes)) > 1:
             raise BadValueError(
                 "RL_Batcher: create_env created different environments in different processes: (n_envs, auto_reset) "
-                f"is {found}. Let create_env depend only on env_args and seed."
+                f"is {shapes}. Let create_env depend only on env_args and seed."
             )
         gaps = [high - low for low, high in pairwise(sorted(self._seeds))]
         if gaps and min(gaps) < (n := created[0].n_envs):

@@ -69,8 +69,8 @@ class Worker:
 
     def describe(self, error: BaseException) -> Failure:
         """Turn an exception into an answer."""
-        seen = self._collector.describe_inputs() if hasattr(self, "_collector") else ""
-        return describe_failure(error, self._progress, seen)
+        inputs = self._collector.describe_inputs() if hasattr(self, "_collector") else ""
+        return describe_failure(error, self._progress, inputs)
 
     def close(self) -> None:
         """Close agent and environments."""

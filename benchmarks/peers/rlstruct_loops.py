@@ -92,7 +92,7 @@ def replay(task: Task) -> Work:
 
 def dict_tensors(task: Task) -> Work:
     """Use a DictTensor as programs do, a thousand times."""
-    tensors = batch_of(task).trajectories.temporal_index(0)
+    tensors = batch_of(task).steps.temporal_index(0)
     plain, index = dict(tensors.items()), torch.arange(0, task.n_envs, 2)
 
     def work() -> None:
@@ -114,9 +114,9 @@ def trajectories(task: Task) -> Work:
     def work() -> None:
         for _ in range(100):
             batch.index(index)
-            batch.trajectories.temporal_slice(0, 2)
-            batch.trajectories.temporal_index(1)
-            batch.trajectories.mask()
+            batch.steps.temporal_slice(0, 2)
+            batch.steps.temporal_index(1)
+            batch.steps.mask()
             Trajectories.cat([batch, batch])
 
     return work

@@ -65,11 +65,11 @@ class JaxEnv(TensorsEnv):
         seeds = np.arange(n_envs, dtype=np.uint32) + np.uint32(seed % 2**32)  # wraps around
         self._keys: Jax = self._jax.vmap(self._jax.random.PRNGKey)(self._jax.device_put(seeds, self._place))
         self._carry: Jax = None
-        seen, taken = env.observation_space(params), env.action_space(params)
-        if not isinstance(seen, spaces.Space):
+        observation_space, taken = env.observation_space(params), env.action_space(params)
+        if not isinstance(observation_space, spaces.Space):
             convert = import_extra("gymnax.environments.spaces", "jax", "JaxEnv").gymnax_space_to_gym_space
-            seen, taken = convert(seen), convert(taken)
-        super().__init__(n_envs, seen, taken, place)
+            observation_space, taken = convert(observation_space), convert(taken)
+        super().__init__(n_envs, observation_space, taken, place)
 
     def state_dict(self) -> dict[str, Tensor] | None:
         """Return the leaves of JAX's state, including the rows' random keys; None before the first reset."""

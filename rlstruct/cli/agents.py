@@ -18,9 +18,9 @@ from torch import nn
 
 from rlstruct import agents
 from rlstruct.algos import ALGORITHMS, Algorithm
-from rlstruct.algos.config import TrainingConfig
-from rlstruct.cli.environments import Factory, Task, find, imported, is_image, is_own, spaces_of
+from rlstruct.algos.training.config import TrainingConfig
 from rlstruct.cli.messages import UserError, nearest
+from rlstruct.cli.tasks import Factory, Task, find, imported, is_image, is_own, spaces_of
 from rlstruct.rl_agent import RL_Agent
 from rlstruct.spaces import ActionIndices, leaves
 
@@ -39,11 +39,11 @@ class AgentChoice:
 def algorithm_of(name: str) -> Algorithm[Any]:
     """Return the algorithm of this name; ``module:name`` is imported, and known by that name from then on."""
     if name not in ALGORITHMS and is_own(name):
-        found = imported(name)
-        if not isinstance(found, Algorithm):
-            kind = "class" if isinstance(found, type) else type(found).__name__
-            raise UserError(f"{name} is a {kind}, expected an Algorithm of rlstruct.algos.")
-        ALGORITHMS[name] = found
+        target = imported(name)
+        if not isinstance(target, Algorithm):
+            type_name = "class" if isinstance(target, type) else type(target).__name__
+            raise UserError(f"{name} is a {type_name}, expected an Algorithm of rlstruct.algos.")
+        ALGORITHMS[name] = target
     if name not in ALGORITHMS:
         raise UserError(f"there is no algorithm {name!r}, only {', '.join(ALGORITHMS)}.{nearest(name, ALGORITHMS)}")
     return ALGORITHMS[name]
@@ -52,10 +52,10 @@ def algorithm_of(name: str) -> Algorithm[Any]:
 def searching(algorithm: str) -> ModuleType | None:
     """Return the module of the command line's parts for an algorithm whose agent searches; None for the others."""
     search = algorithm_of(algorithm).agents == "search"
-    return importlib.import_module("rlstruct.cli.search") if search else None  # which imports this module
+    return importlib.import_module("rlstruct.cli.two_player") if search else None  # which imports this module
 
 
-def named(algorithm: str) -> str:
+def display_name(algorithm: str) -> str:
     """Return the name of an algorithm as a sentence shows it: A2C, or my_module:train unchanged."""
     return algorithm if is_own(algorithm) else algorithm.upper()
 
@@ -84,7 +84,7 @@ def choose(
     body = "recurrent" if task.recurrent else "convolutional" if image and "hidden" not in settings else "perceptron"
     family: str = ALGORITHMS[algorithm].agents
     family = "gaussian" if continuous and family == "policy" else family
-    network, create_agent, kind = _BUNDLED[family][body]
+    network, create_agent, description = _BUNDLED[family][body]
     shape = (stack, *observation.shape[1:]) if stack > 1 else observation.shape
     if stack > 1:
         create_agent = partial(agents.StackingAgent.create, create_agent=create_agent, shape=shape)
@@ -92,12 +92,12 @@ def choose(
     outputs: tuple[Any, ...] = (action.shape[0] if continuous else discrete,)  # type: ignore[index]
     if family == "soft":
         outputs = tuple(tuple(map(float, bound)) for bound in (action.low, action.high))  # type: ignore[attr-defined]
-    known = [name for name, one in inspect.signature(network).parameters.items() if one.kind is one.KEYWORD_ONLY]
+    settable = [name for name, one in inspect.signature(network).parameters.items() if one.kind is one.KEYWORD_ONLY]
     if family in ("policy", "gaussian"):  # the others do not support statistics
-        known.append("normalise")
+        settable.append("normalise")
     for name in settings:
-        if name not in known:
-            raise UserError(f"--network {name}: there are only {', '.join(known)}.{nearest(name, known)}")
+        if name not in settable:
+            raise UserError(f"--network {name}: there are only {', '.join(settable)}.{nearest(name, settable)}")
     normalise = settings.pop("normalise", False)
     if body == "convolutional":  # the shorter axis holds the channels
         n_features = _ATARI_FEATURES if sorted(shape)[-2] >= _ATARI_PIXELS else _SMALL_FEATURES
@@ -106,8 +106,8 @@ def choose(
     create_model = partial(network, inputs, *outputs, **settings)
     _try(create_model, task)
     if normalise:
-        create_model, kind = partial(_normalised, create_model, observation.shape), f"{kind}, normalised"
-    return AgentChoice(create_model, create_agent, kind)
+        create_model, description = partial(_normalised, create_model, observation.shape), f"{description}, normalised"
+    return AgentChoice(create_model, create_agent, description)
 
 
 def _one_frame(observation: spaces.Space[Any]) -> spaces.Space[Any]:
@@ -137,7 +137,7 @@ def _fitting(algorithm: str, task: Task, observation: spaces.Space[Any], action:
             f"the bundled agents see one frame, and this environment shows a {type(observation).__name__} space. Wrap "
             "it (gymnasium.wrappers.FlattenObservation), or write an agent: tutorials/02_your_own_agent.py"
         )
-    name, family = named(algorithm), ALGORITHMS[algorithm].agents
+    name, family = display_name(algorithm), ALGORITHMS[algorithm].agents
     discrete, image = count_actions(action), is_image(observation)
     floats = isinstance(action, spaces.Box) and action.dtype.kind == "f"
     continuous = floats and len(action.shape or ()) == 1 and action.shape != (0,)
@@ -147,8 +147,8 @@ def _fitting(algorithm: str, task: Task, observation: spaces.Space[Any], action:
             f"numbers; this environment expects {action}. Write an agent: tutorials/02_your_own_agent.py"
         )
     if family == "values" and not isinstance(discrete, int):
-        kind = "continuous" if continuous else "several at once"
-        raise UserError(f"{name} chooses one action at a time, and here they are {kind}: use ppo, a2c or reinforce.")
+        ability = "continuous" if continuous else "several at once"
+        raise UserError(f"{name} chooses one action at a time, and here they are {ability}: use ppo, a2c or reinforce.")
     if family == "soft" and not (continuous and action.is_bounded()):  # type: ignore[attr-defined]
         others = "ppo or a2c" if continuous else "dqn, ppo or a2c"
         raise UserError(f"{name} needs bounded continuous actions, and here they are {action}: use {others}.")
@@ -157,9 +157,9 @@ def _fitting(algorithm: str, task: Task, observation: spaces.Space[Any], action:
     if family == "soft" and image:
         raise UserError(f"{name} has no network for images: use ppo or a2c.")
     if family == "policy" and image and (task.recurrent or continuous):
-        kind = "remembers images" if task.recurrent else "turns images into continuous actions"
+        ability = "remembers images" if task.recurrent else "turns images into continuous actions"
         write = "write one (tutorials/02_your_own_agent.py, rlstruct.agents.ConvolutionalTrunk)."
-        raise UserError(f"no bundled agent {kind}: {write}")
+        raise UserError(f"no bundled agent {ability}: {write}")
     return observation
 
 

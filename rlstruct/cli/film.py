@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from PIL import Image, ImageDraw, ImageFont
 
-from rlstruct.algos.shipped_callbacks import DEFAULT_FPS, GIF_FPS, frame_times
-from rlstruct.cli.environments import Factory, is_own, spaces_of
+from rlstruct.algos.training.shipped_callbacks import DEFAULT_FPS, GIF_FPS, frame_times
 from rlstruct.cli.messages import UserError, blame, check_output, require, say
+from rlstruct.cli.tasks import Factory, is_own, spaces_of
 from rlstruct.core import DictTensor
 from rlstruct.engine.validity import StepChecks
 from rlstruct.envs import GymEnv, GymEnvInf
@@ -201,15 +201,15 @@ def _grid(pictures: Sequence[Picture], columns: int, gap: int = _GAP) -> Picture
     rows = [pictures[i : i + columns] for i in range(0, len(pictures), columns)]
     width = max(sum(picture.width + gap for picture in row) for row in rows) - gap
     heights = [max(picture.height for picture in row) for row in rows]
-    whole = Image.new("RGB", (width, sum(heights) + gap * (len(rows) - 1)), "white")
+    sheet = Image.new("RGB", (width, sum(heights) + gap * (len(rows) - 1)), "white")
     top = 0
     for row, height in zip(rows, heights, strict=True):
         left = 0
         for picture in row:
-            whole.paste(picture, (left, top))
+            sheet.paste(picture, (left, top))
             left += picture.width + gap
         top += height + gap
-    return whole
+    return sheet
 
 
 def _look_of(factory: Factory, env: VecEnv) -> tuple[float, Painter]:

@@ -10,40 +10,40 @@ from dataclasses import replace
 import torch
 
 from rlstruct.algos.a2c import A2CConfig
-from rlstruct.algos.config import TrainingConfig
 from rlstruct.algos.ppo import PPOConfig
-from rlstruct.algos.presets import PRESETS
-from rlstruct.cli.environments import Task, find, is_image, registered_id, spaces_of
+from rlstruct.algos.training.config import TrainingConfig
+from rlstruct.algos.training.presets import PRESETS
 from rlstruct.cli.messages import UserError, nearest
 from rlstruct.cli.stored_run import RunSettings
+from rlstruct.cli.tasks import Task, find, is_image, registered_id, spaces_of
 
 _TUNED_FOR_CARTPOLE = ("reinforce", "a2c", "ppo", "dqn")  # their defaults
 _IMAGES = "Breakout-MinAtar"  # its settings are used for environments with images that have none
 
 
 def settings_for(
-    algorithm: str, given: argparse.Namespace, template: RunSettings | None
+    algorithm: str, options: argparse.Namespace, template: RunSettings | None
 ) -> tuple[tuple[Task, TrainingConfig] | None, list[str]]:
     """Return the initial environment and settings, and a message about them.
 
     They come from a run if there is a template, or else from a preset; None stands for the algorithm's defaults.
-    ``given`` is the result of `read_initial_options`.
+    ``options`` is the result of `read_initial_options`.
     """
-    env, chosen = given.env and registered_id(given.env), given.preset
+    env, chosen = options.env and registered_id(options.env), options.preset
     if template is not None:
         if chosen is not None:
             raise UserError("--preset would change the settings of the run: omit it.")
-        config, notes = _with_fitting_parts(template.config, given)
+        config, notes = _with_fitting_parts(template.config, options)
         return (template.task, config), notes
-    names = [name for kind, name in PRESETS if kind == algorithm]
+    names = [name for its_algorithm, name in PRESETS if its_algorithm == algorithm]
     if chosen and chosen not in (*names, "none"):
-        known = ", ".join([*names, "none"])
-        raise UserError(f"--preset {chosen}: {algorithm} has only {known}.{nearest(chosen, names)}")
+        choices = ", ".join([*names, "none"])
+        raise UserError(f"--preset {chosen}: {algorithm} has only {choices}.{nearest(chosen, names)}")
     name = chosen or env
     others = f" (--preset takes those for {', '.join(names)})" if names else ""
     on_consoles = name is not None and name.startswith("ALE/")  # a thousand games, on the network's device
     network: tuple[str, ...] = ()
-    if env and name in names and (chosen or not on_consoles or given.simulator == "warp"):
+    if env and name in names and (chosen or not on_consoles or options.simulator == "warp"):
         preset = PRESETS[algorithm, name]
         network = tuple(f"{key}={json.dumps(value)}" for key, value in preset.network.items())
         config = preset.config
@@ -55,7 +55,7 @@ def settings_for(
             gpu = "cuda:0"
             config = replace(config, learner_device=gpu, batcher_device=gpu, evaluation_device=gpu)
             notes.append(f"learner, games and evaluations are on {gpu}, except those for which you name a device")
-    elif env and (algorithm, _IMAGES) in PRESETS and not chosen and _shows_images(given):
+    elif env and (algorithm, _IMAGES) in PRESETS and not chosen and _shows_images(options):
         config = PRESETS[algorithm, _IMAGES].config
         # In another game, a greedy player that has learned little may never end its episode.
         config = replace(config, target_return=None, evaluation_stochastic=type(config).evaluation_stochastic)
@@ -63,23 +63,23 @@ def settings_for(
     else:
         made_for = ", tuned for CartPole-v1" if algorithm in _TUNED_FOR_CARTPOLE else ""
         return None, [f"settings: the defaults{made_for}{others}"]
-    config, fitted = _with_fitting_parts(config, given)
-    return (Task(env=given.env, network=network), config), [*notes, *fitted]
+    config, fitted = _with_fitting_parts(config, options)
+    return (Task(env=options.env, network=network), config), [*notes, *fitted]
 
 
-def _shows_images(given: argparse.Namespace) -> bool:
+def _shows_images(options: argparse.Namespace) -> bool:
     """Return True if an environment's observations are images; Atari games are not created to find out."""
-    task = Task(env=given.env, env_options=tuple(given.env_options), simulator=given.simulator)
+    task = Task(env=options.env, env_options=tuple(options.env_options), simulator=options.simulator)
     factory = find(task, auto_reset=True)
     return factory.atari or is_image(spaces_of(factory)[0])
 
 
-def _with_fitting_parts(config: TrainingConfig, given: argparse.Namespace) -> tuple[TrainingConfig, list[str]]:
+def _with_fitting_parts(config: TrainingConfig, options: argparse.Namespace) -> tuple[TrainingConfig, list[str]]:
     """Reduce the number of minibatches in stored settings to the number of environments on the command line."""
-    if not isinstance(config, A2CConfig) and not (isinstance(config, PPOConfig) and given.recurrent):
+    if not isinstance(config, A2CConfig) and not (isinstance(config, PPOConfig) and options.recurrent):
         return config, []
     n_envs, n_processes = (
-        int(word) if (word := getattr(given, name) or "").isdecimal() else getattr(config, name)
+        int(word) if (word := getattr(options, name) or "").isdecimal() else getattr(config, name)
         for name in ("n_envs", "n_processes")
     )
     n = max(1, min(config.n_minibatches, n_envs * max(1, n_processes)))
@@ -88,7 +88,7 @@ def _with_fitting_parts(config: TrainingConfig, given: argparse.Namespace) -> tu
     note = f"n_minibatches: {n} instead of {config.n_minibatches}, one for each environment"
     if isinstance(config, A2CConfig) and config.window == config.n_minibatches:  # keeps each step used once
         config = replace(config, n_minibatches=n, window=n)
-    return replace(config, n_minibatches=n), [] if given.n_minibatches else [note]
+    return replace(config, n_minibatches=n), [] if options.n_minibatches else [note]
 
 
 def read_initial_options(words: Sequence[str]) -> argparse.Namespace:

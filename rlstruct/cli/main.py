@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if command not in ("devices", "envs", "explain", "profile"):
             require("train", "tyro", "tqdm", "tensorboard", "matplotlib", "PIL", what=f"rlstruct {command}")
         with _leaving_at_once(command):
-            module = importlib.import_module(f"rlstruct.cli.{command}")
+            module = importlib.import_module(f"rlstruct.cli.commands.{command}")
         with _short_warnings(command):
             module.run(rest)
     except (UserError, Explained) as error:

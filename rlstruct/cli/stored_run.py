@@ -16,11 +16,11 @@ from typing import Any
 from torch import Tensor, nn
 
 from rlstruct import policies
-from rlstruct.algos.checkpoint import read_checkpoint
-from rlstruct.algos.config import TrainingConfig
+from rlstruct.algos.training.checkpoint import read_checkpoint
+from rlstruct.algos.training.config import TrainingConfig
 from rlstruct.cli.agents import AgentChoice, algorithm_of, prepare
-from rlstruct.cli.environments import Factory, Task, find, imported, is_own
 from rlstruct.cli.messages import UserError, nearest
+from rlstruct.cli.tasks import Factory, Task, find, imported, is_own
 from rlstruct.core import DictTensor
 from rlstruct.errors import BadTypeError
 from rlstruct.policies.loading import load_weights, missing_factories
@@ -49,11 +49,11 @@ class RunSettings:
 
 def versions() -> dict[str, str]:
     """Return the versions of Python and of the installed packages that a result depends on."""
-    found = {"python": platform.python_version()}
+    by_package = {"python": platform.python_version()}
     for package in _PACKAGES:
         with contextlib.suppress(metadata.PackageNotFoundError):
-            found[package] = metadata.version(package)
-    return found
+            by_package[package] = metadata.version(package)
+    return by_package
 
 
 def read_settings(run: Path) -> tuple[Path, dict[str, Any]]:

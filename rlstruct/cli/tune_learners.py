@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from rlstruct.algos import Callback
-from rlstruct.algos.callbacks import TrainingContext
-from rlstruct.algos.config import TrainingConfig
+from rlstruct.algos.training.callbacks import TrainingContext
+from rlstruct.algos.training.config import TrainingConfig
 from rlstruct.batchers.workers.placement import Mode
 from rlstruct.batchers.workers.processes import WORKER_NAME, inheriting, quiet_start
 from rlstruct.cli.agents import algorithm_of

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from rlstruct import renamed
 from rlstruct.errors import BadIndexError, BadKeyError, BadTypeError, DeviceMismatchError, ShapeMismatchError
 
 _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
@@ -113,10 +114,6 @@ class Layout(Mapping[str, TensorSpec]):
 
     def __repr__(self) -> str:
         return f"Layout({{{', '.join(f'{key!r}: {spec}' for key, spec in self._specs.items())}}})"
-
-
-Specs = Layout
-"""Name of `Layout` in 0.2."""
 
 
 class Mismatch(NamedTuple):
@@ -304,3 +301,6 @@ def as_dict(cls: type, tensors: Any) -> dict[str, Any]:  # noqa: ANN401 - perhap
             f"{cls.__name__}: got a {type(tensors).__name__}, expected a mapping of names to tensors. {fix}"
         )
     return dict(tensors)
+
+
+__getattr__ = renamed.attributes(__name__)

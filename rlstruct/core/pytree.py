@@ -48,7 +48,7 @@ def register() -> None:
         )
 
 
-class Structure:
+class TreeSpec:
     """Keys and nesting of a pytree: flattens trees of the same structure, and rebuilds them from new tensors.
 
     For rlstruct's structures, dicts and tuples this takes a tenth of the time of torch's functions, which handle all
@@ -58,14 +58,14 @@ class Structure:
     def __init__(self, tree: Any) -> None:  # noqa: ANN401 - any pytree
         self._kind = cls = type(tree)
         self._keys: tuple[str, ...] | None = None
-        self._parts: list[Structure] | None = None
+        self._parts: list[TreeSpec] | None = None
         rest: object = None
         if cls in (DictTensor, TemporalDictTensor) or (
             cls is dict and all(isinstance(x, Tensor) for x in tree.values())
         ):
             self._keys = tuple(tree.keys())
         elif cls is Trajectories or cls in (tuple, list):
-            self._parts = [Structure(member) for member in self._members(tree)]
+            self._parts = [TreeSpec(member) for member in self._members(tree)]
         else:
             leaves, self._spec = pytree.tree_flatten(tree)
             self._constants = [None if isinstance(leaf, Tensor) else (leaf,) for leaf in leaves]
@@ -104,11 +104,11 @@ class Structure:
         return pytree.tree_unflatten([next(tensors) if one is None else one[0] for one in self._constants], self._spec)
 
     def _members(self, tree: Any) -> Sequence[Any]:  # noqa: ANN401
-        return (tree.info, tree.trajectories) if self._kind is Trajectories else tree
+        return (tree.info, tree.steps) if self._kind is Trajectories else tree
 
     def __eq__(self, other: object) -> bool:
         """Compare classes, keys and constants."""
-        return isinstance(other, Structure) and self._form == other._form
+        return isinstance(other, TreeSpec) and self._form == other._form
 
     def __hash__(self) -> int:
         return hash((self._kind, self._keys))

@@ -20,7 +20,7 @@ _FORMAT_KEY, _FORMAT = "rlstruct.Trajectories", 1
 class Trajectories(Batched):
     """B trajectories of up to T steps. Batches of a batcher are read-only, because keys may share memory.
 
-    Keys of ``trajectories``: ``observation/<k>``, the agent's observation at t; ``action/<k>``, everything the agent
+    Keys of ``steps``: ``observation/<k>``, the agent's observation at t; ``action/<k>``, everything the agent
     returned; ``_observation/<k>``, the environment's observation at t + 1, before any reset. Keys of ``info``:
     ``agent_info/<k>``, ``env_info/<k>``, ``agent_state/<k>`` at the first step, ``policy_version``, ``environment``,
     ``env_seed``, ``step``. In a batch ``observation/<k>`` and ``_observation/<k>`` are views of one tensor unless an
@@ -33,7 +33,7 @@ class Trajectories(Batched):
 
     Attributes:
         info: the argument.  [B]
-        trajectories: the argument.  [B, T]
+        trajectories: the argument, also as ``steps``.  [B, T]
 
     Raises:
         TypeError: an argument is of another class.
@@ -62,6 +62,11 @@ class Trajectories(Batched):
         made.info = info
         made.trajectories = trajectories
         return made
+
+    @property
+    def steps(self) -> TemporalDictTensor:
+        """The steps, ``trajectories`` in rlstructures.  [B, T]."""
+        return self.trajectories
 
     @property
     def device(self) -> torch.device | None:

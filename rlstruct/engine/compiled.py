@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from rlstruct.core.pytree import Structure
+from rlstruct.core.pytree import TreeSpec
 from rlstruct.engine import torch_private
 from rlstruct.engine.purity import place_of
 from rlstruct.errors import Explained, warn_user
@@ -52,9 +52,9 @@ class Compiled:
         self.writes = writes
         self._fn = fn
         self._run: Callable[[list[Tensor]], Sequence[Tensor]] | None = None
-        self._arguments: Structure
+        self._arguments: TreeSpec
         self._strides: list[tuple[int, ...]] = []  # of each argument
-        self._result: Structure
+        self._result: TreeSpec
         self._outputs: list[int] = []  # index of the output, for each tensor of the result
         self._masks: list[int] = []
 
@@ -92,13 +92,13 @@ class Compiled:
         from torch._inductor.decomposition import select_decomp_table
         from torch.fx.experimental.proxy_tensor import make_fx
 
-        self._arguments = structure = Structure(args)
+        self._arguments = structure = TreeSpec(args)
         leaves_in = structure.flatten(args)
         on_cpu = not leaves_in or leaves_in[0].device.type == "cpu"
 
         def flat(*inputs: Tensor) -> list[Tensor]:
             result = self._fn(*structure.unflatten(inputs))
-            self._result = Structure(result)
+            self._result = TreeSpec(result)
             leaves = self._result.flatten(result)
             outputs = {id(value): value for value in leaves}
             place = {identity: i for i, identity in enumerate(outputs)}

@@ -9,12 +9,12 @@ from typing import Any, Final
 import torch
 
 from rlstruct.core import DictTensor, TemporalDictTensor
-from rlstruct.core.pytree import Structure
+from rlstruct.core.pytree import TreeSpec
 from rlstruct.engine import torch_private
 from rlstruct.engine.compiled import Compiled
 from rlstruct.engine.graph import Graph, capture_on
 from rlstruct.engine.precision import EXACT
-from rlstruct.engine.purity import weights_of, why_unlike
+from rlstruct.engine.purity import mismatch_reason, weights_of
 from rlstruct.engine.runner import Make, Runner
 from rlstruct.rl_agent import RL_Agent, check_answer
 
@@ -22,7 +22,7 @@ PROMISE: Final = (
     "set `pure = True` on its class if what __call__ returns depends on parameters, buffers and arguments only; "
     "rlstruct.testing.check_agent tests that promise"
 )
-Answer = tuple[DictTensor, DictTensor]
+AgentOutput = tuple[DictTensor, DictTensor]
 
 
 def compiled_on(device: torch.device) -> Make | None:
@@ -40,19 +40,19 @@ EXECUTORS: Final[dict[str, Callable[[torch.device], Make | None]]] = {"compiled"
 """Functions that return the factory for a device, or None; `torch_private.NEEDED` has the same names."""
 
 
-def agent_step(agent: RL_Agent) -> Callable[..., Answer]:
+def agent_step(agent: RL_Agent) -> Callable[..., AgentOutput]:
     """Wrap an agent as a step: ``step(state, observation, agent_info, history)``."""
     where = f"{type(agent).__name__}.__call__"
 
     def step(
         state: DictTensor, observation: DictTensor, agent_info: DictTensor, history: TemporalDictTensor | None = None
-    ) -> Answer:
+    ) -> AgentOutput:
         return check_answer(where, agent(state, observation, agent_info, history))
 
     return step
 
 
-def agent_runner(agent: RL_Agent, device: torch.device, *, compiled: bool) -> Runner[Answer]:
+def agent_runner(agent: RL_Agent, device: torch.device, *, compiled: bool) -> Runner[AgentOutput]:
     """Return a runner of an agent, compiled if requested and possible."""
     why_not = _obstacle(agent, device) if compiled else ""
     make = EXECUTORS["compiled"](device) if compiled and not why_not else None
@@ -81,7 +81,7 @@ def inference_mode_agrees(agent: RL_Agent, *args: Any) -> bool:  # noqa: ANN401 
     weights = weights_of(agent)
     before = {name: value.clone() for name, value in weights.items()}
 
-    def act(mode: bool) -> Answer:
+    def act(mode: bool) -> AgentOutput:
         with torch.inference_mode(mode), torch.random.fork_rng([]):
             return agent(*args)
 
@@ -96,9 +96,9 @@ def inference_mode_agrees(agent: RL_Agent, *args: Any) -> bool:  # noqa: ANN401 
         for name, value in weights.items():
             if not torch.equal(value, before[name]):
                 value.copy_(before[name])
-    why_unlike(expected, actual, lambda: act(mode=False), EXACT, torch.device("cpu"))
-    structure = Structure(expected)
-    if structure != Structure(actual):
+    mismatch_reason(expected, actual, lambda: act(mode=False), EXACT, torch.device("cpu"))
+    structure = TreeSpec(expected)
+    if structure != TreeSpec(actual):
         return False
     pairs = zip(structure.flatten(expected), structure.flatten(actual), strict=True)
     return all(one.dtype == other.dtype and torch.equal(one, other) for one, other in pairs)  # sync: once

@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlstruct.core.pytree import Structure
+from rlstruct import renamed
+from rlstruct.core.pytree import TreeSpec
 from rlstruct.device import registered_backends
 from rlstruct.engine import torch_private
 from rlstruct.engine.host_syncs import why_not_capturable
@@ -30,15 +31,12 @@ Work = Callable[[], None]
 Capture = Callable[[Work], Work]
 """Captures work that only queues operations; returns a function that queues them again on the same memory."""
 
-_NOT_THE_USERS = ("torch", "contextlib", "rlstruct.engine", "rlstruct.batchers", "rlstruct.testing")  # modules
-_SPOILT: list[Any] = []  # graphs of failed captures, which torch's allocator of pinned memory keeps querying
+_LIBRARY_MODULES = ("torch", "contextlib", "rlstruct.engine", "rlstruct.batchers", "rlstruct.testing")  # modules
+_INVALID_GRAPHS: list[Any] = []  # graphs of failed captures, which torch's allocator of pinned memory keeps querying
 
 
 class CaptureError(Unavailable):
     """The work cannot be captured; the message names the operation and the line that called it."""
-
-
-RecordingError = CaptureError  # its name in 0.2
 
 
 class Graph:
@@ -58,10 +56,10 @@ class Graph:
         self._how = how
         self._loops = loops
         self._replay: Work | None = None
-        self._arguments: Structure
+        self._arguments: TreeSpec
         self._static: list[Tensor] = []  # memory that a replay reads; with ``loops``, the first ones get the new state
         self._in_place: list[Place | None] = []  # place of each argument that is read in place
-        self._result: Structure
+        self._result: TreeSpec
         self._outputs: list[Tensor] = []  # memory that a replay writes
 
     def __call__(self, *args: Any) -> Any:  # noqa: ANN401 - pytrees
@@ -84,7 +82,7 @@ class Graph:
     def _prepare(self, *args: Any) -> None:  # noqa: ANN401
         """Capture the step for such arguments; raises CaptureError, and then had no effect."""
         self._replay, self._static, self._outputs = None, [], []  # an earlier capture frees its memory first
-        self._arguments = Structure(args)
+        self._arguments = TreeSpec(args)
         given = self._arguments.flatten(args)
         self._in_place = _static_places(given)
         self._static = [now if place else now.clone() for now, place in zip(given, self._in_place, strict=True)]
@@ -100,7 +98,7 @@ class Graph:
         result = self._step(*arguments)
         if self._loops:
             after, result = result
-            state = Structure(arguments[0])
+            state = TreeSpec(arguments[0])
             places = state.flatten(arguments[0])
             both = zip(places, state.flatten(after), strict=True)
             pairs = [(place, value) for place, value in both if value is not place]
@@ -108,7 +106,7 @@ class Graph:
             kept = {place.untyped_storage().data_ptr() for place in places}
             values = [v.clone() if v.untyped_storage().data_ptr() in kept else v for _, v in pairs]
             copy_grouped([place for place, _ in pairs], values)
-        self._result = Structure(result)
+        self._result = TreeSpec(result)
         self._outputs = self._result.flatten(result)
 
 
@@ -156,7 +154,7 @@ def capture_on(device: torch.device) -> Capture | None:
 
 def capture(how: Capture, work: Work) -> Work:
     """Capture work; raise CaptureError, which names the operation, if it cannot be captured."""
-    watch = _Watch()
+    watch = _CaptureGuard()
 
     def watched() -> None:
         with watch:
@@ -217,12 +215,12 @@ def _abandon(graph: Any, pool: tuple[int, int]) -> None:  # noqa: ANN401 - torch
     try:
         graph.capture_end()
     except RuntimeError:  # the same error again
-        _SPOILT.append(graph)
+        _INVALID_GRAPHS.append(graph)
         with contextlib.suppress(RuntimeError):  # already notified
             torch_private.end_allocating(torch.cuda.current_device(), pool)
 
 
-class _Watch(torch_private.Watching):  # type: ignore[no-untyped-call]  # torch gives its base no types
+class _CaptureGuard(torch_private.OperatorObserver):  # type: ignore[no-untyped-call]  # torch gives its base no types
     """Guard of a capture: remembers the last operation and refuses those that cannot be captured."""
 
     def __init__(self) -> None:
@@ -243,7 +241,10 @@ def _line_of(error: BaseException) -> str:
     """Return the innermost traceback line in an agent or a simulator."""
     found, trace = "", error.__traceback__
     while trace is not None:
-        if not str(trace.tb_frame.f_globals.get("__name__")).startswith(_NOT_THE_USERS):
+        if not str(trace.tb_frame.f_globals.get("__name__")).startswith(_LIBRARY_MODULES):
             found = f" at {trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"
         trace = trace.tb_next
     return found
+
+
+__getattr__ = renamed.attributes(__name__)

@@ -23,7 +23,7 @@ _RELATIVE, _ABSOLUTE, _ULPS = 1e-3, 1e-4, 16
 _FLIPPED, _FLIPPED_COARSE = 1e-3, 2e-2
 
 
-class Precision(torch_private.Watching):  # type: ignore[no-untyped-call]  # torch gives its base no types
+class Precision(torch_private.OperatorObserver):  # type: ignore[no-untyped-call]  # torch gives its base no types
     """Recorder of the coarsest precision that a call computes with: ``with Precision() as found: answer = step()``."""
 
     def __init__(self) -> None:

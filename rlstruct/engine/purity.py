@@ -77,7 +77,7 @@ def _settings(parts: Sequence[_Part], modules: Mapping[str, nn.Module]) -> dict[
     return settings
 
 
-class WeightsWatch:
+class WeightsMonitor:
     """Detector of replaced weights, modules and settings. New values in the same tensors do not count.
 
     Attributes:
@@ -106,7 +106,7 @@ def check_equal(expected: Any, actual: Any, eps: float = EXACT) -> None:  # noqa
         raise PurityError(f"{odd}. {FIX}")
 
 
-def why_unlike(expected: Any, actual: Any, again: Callable[[], Any], eps: float, device: torch.device) -> str:  # noqa: ANN401
+def mismatch_reason(expected: Any, actual: Any, again: Callable[[], Any], eps: float, device: torch.device) -> str:  # noqa: ANN401
     """Compare a step's results with those of its compiled code; return why the code cannot be used, or "".
 
     ``again`` runs the step once more, which distinguishes a broken promise from a wrong compilation.

@@ -12,9 +12,17 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from rlstruct.core import DictTensor
-from rlstruct.core.pytree import Structure
+from rlstruct.core.pytree import TreeSpec
 from rlstruct.engine.precision import EXACT, Precision
-from rlstruct.engine.purity import FIX, PurityError, PurityProbe, Unavailable, WeightsWatch, weights_of, why_unlike
+from rlstruct.engine.purity import (
+    FIX,
+    PurityError,
+    PurityProbe,
+    Unavailable,
+    WeightsMonitor,
+    mismatch_reason,
+    weights_of,
+)
 from rlstruct.engine.streams import Stream
 from rlstruct.profiling import operation as profiled
 
@@ -81,7 +89,7 @@ class Runner(Generic[R]):
     operation: str = ""
     why_not: str = field(default="", init=False)
     _executors: dict[Hashable, Executor] = field(default_factory=dict, init=False)
-    _watch: WeightsWatch | None = field(default=None, init=False)  # set by the first call that may create an executor
+    _watch: WeightsMonitor | None = field(default=None, init=False)  # set by the first call that may create an executor
     _warm: int = field(default=0, init=False)
     _precision: Precision | None = field(default=None, init=False)  # of the step's numbers, once measured
     _probe: PurityProbe = field(default_factory=PurityProbe, init=False)
@@ -94,7 +102,7 @@ class Runner(Generic[R]):
             return self._run(args)
         with self.stream.work():
             result = self._run(args)
-        self.stream.to_caller(Structure(result).flatten(result))
+        self.stream.to_caller(TreeSpec(result).flatten(result))
         return result
 
     @property
@@ -132,7 +140,7 @@ class Runner(Generic[R]):
     def _run(self, args: tuple[Any, ...]) -> R:
         form: Hashable = None  # of the arguments: keys, shapes and dtypes
         if not self.alike:
-            structure = Structure(args)
+            structure = TreeSpec(args)
             form = structure, tuple((tensor.shape, tensor.dtype) for tensor in structure.flatten(args))
         executor = self._executors.get(form)
         if executor is None:
@@ -142,7 +150,7 @@ class Runner(Generic[R]):
     def _begin(self, form: Hashable, args: tuple[Any, ...]) -> R:
         """Warm up, or create an executor for this form of arguments and run it."""
         if self._watch is None:
-            self._watch = WeightsWatch(self.owner)
+            self._watch = WeightsMonitor(self.owner)
         executor = self.make(self.step)  # type: ignore[misc]  # `__call__` has returned without one
         if self._warm < executor.warm_up:
             self._warm += 1
@@ -166,9 +174,9 @@ class Runner(Generic[R]):
     def _compare(self, executor: Executor, form: Hashable, args: tuple[Any, ...]) -> R:
         """Run the step and a new executor, keep the executor if both agree, and return the step's result."""
         copies, others = (tree_map_only(Tensor, torch.clone, args) if executor.writes else args for _ in range(2))
-        places = WeightsWatch(self.owner).places
+        places = WeightsMonitor(self.owner).places
         result = self._measured(args)
-        if places != WeightsWatch(self.owner).places:
+        if places != WeightsMonitor(self.owner).places:
             raise PurityError(f"it assigns other tensors to its attributes while it acts. {FIX}")
         before = {name: value.clone() for name, value in weights_of(self.owner).items()}
         try:
@@ -185,7 +193,7 @@ class Runner(Generic[R]):
             return others if executor.writes else once_more
 
         expected, answer = (args, copies) if executor.writes else (result, actual)
-        if why := why_unlike(expected, answer, again, self._eps(), self.device):
+        if why := mismatch_reason(expected, answer, again, self._eps(), self.device):
             self._give_up(why)
         else:
             self._executors[form] = executor

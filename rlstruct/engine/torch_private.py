@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlstruct.errors import UsageError
 
-__all__ = ["TESTED", "TorchDispatchMode", "Watching", "check", "is_composite", "missing", "schema_of"]
+__all__ = ["TESTED", "OperatorObserver", "TorchDispatchMode", "check", "is_composite", "missing", "schema_of"]
 
 TESTED: Final = "2.7 to 2.14"
 """Releases of torch that the tests have run with."""
@@ -94,7 +94,7 @@ def has_hooks(module: torch.nn.Module) -> bool:
     return any(getattr(part, name) for part in module.modules() for name in names)
 
 
-class Watching(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch gives it no types
+class OperatorObserver(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch gives it no types
     """Base of modes that only observe operators. Models under torch.compile stay compiled, and are not observed."""
 
     def __init__(self) -> None:

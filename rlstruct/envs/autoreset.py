@@ -137,7 +137,7 @@ class MaskedReset(Restarter):
         groups: list[tuple[Mask, dict[str, Any]]] = []
         for row in np.flatnonzero(mask):
             options = self.options[row]
-            group_mask = next((known for known, group in groups if equal_options(group, options)), None)
+            group_mask = next((of_group for of_group, group in groups if equal_options(group, options)), None)
             if group_mask is None:
                 group_mask = np.zeros(self.n, np.bool_)
                 groups.append((group_mask, dict(options)))

@@ -236,10 +236,10 @@ def _raised_by_gymnasium(error: Exception) -> bool:
 def _flag(name: str, value: Element) -> bool:
     if type(value) is bool:
         return value
-    found = np.asarray(value)
-    if found.shape or found.dtype.kind not in "biu":
+    array = np.asarray(value)
+    if array.shape or array.dtype.kind not in "biu":
         raise ShapeMismatchError(f"{name!r} is {value!r}, expected True or False. Return it from step().")
-    return bool(found)
+    return bool(array)
 
 
 def _checked(envs: Sequence[gymnasium.Env[Any, Any]], where: str) -> list[gymnasium.Env[Any, Any]]:

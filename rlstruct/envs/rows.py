@@ -15,7 +15,7 @@ from rlstruct.envs.codec import Arrays, SpaceCodec
 from rlstruct.errors import BadTypeError, ShapeMismatchError, UsageError, tag_environment
 from rlstruct.in_place import FLAGS, Ended, ObservationBuffer
 from rlstruct.spaces import Space
-from rlstruct.vec_env import IdleWatch, StepResult, VecEnv, check_action, expect_on_cpu
+from rlstruct.vec_env import IdleGuard, StepResult, VecEnv, check_action, expect_on_cpu
 
 Array = np.ndarray[Any, Any]
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
@@ -79,7 +79,7 @@ class RowsEnv(VecEnv):
         self._last: ObservationBuffer | None = None  # result of the last `step` or `reset`
         self._begun = False
         self._running = torch.ones(n, dtype=torch.bool, device="cpu")  # callers hold it: replace it, never write to it
-        self._idle = IdleWatch(self._where)
+        self._idle = IdleGuard(self._where)
         self._checks = StepChecks(self._where, self)
 
     @property

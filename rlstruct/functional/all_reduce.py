@@ -24,7 +24,7 @@ def sum_over_learners(x: Tensor) -> Tensor:
 
 @contextlib.contextmanager
 def summing_by(add_up: Callable[[Tensor], Tensor]) -> Iterator[None]:
-    """Make `sum_over_learners` call ``add_up``, as `rlstruct.algos.process_group` does."""
+    """Make `sum_over_learners` call ``add_up``, as `rlstruct.algos.distributed.process_group` does."""
     _sums.append(add_up)
     try:
         yield

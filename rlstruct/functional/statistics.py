@@ -68,12 +68,12 @@ def whiten_each(values: Sequence[Tensor], masks: Sequence[Tensor], epsilon: floa
     for one, mask in zip(values, masks, strict=True):
         same_shape("whiten", values=one, mask=mask)
     reals = [mask.bool() for mask in masks]
-    known = [torch.where(real, one, 0.0) for one, real in zip(values, reals, strict=True)]
-    counted = [torch.stack([real, one]).flatten(1).sum(1) for one, real in zip(known, reals, strict=True)]
+    values_or_zero = [torch.where(real, one, 0.0) for one, real in zip(values, reals, strict=True)]
+    counted = [torch.stack([real, one]).flatten(1).sum(1) for one, real in zip(values_or_zero, reals, strict=True)]
     n, total = sum_over_learners(torch.stack(counted)).unbind(1)  # [K] each
     n = n.clamp(min=1)
     means = (total / n).unbind()
-    centred = [torch.where(real, one - mean, 0.0) for one, real, mean in zip(known, reals, means, strict=True)]
+    centred = [torch.where(real, one - mean, 0.0) for one, real, mean in zip(values_or_zero, reals, means, strict=True)]
     squares = sum_over_learners(torch.stack([one.square().sum() for one in centred]))
     scales = ((squares / n).sqrt() + epsilon).unbind()
     return [one / scale for one, scale in zip(centred, scales, strict=True)]

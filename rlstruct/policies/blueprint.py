@@ -76,36 +76,36 @@ def build(plain: Any) -> Any:  # noqa: ANN401 - what was described
         return tuple(build(one) for one in plain)
     if not isinstance(plain, Mapping):
         return plain
-    kind, value = next(iter(plain.items()))
-    if kind == "dtype":
-        if not isinstance(found := getattr(torch, str(value).removeprefix("torch."), None), torch.dtype):
+    form, value = next(iter(plain.items()))
+    if form == "dtype":
+        if not isinstance(dtype := getattr(torch, str(value).removeprefix("torch."), None), torch.dtype):
             raise BadValueError(f"rlstruct.load: {value!r} is not a dtype of torch.")
-        return found
-    if kind == "dict":
+        return dtype
+    if form == "dict":
         return {key: build(one) for key, one in value.items()}
-    if kind not in ("name", "call", "partial"):
-        raise BadValueError(f"rlstruct.load: the description has {kind!r}, which this version does not know.")
-    target = _found(value, called=kind == "call")
-    if kind == "name":
+    if form not in ("name", "call", "partial"):
+        raise BadValueError(f"rlstruct.load: the description has {form!r}, which this version does not know.")
+    target = _found(value, called=form == "call")
+    if form == "name":
         return target
     args, named = build(plain["args"]), build(plain["named"])
-    return partial(target, *args, **named) if kind == "partial" else target(*args, **named)
+    return partial(target, *args, **named) if form == "partial" else target(*args, **named)
 
 
 def _arguments(value: object) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
     """Return the constructor arguments of an instance."""
-    kind = type(value)
+    cls = type(value)
     if isinstance(value, KeepsArguments):
-        found: tuple[tuple[Any, ...], Mapping[str, Any]] = vars(value)["_arguments"]
-        return found
-    if isinstance(value, nn.Sequential | nn.ModuleList) and kind in (nn.Sequential, nn.ModuleList):
+        arguments: tuple[tuple[Any, ...], Mapping[str, Any]] = vars(value)["_arguments"]
+        return arguments
+    if isinstance(value, nn.Sequential | nn.ModuleList) and cls in (nn.Sequential, nn.ModuleList):
         children = tuple(value)
-        return (children, {}) if kind is nn.Sequential else ((children,), {})
+        return (children, {}) if cls is nn.Sequential else ((children,), {})
     if dataclasses.is_dataclass(value):
         return (), {field.name: getattr(value, field.name) for field in dataclasses.fields(value) if field.init}
-    if isinstance(value, nn.Module) and kind.__module__.startswith("torch.nn."):
+    if isinstance(value, nn.Module) and cls.__module__.startswith("torch.nn."):
         return (), _settings(value)
-    raise BadTypeError(_name(kind))
+    raise BadTypeError(_name(cls))
 
 
 def _settings(layer: nn.Module) -> dict[str, Any]:
@@ -113,7 +113,7 @@ def _settings(layer: nn.Module) -> dict[str, Any]:
 
     Arguments that it does not keep get their default; a comparison with the layer shows if that is wrong.
     """
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for name, parameter in inspect.signature(type(layer)).parameters.items():
         if name in ("device", "dtype"):
             continue
@@ -124,16 +124,16 @@ def _settings(layer: nn.Module) -> dict[str, Any]:
                 continue
             raise BadTypeError(f"{_name(type(layer))}, whose argument {name!r} it does not keep")
         kept = getattr(layer, name)
-        found[name] = kept is not None if name == "bias" and not isinstance(kept, bool) else kept
-    return found
+        settings[name] = kept is not None if name == "bias" and not isinstance(kept, bool) else kept
+    return settings
 
 
 def _place(value: Callable[..., Any]) -> str:
     """Return module and name of a class, or of a factory of an agent's class."""
     owner = getattr(value, "__self__", None)
     module, name = value.__module__, value.__qualname__
-    known = isinstance(value, type) or isinstance(owner, type)
-    if not (known and module.startswith(TRUSTED)):
+    is_class_or_factory = isinstance(value, type) or isinstance(owner, type)
+    if not (is_class_or_factory and module.startswith(TRUSTED)):
         raise BadTypeError(_name(value))
     found: Any = sys.modules.get(module)
     for part in name.split("."):
@@ -152,12 +152,12 @@ def _found(place: str, *, called: bool) -> Any:  # noqa: ANN401 - a class, or a 
     module, _, name = str(place).partition(":")
     module = module.replace("rlstruct_search.", "rlstruct.search.")  # a name that was never released
     module = renamed.module_of(module) or module
-    found: Any = None
+    value: Any = None
     if module.startswith(TRUSTED):
         try:
-            found = importlib.import_module(module)
+            value = importlib.import_module(module)
             for part in name.split("."):
-                found = getattr(found, part)
+                value = getattr(value, part)
         except MissingPackageError:
             raise
         except (ImportError, AttributeError):
@@ -165,12 +165,12 @@ def _found(place: str, *, called: bool) -> Any:  # noqa: ANN401 - a class, or a 
                 f"rlstruct.load: {place} is not in this version of rlstruct or torch. Pass create_model and "
                 "create_agent, or load it with the version that trained it."
             ) from None
-    owner = getattr(found, "__self__", None)
-    made = owner if isinstance(owner, type) else found
+    owner = getattr(value, "__self__", None)
+    made = owner if isinstance(owner, type) else value
     if isinstance(made, type) and made.__module__ == module:
         others = dataclasses.is_dataclass(made) if called else module.startswith("rlstruct.sims.")
         if others or issubclass(made, nn.Module | RL_Agent):
-            return found
+            return value
     raise BadValueError(
         f"rlstruct.load: the checkpoint names {place}, expected a network or an agent of rlstruct or torch.nn: it may "
         "be made to do harm. If you trust it, pass create_model and create_agent."

@@ -52,8 +52,8 @@ class ExportedPolicy(nn.Module):
             ``action``, an element of the action space; the agent's other outputs; and each ``new_state/…``.  [B, ...]
         """
         state = {key.removeprefix("state/"): value for key, value in inputs.items() if key.startswith("state/")}
-        seen = {key: value for key, value in inputs.items() if not key.startswith("state/")}
-        action, after = self.agent(DictTensor(state), DictTensor(seen), DictTensor(), None)
+        observation = {key: value for key, value in inputs.items() if not key.startswith("state/")}
+        action, after = self.agent(DictTensor(state), DictTensor(observation), DictTensor(), None)
         outputs = dict(action.items())
         if self.actions is not None and self.starts is not None:
             outputs["action"] = self.actions.elements(outputs["action"], self.starts)
@@ -140,16 +140,16 @@ def compare(original: ExportedPolicy, again: Acting) -> float:
         for _ in range(_STEPS):
             inputs = _sample(original.specs, B, generator) | state
             with torch.no_grad():
-                expected, found = original(inputs), again(inputs)
-            largest = max(largest, *(_difference(original, key, expected, found) for key in expected))
+                expected, actual = original(inputs), again(inputs)
+            largest = max(largest, *(_difference(original, key, expected, actual) for key in expected))
             begins = torch.rand(B, generator=generator, device="cpu") < 0.2
             state = {key: expected.get(f"new_{key}", begins) for key in state}
     return largest
 
 
-def _difference(original: ExportedPolicy, key: str, expected: Tensors, found: Mapping[str, Tensor]) -> float:
+def _difference(original: ExportedPolicy, key: str, expected: Tensors, actual: Mapping[str, Tensor]) -> float:
     """Return the largest difference under one key."""
-    a, b = expected[key], found[key]
+    a, b = expected[key], actual[key]
     if a.shape != b.shape or a.dtype != b.dtype:
         got = f"{list(b.shape)} {b.dtype}"
         raise UsageError(f"export: {key!r} is {got} in the file, expected {list(a.shape)} {a.dtype}. It is not kept.")

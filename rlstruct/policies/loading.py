@@ -56,7 +56,7 @@ def description(
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         network, again = _rebuilt(lambda: describe_network(model))
         acting, _ = _rebuilt(lambda: _rebuilt_agent(create_agent, model, again, step))
-    seen = {} if step is None else shown_by(step.trajectories.specs())
+    seen = {} if step is None else shown_by(step.steps.specs())
     return {
         "model": network,
         "agent": acting,
@@ -204,19 +204,24 @@ def load(
         )
     fix = "Pass a run folder, or a checkpoint that a training wrote."
     state = read_plain(file, ("model",), fix, where="rlstruct.load: ", mmap=True)
-    known = state.get("policy") or {}
-    model = create_model() if create_model is not None else _made(known, "model", file)
+    description = state.get("policy") or {}
+    model = create_model() if create_model is not None else _made(description, "model", file)
     if not isinstance(model, nn.Module):
         raise BadTypeError(
             f"rlstruct.load: create_model returned {type(model).__name__}, expected a torch.nn.Module. Does it lack a "
             "return?"
         )
-    create = create_agent if create_agent is not None else _made(known, "agent", file)
+    create = create_agent if create_agent is not None else _made(description, "agent", file)
     load_weights(model, state["model"], f"rlstruct.load: {file} does not fit what create_model makes")
-    stochastic = bool(known.get("stochastic", True)) if stochastic is None else stochastic
-    settings: dict[str, Any] = {"device": device, "stochastic": stochastic, "seed": seed, "actions": _actions(known)}
-    settings["agent_info"] = agent_info or known.get("agent_info")
-    return Policy(model, create, _specs(known, observation_space, file), **settings)
+    stochastic = bool(description.get("stochastic", True)) if stochastic is None else stochastic
+    settings: dict[str, Any] = {
+        "device": device,
+        "stochastic": stochastic,
+        "seed": seed,
+        "actions": _actions(description),
+    }
+    settings["agent_info"] = agent_info or description.get("agent_info")
+    return Policy(model, create, _specs(description, observation_space, file), **settings)
 
 
 def load_weights(model: nn.Module, weights: Mapping[str, Any], unfit: str) -> None:
@@ -269,44 +274,45 @@ def read_plain(file: Path, needed: Sequence[str], fix: str, *, where: str = "", 
         ) from None  # a traceback would first print torch's advice to run the code in the file
     names = sorted(map(str, state)) if isinstance(state, dict) else []
     if missing := [name for name in needed if name not in names]:
-        found = names if isinstance(state, dict) else type(state).__name__
+        contents = names if isinstance(state, dict) else type(state).__name__
         raise BadValueError(
-            f"{where}{file} is not a checkpoint of a training: it has {found}, without {', '.join(missing)}. {fix}"
+            f"{where}{file} is not a checkpoint of a training: it has {contents}, without {', '.join(missing)}. {fix}"
         )
     return dict(state)
 
 
-def _made(known: Mapping[str, Any], what: str, file: Path) -> Any:  # noqa: ANN401 - a network or a factory
+def _made(description: Mapping[str, Any], what: str, file: Path) -> Any:  # noqa: ANN401 - a network or a factory
     """Create the network, or the factory of agents, that a checkpoint describes."""
-    if (why := missing_factories(known).get(f"create_{what}")) is None:
-        return build(known[what]["made"])
+    if (why := missing_factories(description).get(f"create_{what}")) is None:
+        return build(description[what]["made"])
     raise BadValueError(
         f"rlstruct.load: {file} cannot be loaded by itself: {why}, and only unchanged classes of rlstruct and torch.nn "
         f"are made from a file. Pass create_{what}=…, as in the training."
     )
 
 
-def _actions(known: Mapping[str, Any]) -> ActionIndices | None:
+def _actions(description: Mapping[str, Any]) -> ActionIndices | None:
     """Return how the environment's actions are numbered, if they are not their own indices."""
-    if known.get("actions") is None:  # also in checkpoints of version 0.4 and before
+    if description.get("actions") is None:  # also in checkpoints of version 0.4 and before
         return None
     from rlstruct.spaces import ActionIndices  # imported here: it brings gymnasium
 
-    return ActionIndices.from_plain(known["actions"])
+    return ActionIndices.from_plain(description["actions"])
 
 
-def _specs(known: Mapping[str, Any], space: gymnasium.Space[Any] | None, file: Path) -> dict[str, TensorSpec]:
+def _specs(description: Mapping[str, Any], space: gymnasium.Space[Any] | None, file: Path) -> dict[str, TensorSpec]:
     """Return the specs of one environment's frames."""
     if space is not None:
         from rlstruct.spaces import leaves  # imported here: it brings gymnasium
 
-        found = leaves(space, "frame", where="rlstruct.load: observation_space")
-        return {key: TensorSpec(leaf.shape, leaf.torch_dtype) for key, leaf in found.items()}
-    if not known.get("observation"):
+        by_key = leaves(space, "frame", where="rlstruct.load: observation_space")
+        return {key: TensorSpec(leaf.shape, leaf.torch_dtype) for key, leaf in by_key.items()}
+    if not description.get("observation"):
         raise BadValueError(
             f"rlstruct.load: {file} does not say what the environment shows: it was written before the first batch, or "
             "by an older version. Load a later checkpoint, or pass observation_space=…."
         )
     return {
-        key: TensorSpec(tuple(shape), build({"dtype": dtype})) for key, (shape, dtype) in known["observation"].items()
+        key: TensorSpec(tuple(shape), build({"dtype": dtype}))
+        for key, (shape, dtype) in description["observation"].items()
     }

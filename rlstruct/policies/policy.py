@@ -135,10 +135,10 @@ class Policy:
             return
         begun = (where if isinstance(where, Tensor) else torch.from_numpy(np.array(where))).to(self.device)
         if self._initial is None or begun.shape != self._initial.shape or begun.dtype != torch.bool:
-            known = "none yet" if self._initial is None else f"[{len(self._initial)}]"
+            rows = "none yet" if self._initial is None else f"[{len(self._initial)}]"
             raise ShapeMismatchError(
                 f"Policy.reset: where is {list(begun.shape)} {begun.dtype}, expected one bool for each row of the last "
-                f"observations, of which there are {known}. Leave it out to reset all."
+                f"observations, of which there are {rows}. Leave it out to reset all."
             )
         self._initial = self._initial | begun
 
@@ -162,9 +162,9 @@ class Policy:
             ValueError: the observation has NaN, or the action does not exist, as if scores are NaN or all are -inf. If
                 observations are tensors on an accelerator, a later call raises it: `reset`, or one with arrays.
         """
-        seen, single, back = self._read(observation)
+        frames, single, back = self._read(observation)
         stochastic = self.stochastic if stochastic is None else stochastic
-        agent, B = self.agent(stochastic), next(iter(seen.values())).shape[0]
+        agent, B = self.agent(stochastic), next(iter(frames.values())).shape[0]
         agent_info = self._info(agent, B) if stochastic else DictTensor()
         if self._initial is None or (len(self._initial) != B and (self._state is None or self._state.empty())):
             self._initial = torch.ones(B, dtype=torch.bool, device=self.device)
@@ -176,24 +176,24 @@ class Policy:
             )
         seeds = self._seed + torch.arange(B, dtype=torch.int64, device=self.device)
         step = torch.full((1,), self._step, dtype=torch.int64, device=self.device)
-        seen["rng"], seen["initial_state"] = random.step_keys(seeds, self._episode, step)[0], self._initial
-        self.last, self._state = agent(self._state, DictTensor(seen), agent_info, None)
+        frames["rng"], frames["initial_state"] = random.step_keys(seeds, self._episode, step)[0], self._initial
+        self.last, self._state = agent(self._state, DictTensor(frames), agent_info, None)
         self._initial = torch.zeros_like(self._initial)
         self._step += 1
         return self._answer(self.last, single, back)
 
     def _read(self, observation: Any) -> tuple[dict[str, Tensor], bool, torch.device | None]:  # noqa: ANN401
         """Return tensors [B, ...], whether it was one observation, and the tensors' device; None for numpy."""
-        given = {f"frame/{key}".strip("/"): value for key, value in _flat(observation)}
-        if given.keys() != self.specs.keys():
-            shown, names = sorted(self.specs), sorted(given)
+        by_key = {f"frame/{key}".strip("/"): value for key, value in _flat(observation)}
+        if by_key.keys() != self.specs.keys():
+            shown, names = sorted(self.specs), sorted(by_key)
             raise BadKeyError(
                 f"Policy.act: the observation has {_words(names)}, expected {_words(shown)}. Pass what the environment "
                 "showed in the training, with the same wrappers."
             )
         tensors, batched, back = {}, {}, None
         for key, spec in self.specs.items():
-            value = given[key]
+            value = by_key[key]
             if isinstance(value, Tensor):
                 back = back or value.device
             tensors[key], batched[key] = _fitting(key, value, spec)

@@ -16,13 +16,14 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
+from rlstruct import renamed
 from rlstruct.algos.algorithm import Algorithm
-from rlstruct.algos.build import CreateEnv
-from rlstruct.algos.config import TrainingConfig
-from rlstruct.algos.evaluation import Evaluates
 from rlstruct.algos.learner import CreateAgent
 from rlstruct.algos.replay_learner import ReplayConfig, ReplayLearner
 from rlstruct.algos.seeds import Purpose, seed_range
+from rlstruct.algos.training.build import CreateEnv
+from rlstruct.algos.training.config import TrainingConfig
+from rlstruct.algos.training.evaluation import Evaluates
 from rlstruct.core import DictTensor
 from rlstruct.errors import BadTypeError
 from rlstruct.functional.all_reduce import sum_over_learners
@@ -167,9 +168,6 @@ class AlphaZeroLearner(ReplayLearner):
         return losses(self.model, batch, self.config)
 
 
-Learner = AlphaZeroLearner  # its old name
-
-
 def mirrored(batch: DictTensor) -> DictTensor:
     """Return mirror images of positions [K]: the last axis of all frames and the order of the actions are reversed."""
     turned = ("observation/frame", "_observation/frame", "action/action_policy")
@@ -230,3 +228,6 @@ def _frames(batch: DictTensor, prefix: str) -> tuple[Tensor, Tensor | None]:
     frames = batch.truncate_key(prefix)
     nested = dict(frames.truncate_key("frame/").items())
     return split_frames(nested or frames["frame"])
+
+
+__getattr__ = renamed.attributes(__name__)

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from rlstruct.algos.evaluation import Evaluation
+from rlstruct.algos.training.evaluation import Evaluation
 from rlstruct.core import DictTensor
 from rlstruct.errors import BatcherStateError
 from rlstruct.functional import random
@@ -100,7 +100,7 @@ class Arena:
     @phase("evaluation")
     @operation("evaluation")
     def start(self, weights: Mapping[str, Tensor], *, env_steps: int, policy_version: int) -> None:
-        """Play all games; see `rlstruct.algos.evaluation.Evaluator.start`."""
+        """Play all games; see `rlstruct.algos.training.evaluation.Evaluator.start`."""
         begin, n = time.perf_counter(), self._envs[0].n_envs()
         self._agent.update(weights)
         episode = self._n_played // (2 * n)

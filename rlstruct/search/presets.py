@@ -1,6 +1,6 @@
-"""Tuned settings of AlphaZero; `rlstruct.algos.presets.PRESETS` lists them."""
+"""Tuned settings of AlphaZero; `rlstruct.algos.training.presets.PRESETS` lists them."""
 
-from rlstruct.algos.presets import Preset
+from rlstruct.algos.training.presets import Preset
 from rlstruct.search.alphazero import AlphaZeroConfig
 
 # Many updates for each move. Without strong noise all games become the same; it falls during a game. Half of each

@@ -6,8 +6,8 @@ from multiprocessing import parent_process
 
 import torch
 
-from rlstruct.algos.config import TrainingConfig
-from rlstruct.algos.launch import Rendezvous
+from rlstruct.algos.distributed.launch import Rendezvous
+from rlstruct.algos.training.config import TrainingConfig
 from rlstruct.batchers.workers.placement import Mode
 from rlstruct.errors import LearnerError
 from rlstruct.sharing.gpu_sharing import GpuSharing, gpus

@@ -7,7 +7,6 @@ from typing import Any
 from rlstruct.errors import BadValueError
 from rlstruct.options import nearest
 from rlstruct.registry import Registry
-from rlstruct.sims._state import columns
 from rlstruct.sims.acrobot import Acrobot, AcrobotState
 from rlstruct.sims.asterix import Asterix, AsterixState
 from rlstruct.sims.breakout import Breakout, BreakoutState
@@ -18,6 +17,7 @@ from rlstruct.sims.mountain_car import MountainCar, MountainCarContinuous, Mount
 from rlstruct.sims.pendulum import Pendulum, PendulumState
 from rlstruct.sims.seaquest import Seaquest, SeaquestState
 from rlstruct.sims.space_invaders import SpaceInvaders, SpaceInvadersState
+from rlstruct.sims.state import columns
 from rlstruct.sims.tensor_env import TensorEnv
 
 SIMULATORS: Registry[str, Callable[..., TensorEnv[Any]]] = Registry({
@@ -104,6 +104,6 @@ def make(name: str, n_envs: int, seed: int = 0, **settings: Any) -> TensorEnv[An
         if name.startswith(prefix):
             return FAMILIES[prefix](name, n_envs, seed, **settings)
     if name not in SIMULATORS:
-        known = f"There are {', '.join(SIMULATORS)}.{nearest(name, SIMULATORS)}"
-        raise BadValueError(f"rlstruct.sims.make: no simulator {name!r}. {known}")
+        choices = f"There are {', '.join(SIMULATORS)}.{nearest(name, SIMULATORS)}"
+        raise BadValueError(f"rlstruct.sims.make: no simulator {name!r}. {choices}")
     return SIMULATORS[name](n_envs, seed, **settings)

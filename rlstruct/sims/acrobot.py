@@ -16,7 +16,7 @@ from gymnasium import spaces
 from torch import Tensor
 
 from rlstruct.functional.random import symmetric_uniform
-from rlstruct.sims._state import ahead, columns
+from rlstruct.sims.state import ahead, columns
 from rlstruct.sims.tensor_env import TensorEnv, box
 
 STEP, GRAVITY = 0.2, 9.8  # s, m/s^2

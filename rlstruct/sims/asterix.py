@@ -1,4 +1,4 @@
-"""MinAtar's Asterix on any device; see `rlstruct.sims._minatar`.
+"""MinAtar's Asterix on any device; see `rlstruct.sims.minatar_game`.
 
 Enemies and treasure come from the sides, at most one in each of eight rows. Treasure gives a point, an enemy ends the
 game. They come faster over time.
@@ -12,7 +12,20 @@ import torch
 from torch import Tensor
 
 from rlstruct.functional.random import uniform
-from rlstruct.sims._minatar import DOWN, LEFT, NOTHING, RIGHT, SIZE, UP, MinAtarGame, harder, paint, sign, start, walk
+from rlstruct.sims.minatar_game import (
+    DOWN,
+    LEFT,
+    NOTHING,
+    RIGHT,
+    SIZE,
+    UP,
+    MinAtarGame,
+    harder,
+    paint,
+    sign,
+    start,
+    walk,
+)
 
 ROWS = 8
 RAMP_INTERVAL, SPAWN_SPEED, MOVE_INTERVAL = 100, 10, 5

@@ -1,4 +1,4 @@
-"""MinAtar's Breakout on any device; see `rlstruct.sims._minatar`.
+"""MinAtar's Breakout on any device; see `rlstruct.sims.minatar_game`.
 
 The player moves a paddle along the bottom and bounces a ball that breaks three rows of bricks, one point each. Bricks
 come back once all are cleared. The ball moves diagonally; the game ends when it falls below the paddle.
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rlstruct.functional.random import randint
-from rlstruct.sims._minatar import LEFT, NOTHING, RIGHT, SIZE, MinAtarGame, sign, start, walk
+from rlstruct.sims.minatar_game import LEFT, NOTHING, RIGHT, SIZE, MinAtarGame, sign, start, walk
 
 ALL_BRICKS = (1 << 30) - 1
 

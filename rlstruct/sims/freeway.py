@@ -1,4 +1,4 @@
-"""MinAtar's Freeway on any device; see `rlstruct.sims._minatar`.
+"""MinAtar's Freeway on any device; see `rlstruct.sims.minatar_game`.
 
 A chicken crosses eight lanes and may move in every third step; each crossing scores a point. A car sends it back. Cars
 move every one to five steps; their speeds are drawn again after each crossing. The game takes 2,500 steps.
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rlstruct.functional.random import randint, uniform
-from rlstruct.sims._minatar import DOWN, NOTHING, SIZE, UP, MinAtarGame, paint, start
+from rlstruct.sims.minatar_game import DOWN, NOTHING, SIZE, UP, MinAtarGame, paint, start
 
 LANES, CHICKEN_X = 8, 4
 PLAYER_SPEED, TIME_LIMIT = 3, 2500

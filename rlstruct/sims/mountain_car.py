@@ -14,7 +14,7 @@ from gymnasium import spaces
 from torch import Tensor
 
 from rlstruct.functional.random import uniform
-from rlstruct.sims._state import columns
+from rlstruct.sims.state import columns
 from rlstruct.sims.tensor_env import TensorEnv, box
 
 MIN_X, MAX_X, MAX_SPEED = -1.2, 0.6, 0.07

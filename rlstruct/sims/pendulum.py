@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rlstruct.functional.random import symmetric_uniform
-from rlstruct.sims._state import columns
+from rlstruct.sims.state import columns
 from rlstruct.sims.tensor_env import TensorEnv, box
 
 MAX_SPEED, MAX_TORQUE = 8.0, 2.0  # rad/s, N m

@@ -1,4 +1,4 @@
-"""MinAtar's Seaquest on any device; see `rlstruct.sims._minatar`.
+"""MinAtar's Seaquest on any device; see `rlstruct.sims.minatar_game`.
 
 A submarine shoots fish and enemy submarines, a point each, picks up divers, and must surface for oxygen with at least
 one diver on board; with six, the remaining oxygen is paid out. The game gets harder each time the submarine surfaces.
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from rlstruct.functional.random import uniform
-from rlstruct.sims._minatar import DOWN, FIRE, LEFT, RIGHT, SIZE, UP, MinAtarGame, harder, paint, sign, start, walk
+from rlstruct.sims.minatar_game import DOWN, FIRE, LEFT, RIGHT, SIZE, UP, MinAtarGame, harder, paint, sign, start, walk
 
 CELLS_ABOVE_GAUGES = 90
 # Never more at a time: an enemy crosses in 30 steps when one comes each step; a diver in 60, one each 30; a bullet in

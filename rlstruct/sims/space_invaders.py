@@ -1,4 +1,4 @@
-"""MinAtar's SpaceInvaders on any device; see `rlstruct.sims._minatar`.
+"""MinAtar's SpaceInvaders on any device; see `rlstruct.sims.minatar_game`.
 
 A cannon shoots at aliens, a point each, that march sideways and, at the edge, one row down. The nearest alien shoots
 back. The fewer are left, the faster they march; every wave starts faster than the last.
@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from rlstruct.sims._minatar import FIRE, LEFT, NOTHING, RIGHT, SIZE, MinAtarGame, start, walk
+from rlstruct.sims.minatar_game import FIRE, LEFT, NOTHING, RIGHT, SIZE, MinAtarGame, start, walk
 
 SHOT_COOL_DOWN, MOVE_INTERVAL, SHOT_INTERVAL = 5, 12, 10
 

@@ -1,6 +1,6 @@
 """TensorEnv: base class that turns three functions of tensors into a `VecEnv`.
 
-A simulator defines start states, transitions and observations; this module and `rlstruct.sims._simulation` add
+A simulator defines start states, transitions and observations; this module and `rlstruct.sims.simulation` add
 restarts, time limits and random keys. `TensorEnv.step` never waits for the device and no shape depends on data, so a
 step can be compiled, or captured as a CUDA graph.
 
@@ -23,6 +23,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
+from rlstruct import renamed
 from rlstruct.core import DictTensor, Layout, expect
 from rlstruct.core.layout import check_indices, take_rows
 from rlstruct.core.named import part_of
@@ -34,10 +35,10 @@ from rlstruct.functional.masks import rows_of, write_rows
 from rlstruct.functional.random import child_key, randint, uniform
 from rlstruct.options import check_seed
 from rlstruct.profiling import operation
-from rlstruct.sims._simulation import Simulation, StartStates
-from rlstruct.sims._state import Tensors, fields_of, layout_of_rows
+from rlstruct.sims.simulation import Simulation, StartStates
+from rlstruct.sims.state import Tensors, fields_of, layout_of_rows
 from rlstruct.spaces import leaves, zeros
-from rlstruct.vec_env import IdleWatch, Observed, StepResult, VecEnv, check_action
+from rlstruct.vec_env import IdleGuard, Observed, StepResult, VecEnv, check_action
 
 if TYPE_CHECKING:
     from rlstruct.engine.fused import FusedRollout, Perceptron
@@ -49,6 +50,7 @@ Backend = Literal["torch", "compile", "warp"]
 _SALT = 0x51D  # number of the seed's child key: differs from the keys of agents with the same seed
 
 
+@renamed.members
 class TensorEnv(VecEnv, Generic[State]):
     """B copies of a simulator whose state is tensors, on any device.
 
@@ -126,7 +128,7 @@ class TensorEnv(VecEnv, Generic[State]):
         self._checks = StepChecks(self._name, self)
         self._checked = False  # `transition` was checked at the first step
         self._current = DictTensor()  # the last observation
-        self._idle = IdleWatch(self._name, self.time_limit)
+        self._idle = IdleGuard(self._name, self.time_limit)
         self._kernels: Any = importlib.import_module("rlstruct.sims.kernels.fused") if backend == "warp" else None
         if self._kernels is not None:
             self._kernels.check_kernel(self)
@@ -195,8 +197,8 @@ class TensorEnv(VecEnv, Generic[State]):
         """
         self._checks.read()
         settings = dict(env_info.items()) if env_info is not None else {}
-        given = part_of(settings, "state/")
-        self._carry = self._begun({name: value.to(self._device, copy=True) for name, value in given.items()})
+        fields = part_of(settings, "state/")
+        self._carry = self._begun({name: value.to(self._device, copy=True) for name, value in fields.items()})
         if "initial_steps" in settings:
             self._play_at_random(settings["initial_steps"])
         self._current = first = self._first()
@@ -228,13 +230,15 @@ class TensorEnv(VecEnv, Generic[State]):
                 changed, reached, current, masks = self._compiled(self._carry, sent)
         self._carry = {**self._carry, **changed}
         no, yes = self._no, self._yes
-        seen = DictTensor.unchecked({**reached, "initial_state": no})
+        observation = DictTensor.unchecked({**reached, "initial_state": no})
         over = {"terminated": no, "truncated": no, "done": no}
-        self._current = after = DictTensor.unchecked({**current, **over}) if self.auto_reset else seen
+        self._current = after = DictTensor.unchecked({**current, **over}) if self.auto_reset else observation
         masks = masks or {"ran": yes, "running": yes}
         if not self.auto_reset:
             self._idle.check(masks["ran"])
-        return self._checks.step(StepResult((seen, masks["ran"]), (after, masks["running"]), restarted=self.auto_reset))
+        return self._checks.step(
+            StepResult((observation, masks["ran"]), (after, masks["running"]), restarted=self.auto_reset)
+        )
 
     def fused_rollout(self, perceptron: Perceptron, n_timesteps: int) -> FusedRollout | None:
         """Return a launch of T steps with an agent (`rlstruct.engine.fused`), or None if no kernel supports it."""
@@ -269,12 +273,12 @@ class TensorEnv(VecEnv, Generic[State]):
         self._check_begun("set_state")
         carry, fields = self._carry, part_of(self._carry, "state/")
         rows = self._rows("set_state", ids)
-        given = {name: value.to(self._device) for name, value in fields_of("set_state", state).items()}
-        if all(value.shape[:1] == (1,) for value in given.values()):
-            given = {name: value.expand(len(rows), *value.shape[1:]) for name, value in given.items()}
-        self._expect("set_state: field", given, Layout.of(fields, drop=1), n=rows.shape[0])
+        values = {name: value.to(self._device) for name, value in fields_of("set_state", state).items()}
+        if all(value.shape[:1] == (1,) for value in values.values()):
+            values = {name: value.expand(len(rows), *value.shape[1:]) for name, value in values.items()}
+        self._expect("set_state: field", values, Layout.of(fields, drop=1), n=rows.shape[0])
         carry = {**carry, "episode": carry["episode"].index_add(0, rows, torch.ones_like(rows))}
-        carry |= {f"state/{name}": write_rows(fields[name], rows, value) for name, value in given.items()}
+        carry |= {f"state/{name}": write_rows(fields[name], rows, value) for name, value in values.items()}
         carry["elapsed"] = carry["elapsed"].index_fill(0, rows, 0)
         if self.stochastic:
             carry["state_key"] = child_key(carry["env_key"], carry["episode"])
@@ -307,8 +311,6 @@ class TensorEnv(VecEnv, Generic[State]):
         self._idle.begin()
         self._current = self._current if shown is None else DictTensor.unchecked(shown)
 
-    carry, set_carry = state_tensors, set_state_tensors  # their names in 0.2
-
     def close(self) -> None:
         """Raise the error of an earlier step on an accelerator, see `step`; there is nothing to release."""
         self._checks.read()
@@ -328,14 +330,14 @@ class TensorEnv(VecEnv, Generic[State]):
         self._expect("load_state_dict:", saved, Layout.of(own, drop=1), fix)
         self.set_state_tensors(saved, part_of(moved, "shown/"))
 
-    def _begun(self, given: Tensors) -> Tensors:
+    def _begun(self, fields: Tensors) -> Tensors:
         """Return the carry at the start of every environment's next episode, from given or drawn states."""
         carry = {**self._carry, "episode": self._carry["episode"] + 1}
         carry |= self._simulation.begin(carry, carry["episode"])
         expected = Layout.of(own := part_of(carry, "state/"), drop=1)
         self._expect("initial: field", own, expected, "One row for each key.")
-        self._expect("reset: env_info 'state/'", own | given, expected)
-        carry |= {f"state/{n}": v for n, v in given.items()} | {"elapsed": torch.zeros_like(carry["episode"])}
+        self._expect("reset: env_info 'state/'", own | fields, expected)
+        carry |= {f"state/{n}": v for n, v in fields.items()} | {"elapsed": torch.zeros_like(carry["episode"])}
         if not self.auto_reset:
             carry |= {"running": self._yes, "terminated": self._no}
             carry |= {f"last_{key}": value for key, value in self._no_action.items()}
@@ -365,9 +367,9 @@ class TensorEnv(VecEnv, Generic[State]):
                 played[f"state/{name}"] = torch.where(rows_of(t < n_steps, value), value, before)
         self._carry = {k: played[k] if k.startswith("state/") else v for k, v in self._carry.items()}
 
-    def _expect(self, where: str, found: Tensors, layout: Layout, fix: str = "", n: int | None = None) -> None:
+    def _expect(self, where: str, tensors: Tensors, layout: Layout, fix: str = "", n: int | None = None) -> None:
         rows = self._n_envs if n is None else n
-        expect(f"{self._name}.{where}", found, layout, device=self._device, rows=rows, fix=fix)
+        expect(f"{self._name}.{where}", tensors, layout, device=self._device, rows=rows, fix=fix)
 
     def _rows(self, method: str, ids: Sequence[int] | Tensor | None) -> Tensor:
         rows = torch.as_tensor(range(self._n_envs) if ids is None else ids, dtype=torch.int64, device=self._device)

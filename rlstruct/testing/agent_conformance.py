@@ -170,18 +170,18 @@ class _Kit:
         keys = step_keys(seeds, 0, torch.arange(self.n_steps, device=self.env.device))  # [T, B]
         steps = self.steps
         for t in range(self.n_steps):
-            seen = observation + DictTensor({"rng": keys[t]})
-            history = self._history(steps, seen) if self.agent.require_history() else None
+            shown = observation + DictTensor({"rng": keys[t]})
+            history = self._history(steps, shown) if self.agent.require_history() else None
             where = f"{self.name}.__call__ (step {t})"
-            arguments = (state.map(on_cpu), seen.map(on_cpu))
-            action, new_state = self.agent(state, seen, self.agent_info, history)
+            arguments = (state.map(on_cpu), shown.map(on_cpu))
+            action, new_state = self.agent(state, shown, self.agent_info, history)
             fix = "Do not write to the arguments: the batcher stores them."
             check_same(f"{where}, argument state", state.map(on_cpu), arguments[0], fix)
-            check_same(f"{where}, argument observation", seen.map(on_cpu), arguments[1], fix)
+            check_same(f"{where}, argument observation", shown.map(on_cpu), arguments[1], fix)
             self._check_action(where, action, steps[-1].action if steps else action)
             check_layout(f"{where}, new_state", new_state, state.specs(), _STATE, self.B)
             (reached, _), (observation, _) = self.env.step(action)
-            steps.append(_Step(state, seen, history, action, reached))
+            steps.append(_Step(state, shown, history, action, reached))
             state = new_state
 
     def check_repeated(self) -> None:
@@ -249,14 +249,14 @@ class _Kit:
 
         Skipped without weights, and for an agent that defines no `update`.
         """
-        step, given, module = self.steps[-1], self.weights, None
-        if given is None and type(self.plain).update is not RL_Agent.update:
+        step, weights, module = self.steps[-1], self.weights, None
+        if weights is None and type(self.plain).update is not RL_Agent.update:
             module = _model(self.plain)
-            given = None if module is None else module.state_dict()
-        if given is None:
+            weights = None if module is None else module.state_dict()
+        if weights is None:
             return
         where = f"{self.name}.update"
-        original = {key: on_cpu(value) for key, value in given.items()}
+        original = {key: on_cpu(value) for key, value in weights.items()}
         other = {k: v * 0.5 + 0.25 if v.is_floating_point() else v.clone() for k, v in original.items()}
         self.agent.update({k: v.clone() for k, v in original.items()})
         before = self._answer(step)
@@ -302,12 +302,12 @@ class _Kit:
             before = [parameter.clone() for parameter in parameters]
             for i, step in enumerate((*steps[:3], *steps[:1])):
                 info = self.agent_info.map(functools.partial(torch.roll, shifts=i, dims=0))
-                given = (step.state, step.observation, info)
+                arguments = (step.state, step.observation, info)
                 where = f"{self.name}, run by the executor {name!r} (step {i}, with new weights and agent_info)"
                 with Precision() as precision:
-                    expected = act(*given)
+                    expected = act(*arguments)
                 try:
-                    check_equal(expected, runner(*given), precision.eps(device))
+                    check_equal(expected, runner(*arguments), precision.eps(device))
                 except PurityError as error:
                     fail(where, None, str(error), "the eager agent's output", "Or set pure = False.")
                 if runner.why_not and name != "compiled":  # a machine may lack a compiler
@@ -335,7 +335,7 @@ class _Kit:
 
     def _history(self, steps: list[_Step], observation: DictTensor) -> TemporalDictTensor:
         if steps:
-            return self._trajectories(steps).trajectories
+            return self._trajectories(steps).steps
         shapes = observation.prepend_key("observation/")
         return TemporalDictTensor({k: v.new_empty((self.B, 0, *v.shape[1:])) for k, v in shapes.items()})
 

@@ -30,7 +30,7 @@ from typing import Any
 from torch import Tensor
 
 from rlstruct.core import DictTensor, TemporalDictTensor, Trajectories
-from rlstruct.engine.torch_private import Watching, is_composite, schema_of
+from rlstruct.engine.torch_private import OperatorObserver, is_composite, schema_of
 from rlstruct.errors import Explained
 from rlstruct.testing.conformance import equal_rows, holds
 from rlstruct.testing.host_sync import allow_host_sync, calling_line
@@ -64,7 +64,7 @@ def forbid_batch_writes(*batches: Trajectories | DictTensor | TemporalDictTensor
             )
 
 
-class _WriteGuard(Watching):  # type: ignore[no-untyped-call]  # torch gives its base no types
+class _WriteGuard(OperatorObserver):  # type: ignore[no-untyped-call]  # torch gives its base no types
     """Guard that raises before an operator writes to the memory of the given tensors."""
 
     def __init__(self, tensors: list[tuple[str, Tensor]]) -> None:
@@ -114,7 +114,7 @@ def _bytes_of(tensor: Tensor) -> tuple[int, int]:
 
 def _named(batch: Trajectories | DictTensor | TemporalDictTensor) -> list[tuple[str, Tensor]]:
     if isinstance(batch, Trajectories):
-        return [*batch.info.items(), *_named(batch.trajectories)]
+        return [*batch.info.items(), *_named(batch.steps)]
     lengths: Mapping[str, Tensor] = {"lengths": batch.lengths} if isinstance(batch, TemporalDictTensor) else {}
     return [*batch.items(), *lengths.items()]
 

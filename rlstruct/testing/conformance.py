@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rlstruct import renamed
 from rlstruct.core import DictTensor, Layout
 from rlstruct.core.layout import Named, mismatch
 from rlstruct.errors import Explained
@@ -21,6 +22,7 @@ from rlstruct.spaces import Leaf
 _ROUNDING = 1e-5
 
 
+@renamed.members
 class ConformanceError(Explained, AssertionError):
     """Error: a class breaks its contract.
 
@@ -37,8 +39,6 @@ class ConformanceError(Explained, AssertionError):
     got: str = ""
     expected: str = ""
     fix: str = ""
-
-    mend = property(lambda self: self.fix, doc="Alias of ``fix``, its name in 0.2.")
 
 
 def fail(
@@ -94,9 +94,15 @@ def check_layout(
     where: str, tensors: Named, layout: Layout | None, fixes: str | Mapping[str, str], rows: int | None = None
 ) -> None:
     """Compare keys, shapes and dtypes as `rlstruct.core.expect` does; for ``fixes`` see `check_same`."""
-    found = mismatch(tensors, layout, rows=rows)
-    if found is not None:
-        fail(where, found.key, found.got, found.expected, f"{found.hint} {_fix_of(found.key, fixes)}".lstrip())
+    difference = mismatch(tensors, layout, rows=rows)
+    if difference is not None:
+        fail(
+            where,
+            difference.key,
+            difference.got,
+            difference.expected,
+            f"{difference.hint} {_fix_of(difference.key, fixes)}".lstrip(),
+        )
 
 
 def _fix_of(key: str, fixes: str | Mapping[str, str]) -> str:

@@ -40,7 +40,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from rlstruct.engine.host_syncs import CROSS, NUMBER, SHAPE, describe_wait, guards, intended, is_accelerator, set_guards
-from rlstruct.engine.torch_private import Watching, is_composite
+from rlstruct.engine.torch_private import OperatorObserver, is_composite
 from rlstruct.errors import Explained
 
 # Remedy for each Python call, by the name of the method.
@@ -114,10 +114,10 @@ def _raise(place: str, call: str, fix: str) -> None:
 
 @contextlib.contextmanager
 def _watching(report: Callable[[str, str, str], None]) -> Iterator[None]:
-    functions, before = _FunctionWatcher(report), guards()
+    functions, before = _FunctionMode(report), guards()
     set_guards((*before, functions.pause))
     try:
-        with functions, _OperatorWatcher(functions):
+        with functions, _OperatorMode(functions):
             yield
     finally:
         set_guards(before)
@@ -138,7 +138,7 @@ def _cuda_alarm(mode: str) -> Iterator[None]:
         torch.cuda.set_sync_debug_mode(before)
 
 
-class _FunctionWatcher(TorchFunctionMode):
+class _FunctionMode(TorchFunctionMode):
     """Watcher of torch's Python calls, by the name of the function that the user called."""
 
     def __init__(self, report: Callable[[str, str, str], None]) -> None:
@@ -186,10 +186,10 @@ def _judge_call(name: str, args: Any, kwargs: Any) -> tuple[str, str]:
     return "", ""
 
 
-class _OperatorWatcher(Watching):  # type: ignore[no-untyped-call]
+class _OperatorMode(OperatorObserver):  # type: ignore[no-untyped-call]
     """Watcher of the operators below the Python calls."""
 
-    def __init__(self, functions: _FunctionWatcher) -> None:
+    def __init__(self, functions: _FunctionMode) -> None:
         super().__init__()
         self.functions = functions
 

@@ -50,18 +50,17 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from rlstruct import renamed
 from rlstruct.device import register_backend
 from rlstruct.engine.torch_private import register_python_backend, wrap_backward
 from rlstruct.errors import UsageError
-from rlstruct.testing import _sim_generator
-from rlstruct.testing._sim_autocast import autocast_kernels
-from rlstruct.testing._sim_devices import DEVICE_COUNT, SimDeviceMismatchError, indexed
-from rlstruct.testing._sim_graph import capture
-from rlstruct.testing._sim_tensor import DECOMPOSED, SimTensor, rebuild, unwrap
+from rlstruct.testing.simulated import generator as _sim_generator
+from rlstruct.testing.simulated.autocast import autocast_kernels
+from rlstruct.testing.simulated.devices import DEVICE_COUNT, SimDeviceMismatchError, indexed
+from rlstruct.testing.simulated.graph import capture
+from rlstruct.testing.simulated.tensor import DECOMPOSED, SimTensor, rebuild, unwrap
 
-__all__ = ["DEVICE_COUNT", "SimDeviceMismatchError", "SimTensor", "capture", "record"]
-
-record = capture  # its name in 0.2
+__all__ = ["DEVICE_COUNT", "SimDeviceMismatchError", "SimTensor", "capture"]
 
 
 class _SimModule:
@@ -188,3 +187,5 @@ def _install() -> Any:
 
 
 _LIBRARIES: Final = _install()  # the kernels stay registered as long as these objects live
+
+__getattr__ = renamed.attributes(__name__)

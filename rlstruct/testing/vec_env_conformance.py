@@ -199,10 +199,10 @@ class _Walk:
         if not isinstance(env.device, torch.device) or env.device != resolve_device(env.device):
             fix = "Keep what rlstruct.resolve_device(...) returns."
             fail(f"{self.name}.device", None, repr(env.device), "a torch.device with its index", fix)
-        for name, kind in {"auto_reset": bool, "action_space": Space, "observation_space": Space}.items():
+        for name, cls in {"auto_reset": bool, "action_space": Space, "observation_space": Space}.items():
             value = getattr(env, name, None)
-            if not isinstance(value, kind):
-                fail(f"{self.name}.{name}", None, repr(value), f"a {kind.__name__}", f"Set self.{name} in __init__.")
+            if not isinstance(value, cls):
+                fail(f"{self.name}.{name}", None, repr(value), f"a {cls.__name__}", f"Set self.{name} in __init__.")
         self._actions = deepcopy(env.action_space)
         self._actions.seed(seed)
         self._frames = leaves(env.observation_space, "frame", where=self.name)
@@ -292,10 +292,10 @@ class _Walk:
             got = f"({type(observation).__name__}, {type(mask).__name__})"
             fail(where, None, got, "(DictTensor, Tensor)", "Build the observation with DictTensor({...}).")
         device = self.env.device
-        for key, found in (("observation", observation.device), ("mask", mask.device)):
-            if found is not None and found != device:
+        for key, actual in (("observation", observation.device), ("mask", mask.device)):
+            if actual is not None and actual != device:
                 fix = f"Create it with device={str(device)!r}, or wrap the environment in DeviceEnv."
-                fail(where, key, found, device, fix)
+                fail(where, key, actual, device, fix)
         if self.env.n_envs() != self._B:
             fail(where, None, f"n_envs() = {self.env.n_envs()}", self._B, "B never changes: let finished rows idle.")
         masks = DictTensor({_MASK: mask})

@@ -226,7 +226,7 @@ def test_a_batcher_collects_it_and_keeps_true_final_observations() -> None:
     with RL_Batcher(40, RngAgent, lambda seed: counters(4, seed), seed=0) as batcher:
         batcher.reset()
         batcher.execute()
-        steps = batcher.get()[0].trajectories
+        steps = batcher.get()[0].steps
     ended = steps["_observation/done"]
     assert int(ended.sum()) >= 4
     changed = (steps["_observation/frame"][:, :-1] != steps["observation/frame"][:, 1:]).any(-1)

@@ -172,6 +172,6 @@ def test_a_batch_holds_true_final_observations() -> None:
         batcher.execute()
         with forbid_host_sync():
             batch = batcher.get()[0]
-    frames = batch.trajectories["_observation/frame"].cpu()[:, :, 0]
+    frames = batch.steps["_observation/frame"].cpu()[:, :, 0]
     assert frames[0].tolist() == [1, 2, 3] * 3
     assert frames[1].tolist() == [1, 2, 3, 4, 1, 2, 3, 4, 1]

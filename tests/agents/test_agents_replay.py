@@ -69,7 +69,7 @@ def collect(kind: str, model: Any, *, auto_reset: bool, batches: int = 1) -> Tra
 def test_replay_reproduces_log_probabilities_across_restarts(kind: str, batches: int) -> None:
     model = make_model(kind)
     trajectories = collect(kind, model, auto_reset=True, batches=batches)
-    steps = trajectories.trajectories
+    steps = trajectories.steps
     restarts = steps["observation/initial_state"][:, 1:].sum(dim=1)
     assert (restarts >= 3).all()  # a slot of 40 steps, episodes of 12 at most
     with torch.no_grad():
@@ -87,7 +87,7 @@ def test_replay_reproduces_whole_episodes(kind: str) -> None:
     assert not mask.all()  # CartPole's random episodes differ in length
     with torch.no_grad():
         replayed = replay_agent(make_agent(kind, model), trajectories)
-    stored = trajectories.trajectories["action/log_probability"]
+    stored = trajectories.steps["action/log_probability"]
     torch.testing.assert_close(replayed["log_probability"][mask], stored[mask], rtol=0, atol=1e-6)
 
 
@@ -98,7 +98,7 @@ def test_a_replay_with_other_weights_judges_the_actions_taken(kind: str) -> None
     with torch.no_grad():
         model.actor.layers[-1].bias.add_(torch.tensor([0.0, 3.0]))  # which would draw others
         replayed = replay_agent(make_agent(kind, model), trajectories)
-    taken = trajectories.trajectories["action/action"]
+    taken = trajectories.steps["action/action"]
     assert torch.equal(replayed["action"], taken)
     expected = torch.distributions.Categorical(logits=replayed["action_logits"]).log_prob(taken)
     torch.testing.assert_close(replayed["log_probability"], expected)
@@ -107,7 +107,7 @@ def test_a_replay_with_other_weights_judges_the_actions_taken(kind: str) -> None
 def test_a_recurrent_agent_that_forgot_its_restarts_would_be_caught() -> None:
     model = make_model("recurrent")
     trajectories = collect("recurrent", model, auto_reset=True)
-    steps = trajectories.trajectories
+    steps = trajectories.steps
     steps.set("observation/initial_state", torch.zeros_like(steps["observation/initial_state"]))
     with torch.no_grad():
         replayed = replay_agent(make_agent("recurrent", model), trajectories)

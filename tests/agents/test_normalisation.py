@@ -147,7 +147,7 @@ def test_learners_keep_the_statistics(kind: str, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(module.Learner, "update", watched)
     result = module.train(dataclasses.replace(config), *factories)
-    frames = torch.cat([batch.trajectories["observation/frame"][batch.mask()] for batch in seen]).double()
+    frames = torch.cat([batch.steps["observation/frame"][batch.mask()] for batch in seen]).double()
     statistics = result.model.frames
     assert statistics.count.item() == pytest.approx(len(frames), abs=1e-3)
     torch.testing.assert_close(statistics.mean, frames.mean(0), rtol=1e-4, atol=1e-6)
@@ -168,7 +168,7 @@ def test_sums_of_rewards_begin_anew_with_each_episode_also_where_one_was_lost(cr
             batcher.execute()
             batch, _ = batcher.get()
             learner.learn_from(batch)
-            steps = batch.trajectories
+            steps = batch.steps
             for b in range(4):
                 for t in range(int(batch.lengths[b])):
                     begins = bool(steps["observation/initial_state"][b, t])
@@ -184,7 +184,7 @@ def test_a_replay_sees_the_frames_as_the_policy_that_acted_did(monkeypatch: pyte
     losses = a2c.losses
 
     def watched(replayed: Any, trajectories: Any, *rest: Any) -> Any:
-        difference = replayed["log_probability"] - trajectories.trajectories["action/log_probability"]
+        difference = replayed["log_probability"] - trajectories.steps["action/log_probability"]
         ratios.append(difference.abs().max().item())
         return losses(replayed, trajectories, *rest)
 

@@ -46,7 +46,7 @@ def test_epsilon_reaches_every_environment_through_a_batcher_and_a_replay_draws_
         batcher.execute(DictTensor({"epsilon": torch.tensor([0.0, 0.0, 1.0, 1.0])}))
         trajectories, _ = batcher.get()
     assert isinstance(trajectories, Trajectories)
-    steps = trajectories.trajectories
+    steps = trajectories.steps
     greedy = steps["action/action"] == steps["action/action_values"].argmax(2)
     assert greedy[:2].all()
     assert 0.3 < greedy[2:].float().mean().item() < 0.7

@@ -25,7 +25,7 @@ from rlstruct.agents import (
     StackingAgent,
 )
 from rlstruct.batchers import RL_Batcher, collect_episodes
-from rlstruct.cli.environments import Factory
+from rlstruct.cli.tasks import Factory
 from rlstruct.envs import GymEnvInf
 from rlstruct.testing import ConformanceError, check_agent, forbid_host_sync
 
@@ -62,26 +62,26 @@ def test_what_is_collected_and_replayed_is_that_of_stacks(auto_reset: bool) -> N
     for single, whole in zip(singles, stacks, strict=True):
         assert torch.equal(single.lengths, whole.lengths)
         mask = whole.mask()
-        for key, expected in whole.trajectories.items():
-            found = single.trajectories[key]
+        for key, expected in whole.steps.items():
+            found = single.steps[key]
             if key.endswith("observation/frame"):
                 expected = expected[:, :, -1:]
             assert torch.equal(found[mask], expected[mask]), key
         one, other = replay_agent(agent, single), replay_agent(plain, whole)
         for key in other.keys():
             assert torch.equal(one[key][mask], other[key][mask]), key
-            stored = whole.trajectories[f"action/{key}"]
+            stored = whole.steps[f"action/{key}"]
             torch.testing.assert_close(one[key][mask].detach(), stored[mask], rtol=0, atol=1e-5)
 
 
 def bytes_of(batch: Trajectories) -> int:
-    tensors = [*batch.info.values(), *batch.trajectories.values()]
+    tensors = [*batch.info.values(), *batch.steps.values()]
     return sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}.values())
 
 
 def test_a_batch_takes_a_quarter_of_the_memory() -> None:
     (single,), (whole,) = (collect(stack, 1, n_timesteps=64, lengths=(40,)) for stack in (1, 4))
-    numbers = sum(t.nbytes for key, t in whole.trajectories.items() if not key.endswith("observation/frame"))
+    numbers = sum(t.nbytes for key, t in whole.steps.items() if not key.endswith("observation/frame"))
     # 64 steps and their ends, once; three more pictures in the state that the batch begins with
     assert (bytes_of(single) - numbers) / (bytes_of(whole) - numbers) < 0.28
 
@@ -184,8 +184,8 @@ def test_games_of_atari_are_seen_as_the_environment_stacks_them(create_env: Any,
                 batcher.execute()
                 batch, _ = batcher.get()
                 assert batch is not None
-                batches.append(batch.trajectories["action/seen"])
-                restarts = batch.trajectories["observation/initial_state"].sum()
+                batches.append(batch.steps["action/seen"])
+                restarts = batch.steps["observation/initial_state"].sum()
         seen.append(torch.cat(batches, 1))
     assert restarts > 0
     assert seen[0].shape == (2, 18, 4, 84, 84)
@@ -203,7 +203,7 @@ class Forgetful(StackingAgent):
     """Says that nothing ever restarts."""
 
     def states_at(self, trajectories: Trajectories, steps: Tensor | None = None) -> DictTensor | None:
-        seen = dict(trajectories.trajectories.items())
+        seen = dict(trajectories.steps.items())
         seen["observation/initial_state"] = torch.zeros_like(seen["observation/initial_state"])
         return super().states_at(Trajectories(trajectories.info, TemporalDictTensor(seen)), steps)
 
@@ -251,7 +251,7 @@ def test_episodes_cut_out_of_batches_are_replayed_from_their_first_picture() -> 
         episodes = collect_episodes(batcher, 6)
     mask = episodes.mask()
     replayed = replay_agent(create_stacking(model), episodes)["value"].detach()
-    torch.testing.assert_close(replayed[mask], episodes.trajectories["action/value"][mask], rtol=0, atol=1e-5)
+    torch.testing.assert_close(replayed[mask], episodes.steps["action/value"][mask], rtol=0, atol=1e-5)
 
 
 def test_what_cannot_be_stacked_is_refused() -> None:

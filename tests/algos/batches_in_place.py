@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rlstruct import Trajectories
 from rlstruct.algos import Callback, GradientLearner
-from rlstruct.algos.evaluation import TrainingResult
+from rlstruct.algos.training.evaluation import TrainingResult
 from rlstruct.batchers import RL_Batcher
 from rlstruct.engine import graph
 from rlstruct.sims import make
@@ -51,7 +51,7 @@ def check_batches_read_in_place(
 
         def compare(learner: GradientLearner, batch: Trajectories) -> None:
             if batch.lengths.shape == copies[-1].lengths.shape and not getattr(config, "window", None):
-                for found, expected in ((batch.info, copies[-1].info), (batch.trajectories, copies[-1].trajectories)):
+                for found, expected in ((batch.info, copies[-1].info), (batch.steps, copies[-1].steps)):
                     for key, value in found.items():  # after the update
                         scaled = key == "_observation/reward" and learner.statistics is not None
                         assert scaled or torch.equal(value, expected[key]), key
@@ -61,7 +61,7 @@ def check_batches_read_in_place(
         monkeypatch.setattr(RL_Batcher, "get", get_and_note)
         monkeypatch.setattr(graph, "copy_grouped", count)
         result = train(config, create_env=create_env, callbacks=callbacks)
-        return result, copied, sum(value.nbytes for value in copies[-1].trajectories.values())
+        return result, copied, sum(value.nbytes for value in copies[-1].steps.values())
 
     (found_in_place, n_in_place, size), (expected, n_copied, _) = run(in_place=True), run(in_place=False)
     assert found_in_place.losses == expected.losses

@@ -19,8 +19,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import FileStore
 
-from rlstruct.algos.launch import gpu_facts
-from rlstruct.algos.process_group import DistributedLearnerGroup
+from rlstruct.algos.distributed.launch import gpu_facts
+from rlstruct.algos.distributed.process_group import DistributedLearnerGroup
 
 
 def fork_learners(

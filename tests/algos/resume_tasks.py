@@ -23,9 +23,9 @@ from rlstruct.agents import (
     SquashedGaussianAgent,
 )
 from rlstruct.algos import a2c, dqn, ppo, reinforce, sac
-from rlstruct.algos.config import TrainingConfig
-from rlstruct.algos.evaluation import TrainingResult
-from rlstruct.algos.run_folder import RunFolder
+from rlstruct.algos.training.config import TrainingConfig
+from rlstruct.algos.training.evaluation import TrainingResult
+from rlstruct.algos.training.run_folder import RunFolder
 from rlstruct.sims import make
 
 COMMON: dict[str, Any] = {

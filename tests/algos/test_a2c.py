@@ -28,9 +28,9 @@ from rlstruct.agents import (
 )
 from rlstruct.algos import a2c
 from rlstruct.algos.a2c import A2CConfig, A2CLearner, train
-from rlstruct.algos.build import threads_for
-from rlstruct.algos.evaluation import TrainingResult
-from rlstruct.algos.run_folder import RunFolder
+from rlstruct.algos.training.build import threads_for
+from rlstruct.algos.training.evaluation import TrainingResult
+from rlstruct.algos.training.run_folder import RunFolder
 from rlstruct.envs import GymEnv, GymEnvInf
 from rlstruct.testing import allow_host_sync, forbid_host_sync
 
@@ -266,7 +266,7 @@ def plain_windows(model: ActorCritic, batches: list[Trajectories], config: A2CCo
         turn = len(found) % config.n_minibatches
         policy_loss = value_loss = entropy = torch.zeros(())
         for env in range(turn * n, (turn + 1) * n):
-            window = [batch.trajectories for batch in batches[k - config.window + 1 : k + 1]]
+            window = [batch.steps for batch in batches[k - config.window + 1 : k + 1]]
             correction, begins = 0.0, False  # v - V of the step after, and whether that begins an episode
             for steps in reversed(window):
                 reward, terminated, done = (
@@ -319,7 +319,7 @@ def test_a_window_of_as_many_batches_as_minibatches_shows_each_step_once(monkeyp
     learner = A2CLearner(model, ActorCriticAgent(model, copy_model=False), config)
     steps = learner.gradient_steps
     monkeypatch.setattr(
-        learner, "gradient_steps", lambda batch: seen.append(batch.trajectories["_observation/reward"]) or steps(batch)
+        learner, "gradient_steps", lambda batch: seen.append(batch.steps["_observation/reward"]) or steps(batch)
     )
     for batch in one_step_batches(11, 6):
         learner.update(batch, fraction_done=0.0)
@@ -330,11 +330,11 @@ def test_a_window_of_as_many_batches_as_minibatches_shows_each_step_once(monkeyp
 
 def test_a_window_leaves_out_the_steps_that_restarts_took() -> None:
     batch = one_step_batches(1, 2)[0]
-    spent = Trajectories(batch.info, TemporalDictTensor(dict(batch.trajectories.items()), torch.tensor([1, 0])))
+    spent = Trajectories(batch.info, TemporalDictTensor(dict(batch.steps.items()), torch.tensor([1, 0])))
     joined = a2c._concatenate_in_time([spent, batch])
     assert joined.lengths.tolist() == [2, 1]
-    reward = batch.trajectories["_observation/reward"]
-    assert (joined.trajectories["_observation/reward"][:, :1] == reward).all()
+    reward = batch.steps["_observation/reward"]
+    assert (joined.steps["_observation/reward"][:, :1] == reward).all()
 
 
 def test_wrong_windows_are_named() -> None:

@@ -26,13 +26,13 @@ from rlstruct.algos import (
     TrainingContext,
     a2c,
 )
-from rlstruct.algos.callbacks import Callbacks
-from rlstruct.algos.history import TrainingHistory
+from rlstruct.algos.training.callbacks import Callbacks
+from rlstruct.algos.training.history import TrainingHistory
 
 
 @pytest.fixture(autouse=True)
 def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlstruct.algos.run_folder.draw_learning_curve", lambda *args, **settings: None)
+    monkeypatch.setattr("rlstruct.algos.training.run_folder.draw_learning_curve", lambda *args, **settings: None)
 
 
 def new_folder(root: Path, **settings: Any) -> RunFolder:
@@ -58,7 +58,7 @@ class Looks(Callback):
     def on_update(self, context: TrainingContext) -> None:
         batch = context.batch
         assert batch is not None
-        assert batch.trajectories["observation/frame"].shape == (8, 16, 4)
+        assert batch.steps["observation/frame"].shape == (8, 16, 4)
         assert context.learner.policy_version == context.updates
         metrics = context.metrics
         self.losses.append(metrics["loss"])
@@ -224,7 +224,9 @@ def test_two_learners_stop_together(tmp_path: Path) -> None:
 def worsening(monkeypatch: pytest.MonkeyPatch, returns: list[float]) -> None:
     """Let the evaluations of a training find these returns."""
     given = iter(returns)
-    monkeypatch.setattr("rlstruct.algos.evaluation.Evaluation.mean_return", property(lambda self: found[id(self)]))
+    monkeypatch.setattr(
+        "rlstruct.algos.training.evaluation.Evaluation.mean_return", property(lambda self: found[id(self)])
+    )
     found: dict[int, float] = {}
     kept = []
     add = TrainingHistory.add_evaluation

@@ -132,7 +132,7 @@ def test_ppo_judges_pixels_in_chunks() -> None:
     agent = plain_agent(model)
     prepared, _ = ppo.PPOLearner(model, agent, ppo.PPOConfig()).prepare(batch)
     assert max(model.rows[False]) == n_envs * n_steps // 2
-    assert prepared.trajectories["learner/value"].isfinite().all()
+    assert prepared.steps["learner/value"].isfinite().all()
 
 
 class NewFloats(TorchDispatchMode):

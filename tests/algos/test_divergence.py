@@ -17,8 +17,8 @@ from torch import Tensor
 from rlstruct import DictTensor
 from rlstruct.agents import ActorCriticAgent
 from rlstruct.algos import a2c
-from rlstruct.algos.evaluation import Evaluator
-from rlstruct.algos.run_folder import RunFolder
+from rlstruct.algos.training.evaluation import Evaluator
+from rlstruct.algos.training.run_folder import RunFolder
 from rlstruct.batchers import RL_Batcher
 from rlstruct.errors import TrainingDiverged
 from rlstruct.vec_env import Observed
@@ -58,7 +58,7 @@ class WeightlessAgent(RngAgent):
 
 @pytest.fixture(autouse=True)
 def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlstruct.algos.run_folder.draw_learning_curve", lambda *args, **settings: None)
+    monkeypatch.setattr("rlstruct.algos.training.run_folder.draw_learning_curve", lambda *args, **settings: None)
 
 
 def new_folder(root: Path, name: str) -> RunFolder:

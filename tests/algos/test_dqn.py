@@ -14,9 +14,9 @@ from rlstruct import DictTensor
 from rlstruct.agents import QAgent, QNetwork
 from rlstruct.algos import dqn
 from rlstruct.algos.dqn import DQNConfig, DQNLearner, train
-from rlstruct.algos.evaluation import TrainingResult
 from rlstruct.algos.prioritised import PrioritisedReplayBuffer
-from rlstruct.algos.run_folder import RunFolder
+from rlstruct.algos.training.evaluation import TrainingResult
+from rlstruct.algos.training.run_folder import RunFolder
 from rlstruct.batchers import RL_Batcher
 from rlstruct.envs import GymEnvInf, GymVectorEnv
 from rlstruct.testing import allow_host_sync, forbid_host_sync

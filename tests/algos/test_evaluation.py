@@ -12,8 +12,8 @@ from fake_envs import counting_length, create_counting_env, create_failing_env, 
 from rlstruct import BatcherStateError, WorkerError
 from rlstruct.agents import ActorCritic, ActorCriticAgent, QAgent, QNetwork
 from rlstruct.algos import A2CConfig, DQNConfig, a2c, dqn
-from rlstruct.algos.build import create_batchers
-from rlstruct.algos.evaluation import Evaluation, Evaluator
+from rlstruct.algos.training.build import create_batchers
+from rlstruct.algos.training.evaluation import Evaluation, Evaluator
 from rlstruct.batchers import RL_Batcher, collect_episodes
 from rlstruct.sims import make
 
@@ -143,7 +143,7 @@ def test_a_training_begins_after_random_steps_and_its_evaluation_does_not() -> N
             with create() as batcher:
                 batcher.reset()
                 batcher.execute()
-                seen.append(batcher.get()[0].trajectories["observation/frame"][:, 0])
+                seen.append(batcher.get()[0].steps["observation/frame"][:, 0])
         return seen
 
     (moved, evaluated), (start, same) = first(9), first(0)

@@ -87,14 +87,14 @@ def test_every_dtype_is_learned_from(dtype: Any) -> None:
     for network, agent in ((ActorCritic, ActorCriticAgent), (RecurrentActorCritic, RecurrentAgent)):
         model = Normalised(network(3, 2), (1, 3), discount=0.9)
         batch = collect(partial(agent, model), created)
-        frames = batch.trajectories["observation/frame"]
+        frames = batch.steps["observation/frame"]
         assert frames.dtype == torch_dtype(dtype)
         learner = PPOLearner.create(model, agent, PPOConfig(n_envs=B, n_timesteps=T))
         assert all(term.isfinite() for term in learner.update(batch, 0.0).values())
         expected = frames.flatten(0, 1).double()
         assert model.frames is not None
         torch.testing.assert_close(model.frames.mean, expected.mean(0), rtol=1e-4, atol=1e-4)
-        policy = Policy(model, agent, shown_by(batch.trajectories.specs()))
+        policy = Policy(model, agent, shown_by(batch.steps.specs()))
         assert policy.act(frames[0].numpy()).shape == (T,)
         assert policy.act(frames[:, 0]).shape == (B,) if agent is ActorCriticAgent else True
 
@@ -105,7 +105,7 @@ def test_every_dtype_is_replayed(dtype: Any) -> None:
     settings = {"n_envs": B, "n_timesteps": T, "learning_starts": 16, "batch_size": 8, "replay_capacity": 200}
     learner = DQNLearner.create(QNetwork(3, 2), QAgent, DQNConfig(**settings))
     assert all(term.isfinite().all() for term in learner.update(batch, 0.0).values())
-    frames = batch.trajectories["observation/frame"]
+    frames = batch.steps["observation/frame"]
     for padding in ("reset", "zero"):
         buffer = ReplayBuffer(200, n_step=2, n_stack=2, stack_padding=padding)
         buffer.extend(batch)
@@ -194,10 +194,10 @@ def test_simulators_take_and_show_every_dtype(dtype: Any, auto_reset: bool) -> N
 
     env = create(B, 0)
     batch = collect(partial(One, torch_dtype(env.action_space.dtype)), create)
-    last = batch.trajectories["observation/last_action"]
+    last = batch.steps["observation/last_action"]
     assert last.dtype == torch_dtype(env.action_space.dtype)
     assert (last[0, :7].tolist() == [0, 1, 1, 1, 1, 0, 1]) if auto_reset else (last.shape == (B, 5))
-    assert batch.trajectories["observation/frame"][0, :5, 0].double().tolist() == [0, 1, 0, 1, 0]
+    assert batch.steps["observation/frame"][0, :5, 0].double().tolist() == [0, 1, 0, 1, 0]
     env.reset()
     observation, _ = env.set_state([2], Flips(torch.ones(1)))
     assert observation["frame"][:, 0].double().tolist() == [0, 0, 1, 0]

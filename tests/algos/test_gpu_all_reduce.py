@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 from forked_learners import fork_learners
 
-from rlstruct.algos.gpu_all_reduce import GpuAllReduce, by_gpu
-from rlstruct.algos.process_group import DistributedLearnerGroup
+from rlstruct.algos.distributed.gpu_all_reduce import GpuAllReduce, by_gpu
+from rlstruct.algos.distributed.process_group import DistributedLearnerGroup
 from rlstruct.errors import LearnerError
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from rlstruct.agents import ActorCriticAgent, Normalised, QAgent
 from rlstruct.algos import DQNConfig, GradientLearner, ReplayConfig, ReplayLearner, TrainingConfig, dqn
-from rlstruct.algos.training import run_training
+from rlstruct.algos.training.loop import run_training
 from rlstruct.core import DictTensor, Trajectories
 from rlstruct.rl_agent import frame_of
 
@@ -52,7 +52,7 @@ def test_a_replay_learner_keeps_the_statistics_of_its_network(batches: list[Traj
     model: Any = learner.model
     for i, batch in enumerate(batches):
         learner.update(batch, i / 10)
-    frames = torch.cat([batch.trajectories["observation/frame"].flatten(0, 1) for batch in batches]).double()
+    frames = torch.cat([batch.steps["observation/frame"].flatten(0, 1) for batch in batches]).double()
     torch.testing.assert_close(model.frames.mean, frames.mean(0), rtol=1e-4, atol=1e-6)
     assert model.returns.count.item() == pytest.approx(len(frames), abs=1e-3)
     # CartPole rewards each step with 1, of which every sample saw the scaled value of its time.

@@ -15,7 +15,7 @@ import torch
 from resume_tasks import train
 from test_resume import metrics, new_folder, without_clocks
 
-from rlstruct.algos.run_folder import RunFolder
+from rlstruct.algos.training.run_folder import RunFolder
 
 TASKS = Path(__file__).parent / "resume_tasks.py"
 

@@ -14,7 +14,7 @@ from rlstruct import RL_Agent, Trajectories, replay_agent
 from rlstruct.agents import ActorCritic, ActorCriticAgent, RecurrentActorCritic, RecurrentAgent
 from rlstruct.algos import a2c
 from rlstruct.algos.learner import replay_with_next_values
-from rlstruct.algos.training import run_training
+from rlstruct.algos.training.loop import run_training
 from rlstruct.batchers import RL_Batcher
 
 
@@ -37,7 +37,7 @@ def collect(create_agent: Any, agent_args: dict[str, Any], auto_reset: bool) -> 
 def test_next_values_are_the_values_one_step_later_and_exact_at_every_end(kind: str, auto_reset: bool) -> None:
     model = ActorCritic(3, 2) if kind == "feed-forward" else RecurrentActorCritic(3, 2, n_hidden=8)
     trajectories = collect(make_agent, {"kind": kind, "model": model}, auto_reset)
-    agent, steps, mask = make_agent(kind, model), trajectories.trajectories, trajectories.mask()
+    agent, steps, mask = make_agent(kind, model), trajectories.steps, trajectories.mask()
     replayed, values = replay_with_next_values(agent, trajectories)
     assert replayed["value"].requires_grad
     assert not values.requires_grad
@@ -75,7 +75,7 @@ class Unreplayed(a2c.A2CLearner):
     """Computes its loss from what was collected, which is wrong."""
 
     def terms(self, batch: Any) -> Any:
-        return {"loss": -batch.trajectories["action/log_probability"].mean()}
+        return {"loss": -batch.steps["action/log_probability"].mean()}
 
 
 def test_a_loss_of_collected_numbers_alone_names_replay_agent() -> None:

@@ -21,10 +21,10 @@ import torch.distributed as dist
 from resume_tasks import config_of, create_sim, train
 from two_learners import BROKEN, EQUAL, RESUMED, train_as_one
 
-from rlstruct.algos import launch
-from rlstruct.algos.launch import LearnerProcesses, Rendezvous
+from rlstruct.algos.distributed import launch
+from rlstruct.algos.distributed.launch import LearnerProcesses, Rendezvous
+from rlstruct.algos.distributed.process_group import DistributedLearnerGroup, LearnerGroup, learner_group
 from rlstruct.algos.learner import GradientLearner
-from rlstruct.algos.process_group import DistributedLearnerGroup, LearnerGroup, learner_group
 from rlstruct.errors import LearnerError
 from rlstruct.functional.all_reduce import sum_over_learners, summing_by
 from rlstruct.functional.statistics import whiten

@@ -12,7 +12,7 @@ from torch import nn
 
 from rlstruct.agents import ActorCriticAgent, ConvolutionalActorCritic, QAgent, QNetwork, StackingAgent
 from rlstruct.algos import a2c, dqn, ppo, reinforce
-from rlstruct.algos.config import TrainingConfig
+from rlstruct.algos.training.config import TrainingConfig
 from rlstruct.batchers import RL_Batcher
 
 SHAPE = (4, *SIDES)
@@ -71,7 +71,7 @@ def test_what_ppo_shuffles_are_steps_with_one_picture_each() -> None:
         batch, _ = batcher.get()
     assert batch is not None
     prepared, diagnostics = ppo.PPOLearner.create(model, create_agent, ppo.PPOConfig(**COMMON)).prepare(batch)
-    assert prepared.trajectories["observation/frame"].shape == (24, 1, 1, *SIDES)
-    assert prepared.trajectories["learner/step"].flatten().tolist() == list(range(24))
+    assert prepared.steps["observation/frame"].shape == (24, 1, 1, *SIDES)
+    assert prepared.steps["learner/step"].flatten().tolist() == list(range(24))
     assert not any(key.startswith("agent_state/") for key in prepared.info.keys())
     assert diagnostics["ratio_error"].item() < 1e-5

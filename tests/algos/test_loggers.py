@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from rlstruct.algos.evaluation import Evaluation
-from rlstruct.algos.loggers import flat_settings
-from rlstruct.algos.run_folder import RunFolder
+from rlstruct.algos.training.evaluation import Evaluation
+from rlstruct.algos.training.loggers import flat_settings
+from rlstruct.algos.training.run_folder import RunFolder
 from rlstruct.cli.main import main
 
 for package in ("tqdm", "tensorboard", "matplotlib"):

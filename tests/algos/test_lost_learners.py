@@ -18,11 +18,11 @@ import torch
 import torch.distributed as dist
 from forked_learners import fork_learners
 
-from rlstruct.algos import peers
-from rlstruct.algos.gpu_all_reduce import by_gpu
-from rlstruct.algos.launch import gpu_facts
-from rlstruct.algos.peers import Peers
-from rlstruct.algos.process_group import DistributedLearnerGroup, use_group
+from rlstruct.algos.distributed import peers
+from rlstruct.algos.distributed.gpu_all_reduce import by_gpu
+from rlstruct.algos.distributed.launch import gpu_facts
+from rlstruct.algos.distributed.peers import Peers
+from rlstruct.algos.distributed.process_group import DistributedLearnerGroup, use_group
 from rlstruct.errors import LearnerError
 
 CPU = {"host": "a", "device": "cpu"}
@@ -37,13 +37,13 @@ def test_a_thread_frees_a_learner_that_waits_for_a_killed_one_and_names_it(caplo
     facts = [{"host": os.uname().nodename, "pid": pid} for pid in (os.getpid(), other.pid)]
     freed = threading.Event()  # stands in for a sum on the device
     watching = Peers(0, dist.HashStore(), facts, freed.set)
-    watching.refuse_lost()
+    watching.raise_if_lost()
     assert not freed.wait(1.2)
     other.kill()
     assert freed.wait(60.0)
     match = rf"run_training: learner 1 \(pid {other.pid} on .*\) has died"
     with pytest.raises(LearnerError, match=match) as error:
-        watching.refuse_lost()
+        watching.raise_if_lost()
     assert error.value.ranks == (1,)
     assert [record.getMessage() for record in caplog.records] == [str(watching.lost)]
     watching.close()

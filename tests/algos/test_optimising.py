@@ -15,7 +15,7 @@ from torch import Tensor, nn, optim
 
 from rlstruct.agents import ActorCriticAgent
 from rlstruct.algos import a2c
-from rlstruct.algos.process_group import DistributedLearnerGroup, use_group
+from rlstruct.algos.distributed.process_group import DistributedLearnerGroup, use_group
 from rlstruct.testing import forbid_host_sync
 
 Loss = Callable[[Tensor, Tensor], Tensor]

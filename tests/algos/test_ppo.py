@@ -31,8 +31,8 @@ from rlstruct.agents import (
     RecurrentGaussianAgent,
 )
 from rlstruct.algos import ppo
-from rlstruct.algos.evaluation import TrainingResult
 from rlstruct.algos.ppo import PPOConfig, PPOLearner, train
+from rlstruct.algos.training.evaluation import TrainingResult
 from rlstruct.batchers import RL_Batcher
 from rlstruct.envs import GymEnvInf
 from rlstruct.functional import random
@@ -169,7 +169,7 @@ def advantages(steps: Any, value: Tensor, next_value: Tensor, config: PPOConfig)
 
 
 def reference_update(model: Any, trajectories: Trajectories, config: PPOConfig, rate: float) -> None:
-    steps = trajectories.trajectories
+    steps = trajectories.steps
     recurrent = "agent_state/hidden" in trajectories.info.keys()
     hidden = trajectories.info["agent_state/hidden"] if recurrent else None
     with torch.no_grad():
@@ -239,7 +239,7 @@ def test_a_whole_update_equals_a_plain_one_in_every_parameter(kind: str, setting
     # In single precision large steps make rounding errors large.
     learner = create_learner(kind, config, torch.float32 if config is SMALL else torch.float64)
     trajectories = collect(kind, learner)
-    assert trajectories.trajectories.full()
+    assert trajectories.steps.full()
     reference, before = copy.deepcopy(learner.model), copy.deepcopy(learner.model)
     terms = learner.update(trajectories, fraction_done=0.0)
     reference_update(reference, trajectories, config, config.learning_rate)
@@ -261,7 +261,7 @@ def test_the_ratio_is_one_before_the_first_step_and_not_where_the_replay_is_wron
     with torch.no_grad():
         next(learner.model.parameters()).add_(0.1)
     assert learner.prepare(trajectories)[1]["ratio_error"].item() > 1e-4
-    steps = trajectories.trajectories
+    steps = trajectories.steps
     assert 0.0 < diagnostics["explained_variance"].abs().item() < 100.0
     assert batch.n_elems() == (6 if "recurrent" in kind else 60)
     assert steps["_observation/done"].any()
@@ -285,7 +285,7 @@ def test_the_losses_by_hand() -> None:
 def test_padding_changes_nothing() -> None:
     learner, other = create_learner("recurrent"), create_learner("recurrent")
     trajectories = collect("recurrent", learner)
-    steps = trajectories.trajectories
+    steps = trajectories.steps
 
     def pad(tensor: Tensor) -> Tensor:
         return torch.cat([tensor, tensor[:, -1:]], dim=1)
@@ -302,12 +302,12 @@ def test_an_epoch_has_every_row_once_in_an_order_of_its_own(kind: str) -> None:
     batch, _ = learner.prepare(collect(kind, learner))
     rows = batch.n_elems()
     orders = [
-        torch.cat([batch.index(one).trajectories["observation/rng"][:, 0] for one in learner.shuffled(rows, epoch)])
+        torch.cat([batch.index(one).steps["observation/rng"][:, 0] for one in learner.shuffled(rows, epoch)])
         for epoch in range(2)
     ]
     learner.version_now += SMALL.n_minibatches
     assert torch.equal(torch.cat(learner.shuffled(rows, 0)), torch.cat(create_learner(kind).shuffled(rows, 1)))
-    every = batch.trajectories["observation/rng"][:, 0].tolist()
+    every = batch.steps["observation/rng"][:, 0].tolist()
     drawn = [order.tolist() for order in orders]
     assert sorted(drawn[0]) == sorted(drawn[1]) == sorted(every)
     assert len({tuple(drawn[0]), tuple(drawn[1]), tuple(every)}) == 3

@@ -183,13 +183,13 @@ def test_a_captured_update_never_writes_to_memory_that_it_reads_in_place() -> No
     batches = [batch.to(SIM) for batch in collect("ppo", 4)]
     plain, graph = create_learner("ppo", SIM, graph=False), create_learner("ppo", SIM)
     before = batches[1].clone()
-    graph_module.mark_static_address(batches[1].trajectories.values())
+    graph_module.mark_static_address(batches[1].steps.values())
     order = [batches[0], batches[1], batches[2], batches[3], batches[1]]
     expected, found = learn(plain, order), learn(graph, order)
     for one, other in zip(expected, found, strict=True):
         assert {name: term.item() for name, term in one.items()} == {name: term.item() for name, term in other.items()}
-    for key, value in batches[1].trajectories.items():
-        assert torch.equal(value, before.trajectories[key]), key
+    for key, value in batches[1].steps.items():
+        assert torch.equal(value, before.steps[key]), key
 
 
 def close(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
@@ -316,7 +316,7 @@ class Counting(a2c.A2CLearner):
 
     def terms(self, batch: Trajectories) -> dict[str, Tensor]:
         self.calls += 1
-        return {"loss": self.model(batch.trajectories["observation/frame"][:, 0])[1].square().mean() * self.calls}
+        return {"loss": self.model(batch.steps["observation/frame"][:, 0])[1].square().mean() * self.calls}
 
 
 def test_code_that_gives_something_else_is_an_error() -> None:

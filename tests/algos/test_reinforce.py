@@ -13,9 +13,9 @@ from fake_envs import CountingEnv
 from rlstruct import DictTensor, TemporalDictTensor, Trajectories, algos
 from rlstruct.agents import ActorCritic, ActorCriticAgent, RecurrentActorCritic
 from rlstruct.algos import reinforce
-from rlstruct.algos.build import PlacedEnv, create_batchers
-from rlstruct.algos.evaluation import TrainingResult
 from rlstruct.algos.reinforce import ReinforceConfig, ReinforceLearner, train
+from rlstruct.algos.training.build import DeviceEnvFactory, create_batchers
+from rlstruct.algos.training.evaluation import TrainingResult
 from rlstruct.envs import GymEnv
 from rlstruct.testing import allow_host_sync, forbid_host_sync
 
@@ -211,9 +211,9 @@ def test_wrong_settings_are_named(changes: dict[str, Any], message: str) -> None
 
 
 def test_environments_appear_where_the_batcher_wants_them() -> None:
-    env = PlacedEnv(CountingEnv, "sim:1")(n_envs=2, seed=0)
+    env = DeviceEnvFactory(CountingEnv, "sim:1")(n_envs=2, seed=0)
     assert env.device == torch.device("sim:1")
-    native = PlacedEnv(CountingEnv, "sim:1")(n_envs=2, seed=0, device="sim:1")
+    native = DeviceEnvFactory(CountingEnv, "sim:1")(n_envs=2, seed=0, device="sim:1")
     assert isinstance(native, CountingEnv)
 
 
@@ -221,7 +221,7 @@ def test_environments_appear_where_the_batcher_wants_them() -> None:
 def test_collecting_compiles_the_agent_if_asked_to_and_evaluating_never(
     compiled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rlstruct.algos.build.RL_Batcher", lambda *args, **settings: settings)
+    monkeypatch.setattr("rlstruct.algos.training.build.RL_Batcher", lambda *args, **settings: settings)
     config = dataclasses.replace(SMALL, compile_agent=compiled)
     collecting, evaluating = create_batchers(config, ActorCriticAgent, create_env, {}, create_model(), 0)
     made: list[Any] = [collecting(), evaluating()]  # what they would make a batcher with

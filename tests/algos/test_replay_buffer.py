@@ -59,7 +59,7 @@ def check_counting_batch(batch: DictTensor, n_step: int, discount: float, newest
 
 
 def heads(trajectories: Trajectories) -> dict[int, tuple[int, int]]:
-    last = trajectories.to("cpu").trajectories["_observation/frame"][:, -1]
+    last = trajectories.to("cpu").steps["_observation/frame"][:, -1]
     return {number: (episode, step) for number, episode, step in last.tolist()}
 
 
@@ -105,7 +105,7 @@ def test_all_that_the_agent_returned_is_kept(prioritised: bool) -> None:
         batcher.reset()
         for _ in range(3):
             buffer.extend(trajectories := collect(batcher))
-            steps = trajectories.trajectories
+            steps = trajectories.steps
             frames, drawn = steps["observation/frame"].flatten(0, 1), steps["action/drawn"].flatten()
             known |= dict(zip(map(tuple, frames.tolist()), drawn.tolist(), strict=True))
     batch = buffer.sample(300)
@@ -118,7 +118,7 @@ def test_a_batch_without_a_key_of_the_first_one_is_refused() -> None:
         batcher.reset()
         buffer.extend(collect(batcher))
         batch = collect(batcher)
-    steps = {key: value for key, value in batch.trajectories.items() if key != "action/drawn"}
+    steps = {key: value for key, value in batch.steps.items() if key != "action/drawn"}
     with pytest.raises(KeyError, match="action/drawn"):
         buffer.extend(Trajectories(batch.info, TemporalDictTensor(steps, batch.lengths)))
 
@@ -134,13 +134,13 @@ def test_rows_of_different_lengths_go_on_where_they_stopped(prioritised: bool) -
     for piece in range(40):
         lengths = torch.randint(0, T + 1, (n_envs,))
         at = start.unsqueeze(1) + torch.arange(T)  # behind its length a row holds steps that have not happened yet
-        steps = {k: v[torch.arange(n_envs).unsqueeze(1), at] for k, v in whole.trajectories.items()}
+        steps = {k: v[torch.arange(n_envs).unsqueeze(1), at] for k, v in whole.steps.items()}
         info = DictTensor({"step": torch.full((n_envs,), piece * T)})
         buffer.extend(Trajectories(info, TemporalDictTensor(steps, lengths)))
         start += lengths
         if (start == 0).any():
             continue
-        last = whole.trajectories["_observation/frame"][torch.arange(n_envs), start - 1]
+        last = whole.steps["_observation/frame"][torch.arange(n_envs), start - 1]
         newest = {number: (episode, step) for number, episode, step in last.tolist()}
         check_counting_batch(buffer.sample(200), 2, 0.5, newest)
     expected = sum(len(expected_steps(int(start[b]), b, 25)) for b in range(n_envs))
@@ -245,7 +245,7 @@ class PixelEnv(gymnasium.Env[Any, Any]):
 
 def collected_singly(trajectories: Trajectories) -> Trajectories:
     """The same steps, as if only the newest image had been shown."""
-    steps = dict(trajectories.trajectories.items())
+    steps = dict(trajectories.steps.items())
     newest = {key: steps[key][:, :, -1:] for key in ("observation/frame", "_observation/frame")}
     return Trajectories(trajectories.info, TemporalDictTensor({**steps, **newest}, trajectories.lengths))
 

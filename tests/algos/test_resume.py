@@ -15,10 +15,10 @@ from resume_tasks import TASKS, config_of, create_network, create_sim, train
 
 from rlstruct.agents import ActorCriticAgent
 from rlstruct.algos.a2c import A2CConfig
-from rlstruct.algos.config import load_config
-from rlstruct.algos.evaluation import Evaluator, TrainingResult
-from rlstruct.algos.run_folder import RunFolder
-from rlstruct.algos.training import TrainingLoop
+from rlstruct.algos.training.config import load_config
+from rlstruct.algos.training.evaluation import Evaluator, TrainingResult
+from rlstruct.algos.training.loop import TrainingLoop
+from rlstruct.algos.training.run_folder import RunFolder
 from rlstruct.batchers import RL_Batcher
 from rlstruct.envs import GymEnvInf
 from rlstruct.errors import BatcherStateError
@@ -31,7 +31,7 @@ CLOCKS = ("seconds", "steps_per_second", "evaluation/seconds")
 
 @pytest.fixture(autouse=True)
 def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlstruct.algos.run_folder.draw_learning_curve", lambda *args, **settings: None)
+    monkeypatch.setattr("rlstruct.algos.training.run_folder.draw_learning_curve", lambda *args, **settings: None)
 
 
 class Killed(Exception):

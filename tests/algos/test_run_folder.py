@@ -19,10 +19,11 @@ import torch
 from fake_envs import create_counting_env
 
 from rlstruct.agents import ActorCritic, ActorCriticAgent
-from rlstruct.algos import a2c, checkpoint
-from rlstruct.algos.evaluation import Evaluation
-from rlstruct.algos.loggers import LogLines, create_bar
-from rlstruct.algos.run_folder import RunFolder
+from rlstruct.algos import a2c
+from rlstruct.algos.training import checkpoint
+from rlstruct.algos.training.evaluation import Evaluation
+from rlstruct.algos.training.loggers import LogLines, create_bar
+from rlstruct.algos.training.run_folder import RunFolder
 
 for package in ("tqdm", "tensorboard", "matplotlib"):
     pytest.importorskip(package, reason="needs the extra: pip install 'rlstruct[train]'")

@@ -12,9 +12,9 @@ from resume_tasks import create_network, create_sim
 
 from rlstruct.agents import ActorCriticAgent
 from rlstruct.algos import A2CConfig, RunFolder, a2c
-from rlstruct.algos import build as build_module
-from rlstruct.algos.build import create_batchers
 from rlstruct.algos.seeds import Purpose, first_seed, seed_range, training_seeds
+from rlstruct.algos.training import build as build_module
+from rlstruct.algos.training.build import create_batchers
 from rlstruct.batchers import RL_Batcher
 
 SMALL: dict[str, Any] = {

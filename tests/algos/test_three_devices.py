@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from rlstruct import RL_Agent, RL_Agent_CheckDevice, Trajectories, VecEnv, agents, sims
 from rlstruct.algos import a2c, dqn, ppo, reinforce, sac
-from rlstruct.algos.evaluation import TrainingResult
+from rlstruct.algos.training.evaluation import TrainingResult
 from rlstruct.envs import GymEnv, GymEnvInf
 from rlstruct.testing import allow_host_sync, count_host_syncs, forbid_host_sync
 

@@ -13,13 +13,14 @@ import pytest
 import torch
 from resume_tasks import config_of, create_sim, train
 
-from rlstruct.algos import dqn, ppo, run_folder, sac
-from rlstruct.algos.evaluation import TrainingResult
+from rlstruct.algos import dqn, ppo, sac
+from rlstruct.algos.distributed.process_group import learner_group
 from rlstruct.algos.learner import GradientLearner
-from rlstruct.algos.process_group import learner_group
 from rlstruct.algos.replay_buffer import ReplayBuffer
-from rlstruct.algos.run_folder import RunFolder
-from rlstruct.algos.training import TrainingLoop
+from rlstruct.algos.training import run_folder
+from rlstruct.algos.training.evaluation import TrainingResult
+from rlstruct.algos.training.loop import TrainingLoop
+from rlstruct.algos.training.run_folder import RunFolder
 from rlstruct.core import DictTensor, Trajectories
 from rlstruct.errors import LearnerError
 from rlstruct.functional import random
@@ -47,7 +48,7 @@ def train_seeing(name: str) -> tuple[TrainingResult, list[torch.Tensor]]:
 
     def collect(self: TrainingLoop) -> tuple[Trajectories, int]:
         found = learn(self)
-        steps = found[0].trajectories
+        steps = found[0].steps
         seen.append(steps["observation/frame"] * steps.mask().unsqueeze(-1))
         return found
 

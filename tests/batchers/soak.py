@@ -331,7 +331,7 @@ class Round:
         for version, b in zip(versions, rows, strict=True):
             renewed = self.n_handed_over <= self.renewed.get(b, -1)
             assert version == acting or (renewed and acting < version <= self.version), (b, version, acting)
-        steps = batch.trajectories
+        steps = batch.steps
         for row, b in enumerate(rows):
             truth = self.counters[b].take(self.T)
             real = int(batch.lengths[row])

@@ -27,8 +27,8 @@ from rlstruct.agents import (
     StackingAgent,
 )
 from rlstruct.algos import dqn, ppo
-from rlstruct.algos.callbacks import Callback, TrainingContext
-from rlstruct.algos.run_folder import RunFolder
+from rlstruct.algos.training.callbacks import Callback, TrainingContext
+from rlstruct.algos.training.run_folder import RunFolder
 from rlstruct.batchers import RL_Batcher
 from rlstruct.cli.agents import count_actions
 from rlstruct.core import Trajectories
@@ -89,7 +89,7 @@ def collect(create_agent: Any, space: spaces.Space[Any], n_processes: int = 0) -
 
 def shown(trajectories: Trajectories) -> tuple[Tensor, Tensor, Tensor]:
     """Indices of the actions [N, K], and what the environment showed of them and called its last action."""
-    steps = trajectories.trajectories
+    steps = trajectories.steps
     action = steps["action/action"].flatten(0, 1)
     last = steps["_observation/last_action"].flatten(0, 1)
     return (
@@ -114,12 +114,12 @@ def test_the_environment_gets_elements_and_the_batch_holds_indices(space: spaces
     assert torch.equal(last, index)
     assert index.min() == 0
     assert (index.amax(0) + 1).tolist() == ([sizes] if isinstance(sizes, int) else list(sizes))
-    first = trajectories.trajectories["observation/initial_state"]
-    assert not trajectories.trajectories["observation/last_action"][first].any()
+    first = trajectories.steps["observation/initial_state"]
+    assert not trajectories.steps["observation/last_action"][first].any()
     assert actions == ActionIndices.of(space)
     replayed = replay_agent(agent, trajectories)
     for key in ("action", "log_probability"):
-        torch.testing.assert_close(replayed[key], trajectories.trajectories[f"action/{key}"])
+        torch.testing.assert_close(replayed[key], trajectories.steps[f"action/{key}"])
 
 
 def test_workers_map_them_too() -> None:
@@ -158,8 +158,8 @@ class Constant(RL_Agent):
 def test_actions_of_an_agent_of_ones_own_pass_through() -> None:
     space = spaces.Discrete(3, start=5)
     trajectories, actions = collect(partial(Constant, [6]), space)
-    assert (trajectories.trajectories["action/action"] == 6).all()
-    assert (trajectories.trajectories["_observation/frame"] == 6).all()
+    assert (trajectories.steps["action/action"] == 6).all()
+    assert (trajectories.steps["_observation/frame"] == 6).all()
     assert actions is None
     assert FiveToSeven(ActorCritic(1, 3)).action_form == "element"  # it overrides __call__, so it says what it returns
     with pytest.raises(rlstruct.WorkerError, match=r"Its actions begin with 5: .*or set action_form = 'index'"):

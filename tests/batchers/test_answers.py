@@ -57,7 +57,7 @@ def test_wide_unsigned_frames_stay_what_they_are_where_episodes_restart(dtype: A
         return GymEnvInf([CountingDown(dtype, 2), CountingDown(dtype, 3)], seed)
 
     with RL_Batcher(4, create_agent, create_env) as batcher:
-        steps = first_batch(batcher).trajectories
+        steps = first_batch(batcher).steps
     top = int(np.iinfo(dtype).max)
     assert fallen(steps["observation/frame"], top) == [[0, 1, 0, 1], [0, 1, 2, 0]]
     assert fallen(steps["_observation/frame"], top) == [[1, 2, 1, 2], [1, 2, 3, 1]]
@@ -69,7 +69,7 @@ def test_wide_unsigned_frames_are_padded_with_zeros(dtype: Any) -> None:
         return GymEnv([CountingDown(dtype, 1), CountingDown(dtype, 3)], seed)
 
     with RL_Batcher(4, GlobalRandomAgent, create_env) as batcher:
-        steps = first_batch(batcher).trajectories
+        steps = first_batch(batcher).steps
     top = int(np.iinfo(dtype).max)
     # A padded 0 lies as far below the top as can be. After the last step `observation` shows what was reached.
     assert fallen(steps["_observation/frame"], top) == [[1, top, top], [1, 2, 3]]

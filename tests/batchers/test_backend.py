@@ -122,8 +122,8 @@ def test_a_registered_backend_collects_what_ours_collect(
 ) -> None:
     monkeypatch.setitem(BACKENDS, "mine", target)
     for mine, ours in zip(collect(2, "mine://here", n_envs), collect(0, n_envs=2), strict=True):
-        for key, value in ours.trajectories.items():
-            assert torch.equal(mine.trajectories[key], value), key
+        for key, value in ours.steps.items():
+            assert torch.equal(mine.steps[key], value), key
         assert mine.info["env_seed"].tolist() == [3, 4]
 
 

@@ -109,7 +109,7 @@ def test_trajectories_and_states_are_those_of_this_machine(cluster: Cluster) -> 
         for batcher in both:
             batcher.reset()
         found = [collect(batcher, 30) for batcher in both]
-        assert any(batch.trajectories["_observation/done"].any() for batch in found[0])
+        assert any(batch.steps["_observation/done"].any() for batch in found[0])
         states = [batcher.state_dict() for batcher in both]
         found += [collect(batcher, 1) for batcher in both]  # away from these states, and back to that of the other
         assert here.load_state_dict(states[1], LAST)
@@ -134,7 +134,7 @@ def test_episodes_infos_and_threads_are_those_of_this_machine(cluster: Cluster) 
             assert batcher.memory_report().total > 0
             assert sum(batcher.stats().workers[-1].values()) > 0
     for (here, n_here), (there, n_there) in zip(*batches, strict=True):
-        steps = there.trajectories
+        steps = there.steps
         assert steps["action/threads"][steps.mask()].eq(1).all()
         own = {key: steps[key] for key in steps.keys() if key not in ("action/threads", "action/node")}
         assert_equal(Trajectories(there.info, TemporalDictTensor(own, steps.lengths)), here)
@@ -163,7 +163,7 @@ def test_weights_arrive_with_their_version(cluster: Cluster) -> None:
         for i in range(3):
             batcher.update({"w": torch.full((70_000,), float(i))})
             batch = first_batch(batcher)
-            assert batch.trajectories["action/lowest"].eq(i).all()
+            assert batch.steps["action/lowest"].eq(i).all()
             assert batch.info["policy_version"].eq(i + 1).all()
         assert batcher.memory_report().weights == 70_000 * 4
 
@@ -242,7 +242,7 @@ def test_a_node_is_killed_in_the_middle(cluster: Cluster) -> None:
                 cluster.remove_node(cluster.second, allow_graceful=False)
             batch, n_running = batcher.get()
             assert n_running == 6
-            nodes = batch.trajectories["action/node"][::2, 0].tolist()
+            nodes = batch.steps["action/node"][::2, 0].tolist()
             found.append(batch)
             if len(found) == 1:
                 dead = [i for i, node in enumerate(nodes) if node == number(cluster.second.node_id)]
@@ -267,7 +267,7 @@ def test_a_node_is_killed_in_the_middle(cluster: Cluster) -> None:
         assert seeds == [one.seed] * old + [new_seed] * new
         assert steps == [T * i for i in range(old)] + [T * i for i in range(new)]
     for batch in found:  # each environment counts its own steps, with the numbers of its seed
-        frames = batch.trajectories["observation/frame"]
+        frames = batch.steps["observation/frame"]
         assert frames[:, :, 0].eq(batch.info["env_seed"].unsqueeze(1)).all()
 
 

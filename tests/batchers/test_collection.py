@@ -49,7 +49,7 @@ def test_auto_reset_batches_continue_exactly(lengths: list[int], B: int, T: int,
     for b in range(B):
         truth = steps_of(seed + b, n * T, lengths)
         for i, batch in enumerate(batches):
-            steps = batch.trajectories
+            steps = batch.steps
             for t in range(T):
                 before, after, done = truth[i * T + t]
                 assert tuple(steps["observation/frame"][b, t].tolist()) == before
@@ -75,7 +75,7 @@ def test_episodes_are_whole_and_padding_is_zero(lengths: list[int], B: int, T: i
                 poison(batcher)
             batcher.execute()
             batch, n_running = batcher.get()
-            steps = batch.trajectories
+            steps = batch.steps
             rows = [b for b in range(B) if long[b] > start]
             expected = [min(T, long[b] - start) for b in rows]
             assert batch.info["environment"].tolist() == rows
@@ -104,8 +104,8 @@ def test_rng_is_the_hash_of_seed_reset_and_step() -> None:
             batcher.reset()
             for i, batch in enumerate(collect(batcher, 2)):
                 keys = step_keys(torch.arange(5, 8), episode, torch.arange(4 * i, 4 * i + 5)).T
-                assert torch.equal(batch.trajectories["observation/rng"], keys[:, :4])
-                assert torch.equal(batch.trajectories["_observation/rng"], keys[:, 1:])
+                assert torch.equal(batch.steps["observation/rng"], keys[:, :4])
+                assert torch.equal(batch.steps["_observation/rng"], keys[:, 1:])
 
 
 @pytest.mark.parametrize("n_processes", [0, 1])
@@ -117,13 +117,13 @@ def test_what_was_handed_over_never_changes_and_never_aliases_the_infos(n_proces
         first = collect(batcher, 1)[0]
         copy = first.clone()
         collect(batcher, 3)
-        for key, value in first.trajectories.items():
-            assert torch.equal(value, copy.trajectories[key]), key
+        for key, value in first.steps.items():
+            assert torch.equal(value, copy.steps[key]), key
         first.info["agent_info/epsilon"].zero_()
-        first.trajectories["observation/frame"].zero_()
+        first.steps["observation/frame"].zero_()
         again = collect(batcher, 1)[0]
         assert again.info["agent_info/epsilon"].tolist() == [0.5] * 3
-        assert again.trajectories["observation/frame"][:, 0, 0].tolist() == [1, 2, 3]
+        assert again.steps["observation/frame"][:, 0, 0].tolist() == [1, 2, 3]
     assert info["epsilon"].tolist() == [0.5]
 
 
@@ -132,7 +132,7 @@ def test_one_copy_of_the_frames_where_nothing_restarted() -> None:
         env_args = {"n_envs": 2, "auto_reset": auto_reset, "lengths": long}
         with RL_Batcher(5, RngAgent, create_counting_env, env_args=env_args, seed=0) as batcher:
             batcher.reset()
-            steps = collect(batcher, 1)[0].trajectories
+            steps = collect(batcher, 1)[0].steps
             frames = steps["observation/frame"]
             assert frames.untyped_storage().data_ptr() == steps["_observation/frame"].untyped_storage().data_ptr()
             assert frames.untyped_storage().nbytes() == 2 * (5 + 1) * 3 * 8
@@ -146,7 +146,7 @@ def test_rows_of_a_vector_environment_without_its_dead_steps() -> None:
     for b in range(3):
         seen = []
         for batch in batches:
-            steps, real = batch.trajectories, int(batch.lengths[b])
+            steps, real = batch.steps, int(batch.lengths[b])
             for t in range(real):
                 before = steps["observation/frame"][b, t].tolist()
                 after = steps["_observation/frame"][b, t].tolist()
@@ -165,7 +165,7 @@ def test_history_is_what_the_batch_holds_before() -> None:
         with RL_Batcher(6, SumOfHistoryAgent, create_env, env_args=env_args, seed=0) as batcher:
             batcher.reset()
             for batch in collect(batcher, 1 if auto_reset is False else 2):
-                steps = batch.trajectories
+                steps = batch.steps
                 before = steps["observation/frame"].sum(2).cumsum(1)
                 after = steps["_observation/frame"].sum(2).cumsum(1)
                 for b, real in enumerate(batch.lengths.tolist()):
@@ -179,11 +179,11 @@ def test_infos_reach_agent_and_trajectories() -> None:
     with RL_Batcher(2, InfoAgent, create_counting_env, env_args=env_args, seed=0) as batcher:
         batcher.reset(agent_info=DictTensor({"e": torch.tensor([1.0, 2.0, 3.0])}))
         first, second = collect(batcher, 2)
-        assert first.trajectories["action/seen_e"].tolist() == [[1.0, 1.0], [2.0, 2.0], [3.0, 3.0]]
+        assert first.steps["action/seen_e"].tolist() == [[1.0, 1.0], [2.0, 2.0], [3.0, 3.0]]
         assert second.info["agent_info/e"].tolist() == [1.0, 2.0, 3.0]
         batcher.execute(agent_info=DictTensor({"e": torch.tensor([9.0])}))
         batch = batcher.get()[0]
-        assert batch.trajectories["action/seen_e"].tolist() == [[9.0, 9.0]] * 3
+        assert batch.steps["action/seen_e"].tolist() == [[9.0, 9.0]] * 3
         assert batch.info["agent_info/e"].tolist() == [9.0] * 3
 
 
@@ -202,7 +202,7 @@ def test_agents_that_draw_from_torch_repeat_with_the_same_seed_and_layout() -> N
             20, GlobalRandomAgent, create_counting_env, env_args=env_args, seed=3, agent_seeds=agent_seeds
         ) as batcher:
             batcher.reset()
-            return collect(batcher, 1)[0].trajectories["action/action"].tolist()
+            return collect(batcher, 1)[0].steps["action/action"].tolist()
 
     assert actions(None) == actions(None)
     assert actions([7]) != actions(None)

@@ -56,9 +56,9 @@ def collect(made: RL_Batcher) -> Trajectories:
 def assert_equal(found: Trajectories, expected: Trajectories) -> None:
     """Bit by bit, but for what the network says: that is fused, and so rounded otherwise."""
     assert found.info.keys() == expected.info.keys()
-    assert list(found.trajectories.keys()) == list(expected.trajectories.keys())
-    for key, value in [*expected.trajectories.items(), *expected.info.items()]:
-        other = found.trajectories[key] if key in found.trajectories else found.info[key]
+    assert list(found.steps.keys()) == list(expected.steps.keys())
+    for key, value in [*expected.steps.items(), *expected.info.items()]:
+        other = found.steps[key] if key in found.steps else found.info[key]
         rounds = key.startswith(("action/", "agent_state/")) and value.is_floating_point()
         torch.testing.assert_close(other, value, rtol=1e-4 if rounds else 0, atol=1e-5 if rounds else 0)
 
@@ -72,8 +72,8 @@ def test_a_compiled_agent_collects_the_same_and_takes_new_weights() -> None:
             made.update(model(1).state_dict())
         first, second = collect(compiled), collect(eager)
     assert_equal(first, second)
-    spoken = model(1)(first.trajectories["observation/frame"].flatten(0, 1))[1]  # the oracle: the new network itself
-    torch.testing.assert_close(first.trajectories["action/value"].flatten(), spoken.detach(), rtol=1e-4, atol=1e-5)
+    spoken = model(1)(first.steps["observation/frame"].flatten(0, 1))[1]  # the oracle: the new network itself
+    torch.testing.assert_close(first.steps["action/value"].flatten(), spoken.detach(), rtol=1e-4, atol=1e-5)
 
 
 def test_weights_may_be_other_tensors_and_of_another_shape(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,7 +82,7 @@ def test_weights_may_be_other_tensors_and_of_another_shape(monkeypatch: pytest.M
         collect(compiled)
         for weights in (torch.full((1,), 3.0), torch.full((1,), 4.0), torch.full((2,), 5.0)):
             compiled.update({"w": weights})
-            steps = collect(compiled).trajectories
+            steps = collect(compiled).steps
             assert bool((steps["action/lowest"] == weights[0]).all())
             assert bool((steps["action/size"] == weights.numel()).all())
 
@@ -203,7 +203,7 @@ def test_an_agent_that_promises_nothing_acts_as_it_is_with_one_warning() -> None
             collect(made)
         assert len(caught) == 1
         made.update({"w": torch.full((1,), 3.0)})
-        assert bool((collect(made).trajectories["action/lowest"] == 3.0).all())
+        assert bool((collect(made).steps["action/lowest"] == 3.0).all())
 
 
 def create_remembering() -> RL_Agent:

@@ -128,7 +128,7 @@ def test_everything_appears_on_the_batchers_device(n_processes: int) -> None:
         assert batch.info["agent_info/start"].cpu().tolist() == [4, 4]
         assert batch.info["agent_state/steps"].cpu().tolist() == [4, 4]
         # Environment 0 lives 3 steps, then 1, then 4; every episode starts from 4.
-        assert batch.trajectories["action/steps"].cpu()[0].tolist() == [4, 5, 6, 4, 4]
+        assert batch.steps["action/steps"].cpu()[0].tolist() == [4, 5, 6, 4, 4]
         if not n_processes:
             # After 5 steps and a reset: episodes 3 and 4 of environment 0, episode 3 of environment 1.
             assert collect_episodes(batcher, 3).lengths.cpu().tolist() == [2, 6, 6]

@@ -35,7 +35,7 @@ def test_exactly_n_episodes_each_as_long_as_it_is(n: int, B: int, T: int, length
     expected = [(b, e) for b in range(B) for e in range(n // B + (b < n % B))]
     assert found.n_elems() == n
     assert list(zip(found.info["environment"].tolist(), found.info["episode"].tolist(), strict=True)) == expected
-    steps = found.trajectories
+    steps = found.steps
     for row, (b, e) in enumerate(expected):
         long = counting_length(3 + b, e, lengths)
         assert found.lengths[row] == long
@@ -56,7 +56,7 @@ def test_episodes_of_an_agent_with_a_memory_can_be_replayed(auto_reset: bool) ->
     with RL_Batcher(4, RecurrentAgent, create_counting_env, agent_args=agent_args, env_args=env_args) as batcher:
         found = collect_episodes(batcher, 7)
     replayed, mask = replay_agent(RecurrentAgent(**agent_args), found), found.mask()
-    torch.testing.assert_close(replayed["value"][mask], found.trajectories["action/value"][mask])
+    torch.testing.assert_close(replayed["value"][mask], found.steps["action/value"][mask])
 
 
 @pytest.mark.parametrize("auto_reset", [False, True])
@@ -77,7 +77,7 @@ def test_an_episode_that_was_lost_with_its_worker_is_not_joined_with_the_next(au
         found = collect_episodes(batcher, 1)
     assert found.lengths.tolist() == [10]
     assert found.info["step"].tolist() == [0]
-    assert found.trajectories["observation/frame"][0].tolist() == [[0, 1, k] for k in range(10)]
+    assert found.steps["observation/frame"][0].tolist() == [[0, 1, k] for k in range(10)]
 
 
 @pytest.mark.parametrize("auto_reset", [False, True])
@@ -120,7 +120,7 @@ def test_long_episodes_are_found_in_their_true_proportion(auto_reset: bool, n: i
     with RL_Batcher(50, RngAgent, create_coins, env_args=env_args, seed=0) as batcher:
         found = collect_episodes(batcher, n)
     long = (found.lengths == 100).double().mean().item()
-    mean_return = found.trajectories["_observation/reward"].sum(1).double().mean().item()
+    mean_return = found.steps["_observation/reward"].sum(1).double().mean().item()
     # A return is 1 or 100, each with probability 1/2: 50.5 on average, with deviation 49.5.
     assert abs(long - 0.5) < 3 * 0.5 / n**0.5
     assert abs(mean_return - 50.5) < 3 * 49.5 / n**0.5
@@ -132,7 +132,7 @@ def test_a_batch_in_which_all_rows_restart_has_no_real_step() -> None:
         statistics, seen = EpisodeStatistics(1), []
         for _ in range(4):
             batch = next_batch(batcher)
-            assert batch.trajectories.n_steps() == 1
+            assert batch.steps.n_steps() == 1
             seen.append((batch.lengths.tolist(), statistics.add(batch)["length"].tolist()))
     assert seen == [([1], [1]), ([0], []), ([1], [1]), ([0], [])]
 
@@ -186,7 +186,7 @@ def test_statistics_of_a_thousand_episodes_of_cartpole() -> None:
         while sum(part.n_elems() for part in ended) < 1000:
             batch = next_batch(batcher)
             ended.append(statistics.add(batch))
-            seen.append(batch.trajectories)
+            seen.append(batch.steps)
     episodes = DictTensor.cat(ended)
     assert torch.equal(episodes["return"].long(), episodes["length"])  # one point per step
     assert int(episodes["length"].max()) <= 30
@@ -239,14 +239,14 @@ def test_whole_episodes_packed_and_averaged() -> None:
     # Environments 0 and 1 play 3, 1 and 1, 4 steps; step k is rewarded with k.
     with RL_Batcher(4, RngAgent, create_counting_env, env_args={"n_envs": 2, "auto_reset": True}, seed=0) as batcher:
         found = collect_episodes(batcher, 4)
-    reward, mask = found.trajectories["_observation/reward"], found.mask()
+    reward, mask = found.steps["_observation/reward"], found.mask()
     assert found.lengths.tolist() == [3, 1, 1, 4]
     assert masked_mean(reward, mask).item() == pytest.approx((6 + 1 + 1 + 10) / 9)
     assert reward_to_go(reward, mask.float(), 1.0)[:, 0].tolist() == [6, 1, 1, 10]
     packed = found.transitions()
     assert packed["_observation/reward"].tolist() == [1, 2, 3, 1, 1, 1, 2, 3, 4]
-    steps = {key: value for key, value in packed.items() if key in found.trajectories}
-    true_bytes = sum(9 * value[0, 0].nbytes for value in found.trajectories.values())
+    steps = {key: value for key, value in packed.items() if key in found.steps}
+    true_bytes = sum(9 * value[0, 0].nbytes for value in found.steps.values())
     assert sum(value.untyped_storage().nbytes() for value in steps.values()) <= 1.05 * true_bytes
 
 
@@ -270,7 +270,7 @@ def test_tracking_never_waits_and_goes_on_after_a_checkpoint() -> None:
         batcher.reset()
         for _ in range(10):
             batch = next_batch(batcher)
-            ended = batch.trajectories["_observation/frame"][..., 2][batch.trajectories["_observation/done"]].tolist()
+            ended = batch.steps["_observation/frame"][..., 2][batch.steps["_observation/done"]].tolist()
             returns += [n * (n + 1) / 2 for n in ended]  # 1 + 2 + … + n
             with forbid_host_sync():
                 counted = statistics.track(batch)

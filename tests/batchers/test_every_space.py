@@ -88,8 +88,8 @@ def collect(n_processes: int, device: str) -> Trajectories:
 
 @pytest.mark.parametrize(("n_processes", "device"), [(0, "cpu"), (2, "cpu"), (0, "sim:0")])
 def test_dtypes_shapes_and_values_are_those_of_the_space(n_processes: int, device: str) -> None:
-    steps = collect(n_processes, device).trajectories
-    here = steps if (n_processes, device) == (0, "cpu") else collect(0, "cpu").trajectories
+    steps = collect(n_processes, device).steps
+    here = steps if (n_processes, device) == (0, "cpu") else collect(0, "cpu").steps
     for where in ("observation/frame/", "_observation/frame/"):
         found = {key.removeprefix(where): value for key, value in steps.items() if key.startswith(where)}
         assert {key: (value.dtype, tuple(value.shape[2:])) for key, value in found.items()} == EXPECTED

@@ -323,7 +323,7 @@ def test_a_worker_that_dies_in_any_call_is_restarted() -> None:
         for number in range(2):
             batch, _ = batcher.get()
             assert batch.n_elems() == 4
-            assert (batch.trajectories["action/lowest"][:2] == number + 1).all()
+            assert (batch.steps["action/lowest"][:2] == number + 1).all()
         assert [lost.worker for lost in batcher.lost_episodes] == [1]
         kill_worker(batcher, 0, signal.SIGKILL)
         state = batcher.state_dict()
@@ -411,8 +411,8 @@ def test_restarted_workers_keep_batches_full_and_list_what_was_lost() -> None:
     assert "exited with code 5" in lost[0].reason
     assert second.info["env_seed"].tolist() == [10, 11, 12, *range(lost[0].new_seed, lost[0].new_seed + 3)]
     assert second.info["step"].tolist() == [4, 4, 4, 0, 0, 0]
-    assert second.trajectories["observation/initial_state"][3:, 0].all()
-    assert second.trajectories["observation/frame"][3:, 0, 2].tolist() == [0, 0, 0]
+    assert second.steps["observation/initial_state"][3:, 0].all()
+    assert second.steps["observation/frame"][3:, 0, 2].tolist() == [0, 0, 0]
     kill_worker(batcher, 0, signal.SIGKILL)
     with pytest.raises(WorkerError, match="killed by SIGKILL"):  # one restart was allowed
         run(batcher)

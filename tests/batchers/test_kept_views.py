@@ -55,7 +55,7 @@ def test_a_state_that_is_a_view_of_an_observation_is_not_overwritten(create_env:
     where = {"device": resolve_device(device)}
     with RL_Batcher(T, KeepsSecond, create_env, agent_args=where, env_args=where, seed=0, device=device) as batcher:
         batcher.reset()
-        batches = [next_batch(batcher).trajectories for _ in range(6)]
+        batches = [next_batch(batcher).steps for _ in range(6)]
     seen, kept = (torch.cat([batch[key].cpu() for batch in batches], 1) for key in ("observation/frame", "action/kept"))
     expected = seen[:, 1:2, 1:].expand(-1, 6 * T - 1, -1)
     assert torch.equal(kept[:, 1:], expected)

@@ -53,13 +53,13 @@ def test_layouts_agree(n_processes: int, recurrent: bool, auto_reset: bool) -> N
         for key in ("environment", "env_seed", "step", "policy_version"):
             assert torch.equal(mine.info[key], theirs.info[key]), key
         assert torch.equal(mine.lengths, theirs.lengths)
-        assert list(mine.trajectories.keys()) == list(theirs.trajectories.keys())
-        for key, value in mine.trajectories.items():
+        assert list(mine.steps.keys()) == list(theirs.steps.keys())
+        for key, value in mine.steps.items():
             if value.is_floating_point() and key.startswith("action/"):
                 # Matrix products of 8 rows and of 4 rows may round differently; actions do not.
-                torch.testing.assert_close(value, theirs.trajectories[key], atol=1e-5, rtol=1e-5)
+                torch.testing.assert_close(value, theirs.steps[key], atol=1e-5, rtol=1e-5)
             else:
-                assert torch.equal(value, theirs.trajectories[key]), key
+                assert torch.equal(value, theirs.steps[key]), key
 
 
 def test_a_row_alone_is_replayed_from_the_seed_that_it_carries() -> None:
@@ -74,7 +74,7 @@ def test_a_row_alone_is_replayed_from_the_seed_that_it_carries() -> None:
             alone = next_batch(batcher)
             assert alone.info["step"][0] == batch.info["step"][row]
             for key in ("observation/frame", "observation/rng", "action/action", "_observation/done"):
-                assert torch.equal(alone.trajectories[key][0], batch.trajectories[key][row]), key
+                assert torch.equal(alone.steps[key][0], batch.steps[key][row]), key
 
 
 def test_different_seeds_differ() -> None:
@@ -85,6 +85,6 @@ def test_different_seeds_differ() -> None:
         ) as batcher:
             batcher.reset()
             batcher.execute()
-            frames.append(batcher.get()[0].trajectories["observation/frame"])
+            frames.append(batcher.get()[0].steps["observation/frame"])
     assert not torch.equal(*frames)
     assert not torch.equal(frames[0][0], frames[0][1])  # the environments of one batch differ, too

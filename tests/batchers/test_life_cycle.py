@@ -96,7 +96,7 @@ def test_all_episodes_ended() -> None:
         assert batcher.get()[1] == 0
         with pytest.raises(BatcherStateError, match=r"every episode has ended. Call reset\(\)"):
             batcher.execute()
-        assert first_batch(batcher).trajectories["observation/frame"][:, 0, 1].tolist() == [1, 1]  # second episodes
+        assert first_batch(batcher).steps["observation/frame"][:, 0, 1].tolist() == [1, 1]  # second episodes
 
 
 @pytest.mark.parametrize("method", ["reset", "execute", "get", "n_envs", "update", "__enter__"])
@@ -172,7 +172,7 @@ def test_outputs_that_were_collected_carry_no_gradient() -> None:
     ) as batcher:
         batch = first_batch(batcher)
     with pytest.raises(RuntimeError, match="does not require grad"):
-        batch.trajectories["action/value"].sum().backward()
+        batch.steps["action/value"].sum().backward()
     agent = create_policy(recurrent=False)
     replay_agent(agent, batch)["value"].sum().backward()
     assert all(parameter.grad is not None for parameter in agent.model.critic.parameters())
@@ -202,7 +202,7 @@ def test_n_envs_in_env_args_may_mean_something_else() -> None:
     with RL_Batcher(2, RngAgent, create_twice_as_many, env_args={"n_envs": 1}, n_processes=2, seed=5) as batcher:
         batch = first_batch(batcher)
         assert batch.info["env_seed"].tolist() == [5, 6, 7, 8]
-        assert batch.trajectories["observation/frame"][:, 0, 0].tolist() == [5, 6, 7, 8]
+        assert batch.steps["observation/frame"][:, 0, 0].tolist() == [5, 6, 7, 8]
 
 
 def create_twice_as_many(n_envs: int, seed: int) -> Any:
@@ -218,7 +218,7 @@ def test_get_without_blocking() -> None:
         batch = None
         while batch is None:
             batch, _ = batcher.get(blocking=False)
-        assert batch.trajectories["observation/frame"][0, :, 2].tolist() == [0, 1, 2]
+        assert batch.steps["observation/frame"][0, :, 2].tolist() == [0, 1, 2]
 
 
 class MissingBackend:

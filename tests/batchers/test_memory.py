@@ -60,7 +60,7 @@ def create_heavy(n_envs: int, seed: int, length: int) -> VecEnv:
 
 def stored(batch: Trajectories) -> int:
     """Bytes of a batch, memory that two keys share counted once."""
-    tensors = [*batch.trajectories.values(), *batch.info.values()]
+    tensors = [*batch.steps.values(), *batch.info.values()]
     return sum({value.untyped_storage().data_ptr(): value.untyped_storage().nbytes() for value in tensors}.values())
 
 
@@ -85,7 +85,7 @@ def test_the_report_is_the_measured_peak() -> None:
         report = batcher.memory_report()
         assert report.rollout_buffers[0] == pytest.approx(257 * 8 * frame, rel=0.01)
         assert report.batch == pytest.approx((257 + 256) * 8 * frame, rel=0.01)  # restarts: _observation has its own
-        ended = int(batch.trajectories["_observation/done"].sum())
+        ended = int(batch.steps["_observation/done"].sum())
         assert ended == 8 * (256 // 20)
     assert report.total + ended * frame == pytest.approx(peak, rel=0.05)
 

@@ -100,7 +100,7 @@ def test_a_batch_that_was_taken_at_once_is_copied_only_if_a_graph_will_overwrite
                 batch, _ = batcher.get(copy=copy)
         assert batcher.stats().executors == (executor,)
         assert batcher.memory_report().rollout_buffers[0] > T * B
-    one_key = batch.trajectories["observation/rng"].numel()
+    one_key = batch.steps["observation/rng"].numel()
     # Single steps write to small memory that is used again, and a graph always writes to its own memory.
     if executor == "eager" or (executor == "graph" and copy):
         assert queued.numbers > 5 * one_key

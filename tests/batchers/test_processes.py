@@ -283,7 +283,7 @@ def test_what_is_printed_where_standard_streams_are_closed_lands_in_no_batch(tmp
             with RL_Batcher(8, RngAgent, create_env, env_args=env_args, n_processes=n_processes, seed=0) as batcher:
                 batcher.reset()
                 for _ in range(3):
-                    steps = collect(batcher).trajectories
+                    steps = collect(batcher).steps
                     found += [steps[key].clone() for key in sorted(steps.keys())]
             return found
 
@@ -322,7 +322,7 @@ def test_workers_have_one_thread_and_the_parent_keeps_its_own() -> None:
     handler = signal.getsignal(signal.SIGINT)
     env_args = {"n_envs": 1, "auto_reset": True}
     with RL_Batcher(1, ThreadAgent, create_counting_env, env_args=env_args, n_processes=2, seed=0) as batcher:
-        steps = first_batch(batcher).trajectories
+        steps = first_batch(batcher).steps
     assert steps["action/threads"].flatten().tolist() == [1, 1]
     assert steps["action/cuda"].flatten().tolist() == [0, 0]
     assert steps["action/omp"].flatten().tolist() == [1, 1]

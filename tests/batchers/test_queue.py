@@ -115,7 +115,7 @@ def follow(moves: list[Move], n_processes: int, T: int, device: str = "cpu") -> 
 
 
 def tensors_of(batch: Trajectories) -> dict[str, torch.Tensor]:
-    return {**batch.info._tensors, **batch.trajectories._tensors}
+    return {**batch.info._tensors, **batch.steps._tensors}
 
 
 @pytest.mark.parametrize(
@@ -198,7 +198,7 @@ def test_weights_are_those_of_the_order_and_never_torn(batcher: RL_Batcher) -> N
         assert batch is not None
         assert (batch.info["policy_version"] == versions.popleft()).all()
         for key in ("lowest", "highest"):
-            assert (batch.trajectories[f"action/{key}"] == (i - 1 if i else 1000)).all()
+            assert (batch.steps[f"action/{key}"] == (i - 1 if i else 1000)).all()
         assert batch.info["step"].tolist() == [3 * i] * 4
     batcher.get()
 
@@ -230,7 +230,7 @@ def test_a_worker_that_fails_in_its_queued_batch_is_replaced_and_its_finished_ba
             batch, _ = batcher.get()
             assert batch is not None
             found.append((batch.info["env_seed"].tolist(), batch.info["step"].tolist()))
-            steps = batch.trajectories["observation/frame"]
+            steps = batch.steps["observation/frame"]
             assert steps[:, :, 0].eq(batch.info["env_seed"].unsqueeze(1)).all()
             if len(found) < 2:
                 batcher.execute()
@@ -280,7 +280,7 @@ def test_kill_and_stop_with_a_batch_queued() -> None:
         batch, _ = batcher.get()
         assert batch is not None
         assert batch.info["agent_info/epsilon"].tolist() == [i, i]
-        assert (batch.trajectories["action/seen_epsilon"] == i).all()
+        assert (batch.steps["action/seen_epsilon"] == i).all()
         assert batch.info["step"].tolist() == [20 * (i - 1)] * 2
         if i < 3:
             batcher.execute(info[3] if i == 1 else None)

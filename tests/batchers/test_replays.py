@@ -136,7 +136,7 @@ def next_batch(batcher: RL_Batcher, agent_info: DictTensor | None = None) -> Tra
 
 def same(one: Trajectories, other: Trajectories, tolerance: float = 1e-5) -> None:
     assert torch.equal(one.lengths.cpu(), other.lengths.cpu())
-    for mine, yours in ((one.info, other.info), (one.trajectories, other.trajectories)):
+    for mine, yours in ((one.info, other.info), (one.steps, other.steps)):
         assert set(mine.keys()) == set(yours.keys())
         for key, value in mine.items():
             torch.testing.assert_close(
@@ -170,7 +170,7 @@ def test_replays_give_what_single_steps_give(
     for one, other, third in zip(replayed, stepped, on_cpu, strict=True):
         same(one, other)
         same(one, third, 1e-3)  # a falling pole makes what a GPU rounds otherwise a hundred times larger in a second
-    drawn = torch.cat([batch.trajectories["observation/rng"][:, 0].cpu() for batch in replayed])
+    drawn = torch.cat([batch.steps["observation/rng"][:, 0].cpu() for batch in replayed])
     assert len(drawn.unique()) == drawn.numel()  # no replay draws again what another drew
 
 
@@ -215,15 +215,15 @@ def test_what_was_handed_over_never_changes(device: str) -> None:
     with batcher_on(device, actor_critic) as batcher:
         batcher.reset()
         batches = [next_batch(batcher) for _ in range(3)]
-        before = [{k: v.cpu().clone() for k, v in batch.trajectories.items()} for batch in batches]
+        before = [{k: v.cpu().clone() for k, v in batch.steps.items()} for batch in batches]
         for batch in (next_batch(batcher), next_batch(batcher)):
-            for value in batch.trajectories.values():
+            for value in batch.steps.values():
                 value.zero_()  # the learner may write to its own batch
         after = next_batch(batcher)
     for batch, values in zip(batches, before, strict=True):
         for key, value in values.items():
-            assert torch.equal(batch.trajectories[key].cpu(), value), key
-    assert after.trajectories["observation/frame"].abs().sum() > 0
+            assert torch.equal(batch.steps[key].cpu(), value), key
+    assert after.steps["observation/frame"].abs().sum() > 0
 
 
 @pytest.mark.parametrize("auto_reset", [True, False])
@@ -237,7 +237,7 @@ def test_a_batch_that_is_not_copied_stays_until_the_next_one(device: str, auto_r
                 batcher.execute()
                 batches.append(batcher.get(copy=copy)[0])
                 clones.append(batches[-1].clone())
-        one, other = (batch.trajectories["observation/frame"] for batch in batches[2:])
+        one, other = (batch.steps["observation/frame"] for batch in batches[2:])
         shared = one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
         # Episodes that have ended leave gaps in the rows, which only a copy can close.
         assert shared == (not copy and len(one) == len(other) == B)
@@ -280,7 +280,7 @@ def test_an_update_is_seen_by_the_next_replay(device: str, captures: Captures, i
             batcher.update({"weight": weight})
             weight.fill_(-1.0)  # the caller's own again
             batch = next_batch(batcher)
-            assert batch.trajectories["action/weight"].unique().tolist() == [version]
+            assert batch.steps["action/weight"].unique().tolist() == [version]
             assert batch.info["policy_version"].unique().tolist() == [version + 1]
     # A tensor in another place needs another capture, after a batch of single steps.
     assert (captures.captured, captures.replayed) == ((1, 3) if in_place else (0, 0))
@@ -292,7 +292,7 @@ def test_agent_info_on_the_device_changes_without_a_new_capture(device: str, cap
         for epsilon in (None, 0.25, 0.125):
             info = None if epsilon is None else DictTensor({"epsilon": torch.tensor([epsilon])})
             batch = next_batch(batcher, info)
-            assert batch.trajectories["action/seen/epsilon"].unique().tolist() == [epsilon or 0.5]
+            assert batch.steps["action/seen/epsilon"].unique().tolist() == [epsilon or 0.5]
             assert batch.info["agent_info/epsilon"].unique().tolist() == [epsilon or 0.5]
     assert (captures.captured, captures.replayed) == (1, 2)
 
@@ -316,12 +316,12 @@ def test_agent_info_on_the_cpu_is_never_frozen(
     with batcher_on(device, HostInfoAgent) as batcher:
         batcher.reset()
         for _ in range(3):
-            assert next_batch(batcher).trajectories["action/action"].sum() > 0
+            assert next_batch(batcher).steps["action/action"].sum() > 0
         for _ in range(2):
             greedy = next_batch(batcher, DictTensor({"greedy": torch.ones(1)}))
-            assert greedy.trajectories["action/action"].sum() == 0
+            assert greedy.steps["action/action"].sum() == 0
         for _ in range(2):
-            assert next_batch(batcher, DictTensor()).trajectories["action/action"].sum() > 0
+            assert next_batch(batcher, DictTensor()).steps["action/action"].sum() > 0
     assert (captures.captured, captures.replayed) == (1, 4)
     assert [record.message for record in caplog.records if "agent_info_on_device = True" in record.message]
 
@@ -345,7 +345,7 @@ def test_an_agent_that_promises_nothing_is_never_frozen(
         batcher.reset()
         for scale in (1.0, 1.0, 100.0):
             monkeypatch.setattr(sys.modules[__name__], "SCALE", scale)
-            assert next_batch(batcher).trajectories["action/scale"].unique().tolist() == [scale]
+            assert next_batch(batcher).steps["action/scale"].unique().tolist() == [scale]
     assert captures.captured == 0
     (record,) = [record for record in caplog.records if "could run as one graph" in record.message]
     assert "set `pure = True`" in record.message
@@ -402,14 +402,14 @@ def test_what_would_freeze_is_named_once_and_steps_go_on(device: str, kind: Any,
     with batcher_on(device, kind) as batcher, warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         batcher.reset()
-        frames = [next_batch(batcher).trajectories["observation/frame"].cpu() for _ in range(4)]
+        frames = [next_batch(batcher).steps["observation/frame"].cpu() for _ in range(4)]
     (warning,) = caught
     assert "cannot be captured as one graph" in str(warning.message)
     assert re.search(words, str(warning.message)), str(warning.message)
     with batcher_on("cpu", kind) as batcher:
         batcher.reset()
         for frame in frames:
-            expected = next_batch(batcher).trajectories["observation/frame"]
+            expected = next_batch(batcher).steps["observation/frame"]
             torch.testing.assert_close(frame, expected, rtol=1e-3, atol=1e-3)
 
 
@@ -430,11 +430,9 @@ def test_single_steps_wait_for_nothing_and_copy_nothing(device: str, kind: str, 
         first = next_batch(batcher)
         with forbid_host_sync():
             second = next_batch(batcher)
-        frames = second.trajectories["observation/frame"]
+        frames = second.steps["observation/frame"]
         assert frames.transpose(0, 1).is_contiguous()  # the memory that the steps were written to, time first
-        assert (
-            frames.untyped_storage().data_ptr() != first.trajectories["observation/frame"].untyped_storage().data_ptr()
-        )
+        assert frames.untyped_storage().data_ptr() != first.steps["observation/frame"].untyped_storage().data_ptr()
 
 
 @pytest.mark.parametrize("kind", ["gymnasium", "simulator"])
@@ -459,8 +457,8 @@ def test_a_learner_that_writes_to_its_batch_changes_nothing_else(kind: str) -> N
                 if i % 2 == 0:  # in the second batch some begin to idle, and repeat their last observation
                     batcher.reset()
                 batch = next_batch(batcher)
-                found.append(batch.trajectories["observation/frame"].clone())
-                for value in batch.trajectories.values() if writes else ():
+                found.append(batch.steps["observation/frame"].clone())
+                for value in batch.steps.values() if writes else ():
                     value.zero_()
             known = getattr(getattr(made[-1], "_memory", None), "_known", {})
             assert len(known) <= 8 + 1  # no environment holds on to batches that were handed over

@@ -92,10 +92,10 @@ def test_environments_of_gymnasium_begin_new_episodes(n_processes: int) -> None:
         batch = next_batch(other)
     assert batch.info["step"].tolist() == [0] * B  # since the last reset, which loading was
     assert batch.info["policy_version"].tolist() == [1] * B
-    assert batch.trajectories["observation/initial_state"][:, 0].all()
+    assert batch.steps["observation/initial_state"][:, 0].all()
     assert (batch.info["agent_state/hidden"] == 0).all()
-    assert not torch.equal(batch.trajectories["observation/frame"][:, 0], first.trajectories["observation/frame"][:, 0])
-    assert not torch.equal(batch.trajectories["observation/rng"], first.trajectories["observation/rng"])
+    assert not torch.equal(batch.steps["observation/frame"][:, 0], first.steps["observation/frame"][:, 0])
+    assert not torch.equal(batch.steps["observation/rng"], first.steps["observation/rng"])
 
 
 def test_settings_stay_those_of_the_reset() -> None:
@@ -110,7 +110,7 @@ def test_settings_stay_those_of_the_reset() -> None:
         other.load_state_dict(state)
         batch = next_batch(other)
     assert batch.info["env_info/length"].tolist() == [2, 3, 4, 5]
-    assert torch.equal(batch.trajectories["observation/frame"], expected.trajectories["observation/frame"])
+    assert torch.equal(batch.steps["observation/frame"], expected.steps["observation/frame"])
 
 
 def test_wrappers_save_what_they_wrap() -> None:

@@ -126,7 +126,7 @@ def collect(n_batches: int, device: str, adapted: bool, **settings: Any) -> None
     with RL_Batcher(T, Wide, create_env, env_args=env_args, seed=0, device=device, **settings) as batcher:
         batcher.reset()
         for _ in range(n_batches):
-            steps = next_batch(batcher).trajectories
+            steps = next_batch(batcher).steps
             assert torch.equal(steps["action/action"], steps["action/copy"])
             clamped = steps["action/action"].clamp(-1.0, 1.0)
             assert not torch.equal(clamped, steps["action/action"])
@@ -170,9 +170,9 @@ def test_an_agent_that_keeps_its_action_keeps_the_one_that_it_took(how: str, dev
         batcher.reset()
         for _ in range(4):
             batch = next_batch(batcher)
-            assert bool((batch.trajectories["action/action"].abs() > 1.0).any())
+            assert bool((batch.steps["action/action"].abs() > 1.0).any())
             replayed = replay_agent(Remembering(device), batch)
-            torch.testing.assert_close(replayed["action"], batch.trajectories["action/action"])
+            torch.testing.assert_close(replayed["action"], batch.steps["action/action"])
 
 
 class Clipping(gymnasium.Env[Any, Any]):

@@ -85,7 +85,7 @@ def test_a_simulation_runs_on_the_default_stream(aside: bool) -> None:
         for i in range(3):
             trajectories = next_batch(batcher)
             assert trajectories is not None
-            steps = trajectories.trajectories
+            steps = trajectories.steps
             expected = torch.arange(5.0) + 5 * i
             assert steps["observation/frame"][:, :, 0].cpu().tolist() == [expected.tolist()] * 4
             assert steps["action/seen"][:, :, 1].cpu().tolist() == [(expected + 1).tolist()] * 4

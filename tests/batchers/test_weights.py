@@ -33,7 +33,7 @@ def weights(value: float, size: int) -> dict[str, torch.Tensor]:
 
 
 def check(batch: Trajectories, value: float, size: int, version: int) -> None:
-    steps = batch.trajectories
+    steps = batch.steps
     for key, expected in (("lowest", value), ("highest", value), ("size", size)):
         assert (steps[f"action/{key}"] == expected).all(), key
     assert (batch.info["policy_version"] == version).all()
@@ -92,7 +92,7 @@ class FirstState(RL_Agent):
 @pytest.mark.parametrize("n_processes", [0, 1])
 def test_first_states_are_made_with_the_last_update(n_processes: int) -> None:
     def first() -> float:
-        return float(next_batch(batcher).trajectories["action/first"][0, 0])
+        return float(next_batch(batcher).steps["action/first"][0, 0])
 
     with RL_Batcher(
         2, FirstState, create_counting_env, env_args={"n_envs": 1, "auto_reset": True}, n_processes=n_processes, seed=0
@@ -143,9 +143,9 @@ def test_a_model_in_agent_args_is_the_agents_own(n_processes: int) -> None:
         batcher.reset()
         for version, expected in ((0, 3.0), (0, 3.0), (1, 5.0)):
             batch = next_batch(batcher)
-            assert (batch.trajectories["action/shown"] == expected).all()
+            assert (batch.steps["action/shown"] == expected).all()
             assert (batch.info["policy_version"] == version).all()
-            assert batch.trajectories["action/tied"].all()  # what two arguments share, their copies share
+            assert batch.steps["action/tied"].all()  # what two arguments share, their copies share
             if version == 0 and model.weight.item() == 5.0:
                 batcher.update(model.state_dict())
             torch.nn.init.constant_(model.weight, 5.0)  # as an optimiser does it: the batcher does not see it
@@ -200,6 +200,6 @@ def test_zeroed_weights_reach_every_network(n_processes: int, device: str) -> No
         state = ActorCritic(4, 2).state_dict()
         batcher.update({key: torch.zeros_like(value).requires_grad_() for key, value in state.items()})
         batch = first_batch(batcher).to("cpu")
-        assert not batch.trajectories["action/value"].any()
-        torch.testing.assert_close(batch.trajectories["action/log_probability"], torch.full((2, 5), 0.5).log())
+        assert not batch.steps["action/value"].any()
+        torch.testing.assert_close(batch.steps["action/log_probability"], torch.full((2, 5), 0.5).log())
         assert batch.info["policy_version"].tolist() == [1, 1]

@@ -31,17 +31,17 @@ from gymnasium import spaces
 
 from rlstruct.algos import ALGORITHMS
 from rlstruct.algos.a2c import A2CConfig
-from rlstruct.algos.evaluation import Evaluation
-from rlstruct.algos.learning_curve import Curve, draw_panels, together
-from rlstruct.algos.presets import PRESETS
-from rlstruct.algos.run_folder import RunFolder
+from rlstruct.algos.training.evaluation import Evaluation
+from rlstruct.algos.training.learning_curve import Curve, draw_panels, together
+from rlstruct.algos.training.presets import PRESETS
+from rlstruct.algos.training.run_folder import RunFolder
 from rlstruct.cli.agents import algorithm_of, choose
-from rlstruct.cli.environments import Task, find, spaces_of
+from rlstruct.cli.commands.plot import _panels, read_curve
+from rlstruct.cli.commands.train import _plain, _read
 from rlstruct.cli.main import COMMANDS, main
 from rlstruct.cli.messages import UserError, nearest
-from rlstruct.cli.plot import _panels, read_curve
 from rlstruct.cli.stored_run import RunSettings, load_settings
-from rlstruct.cli.train import _plain, _read
+from rlstruct.cli.tasks import Task, find, spaces_of
 
 for package in ("tyro", "tqdm", "tensorboard", "matplotlib"):
     pytest.importorskip(package, reason="needs the extra: pip install 'rlstruct[train]'")

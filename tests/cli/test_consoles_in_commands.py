@@ -13,12 +13,12 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from rlstruct.algos.checkpoint import read_checkpoint
-from rlstruct.algos.presets import PRESETS
-from rlstruct.cli.environments import Task, find, spaces_of
+from rlstruct.algos.training.checkpoint import read_checkpoint
+from rlstruct.algos.training.presets import PRESETS
+from rlstruct.cli.commands.train import _parse
 from rlstruct.cli.initial_settings import read_initial_options, settings_for
 from rlstruct.cli.main import main
-from rlstruct.cli.train import _parse
+from rlstruct.cli.tasks import Task, find, spaces_of
 from rlstruct.envs import GymEnv
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -164,7 +164,7 @@ def test_without_the_extra_atari_it_is_named(
     monkeypatch.setitem(sys.modules, "ale_py", None)
     assert main(["play", "ALE/Pong-v5"]) == 2
     assert "pip install 'ale-py>=0.11' 'opencv-python-headless" in capsys.readouterr().err
-    assert sys.modules.get("rlstruct.cli.play") is not None
+    assert sys.modules.get("rlstruct.cli.commands.play") is not None
 
 
 @pytest.mark.parametrize(

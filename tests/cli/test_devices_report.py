@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from rlstruct.algos import ALGORITHMS
-from rlstruct.cli.devices import find_gpus, layout, report
+from rlstruct.cli.commands.devices import find_gpus, layout, report
+from rlstruct.cli.commands.train import _parse
 from rlstruct.cli.main import main
-from rlstruct.cli.train import _parse
 from rlstruct.device import usable_cores
 
 GIB = 2**30

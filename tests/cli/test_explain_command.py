@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from rlstruct.cli import explain
+from rlstruct.cli.commands import explain
 from rlstruct.cli.main import main
 from rlstruct.errors import WorkerError
 

@@ -11,9 +11,9 @@ import pytest
 from filmed_envs import FPS, LENGTH, square
 
 from rlstruct.agents import RandomAgent
-from rlstruct.cli.environments import Task, find, spaces_of
 from rlstruct.cli.film import film
 from rlstruct.cli.main import main
+from rlstruct.cli.tasks import Task, find, spaces_of
 
 for package in ("tyro", "tqdm", "tensorboard", "matplotlib"):
     pytest.importorskip(package, reason="needs the extra: pip install 'rlstruct[train]'")

@@ -39,7 +39,7 @@ def time_and_joins(state: DictTensor, steps: TemporalDictTensor) -> tuple[Tempor
 def whole_batches(state: DictTensor, steps: TemporalDictTensor) -> tuple[Trajectories, DictTensor, Tensor]:
     made = Trajectories.unchecked(state, steps)
     rows = Trajectories.cat([made.index(torch.tensor([3, 0])), made.slice(1)])
-    seen = rows.trajectories.truncate_key("observation/").map(lambda v: v * 2)
+    seen = rows.steps.truncate_key("observation/").map(lambda v: v * 2)
     return rows, seen.temporal_index(0), torch.where(rows.mask(), seen["a"].sum(2), 0)
 
 

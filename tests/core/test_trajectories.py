@@ -89,8 +89,8 @@ def test_what_is_saved_is_loaded(tmp_path: pathlib.Path, device: torch.device) -
     assert os.listdir(tmp_path) == ["batch.pt"]
     back = Trajectories.load(tmp_path / "batch.pt", device)
     assert back.device == device
-    assert list(back.trajectories.keys()) == list(made.trajectories.keys())
-    same(dict(back.trajectories), dict(made.detach().trajectories))
+    assert list(back.steps.keys()) == list(made.steps.keys())
+    same(dict(back.steps), dict(made.detach().steps))
     same(dict(back.info), dict(made.info))
     assert back.lengths.tolist() == [3, 1]
     assert Trajectories.load(tmp_path / "batch.pt").device == torch.device("cpu")
@@ -99,7 +99,7 @@ def test_what_is_saved_is_loaded(tmp_path: pathlib.Path, device: torch.device) -
 def test_a_saved_view_leaves_the_rest_of_its_memory(tmp_path: pathlib.Path) -> None:
     counted([3] * 10_000).slice(0, 1).save(tmp_path / "one.pt")
     assert (tmp_path / "one.pt").stat().st_size < 10_000
-    assert Trajectories.load(tmp_path / "one.pt").trajectories["observation/frame"].tolist() == [[0, 1, 2]]
+    assert Trajectories.load(tmp_path / "one.pt").steps["observation/frame"].tolist() == [[0, 1, 2]]
 
 
 def test_what_cannot_be_loaded_says_why(tmp_path: pathlib.Path) -> None:
@@ -131,13 +131,13 @@ def test_rows_move_together() -> None:
         (Trajectories.cat([made.slice(2), made.slice(0)]), [2, 0]),
     ):
         assert got.info["environment"].tolist() == rows
-        assert got.trajectories["observation/frame"][:, 0].tolist() == [10 * row for row in rows]
+        assert got.steps["observation/frame"][:, 0].tolist() == [10 * row for row in rows]
         assert got.lengths.tolist() == [3 - row for row in rows]
 
 
 def test_cat_pads_to_the_longest() -> None:
     made = Trajectories.cat([counted([1], n_steps=1), counted([2], n_steps=2, first=5)])
-    assert made.trajectories["observation/frame"].tolist() == [[0, 0], [50, 51]]
+    assert made.steps["observation/frame"].tolist() == [[0, 0], [50, 51]]
     assert made.lengths.tolist() == [1, 2]
     assert made.info["environment"].tolist() == [0, 5]
     assert Trajectories.cat([]).n_elems() == 0
@@ -167,29 +167,29 @@ def test_copies() -> None:
         copy.deepcopy(made),
         pickle.loads(pickle.dumps(made)),
     ):
-        same(dict(copied.trajectories), dict(made.trajectories))
+        same(dict(copied.steps), dict(made.steps))
         same(dict(copied.info), dict(made.info))
         assert copied.lengths.tolist() == [3, 1]
     moved = made.to("meta")
-    assert moved.info.device == moved.trajectories.device == moved.lengths.device == torch.device("meta")
+    assert moved.info.device == moved.steps.device == moved.lengths.device == torch.device("meta")
 
 
 def test_the_parts_must_fit() -> None:
     made = counted([3, 1])
     with pytest.raises(ShapeMismatchError, match=r"info 'environment' is \[1\] .*expected \[2, ...\]"):
-        Trajectories(made.info.slice(0), made.trajectories)
+        Trajectories(made.info.slice(0), made.steps)
     with pytest.raises(DeviceMismatchError, match="info 'environment' is on cpu, expected meta"):
-        Trajectories(made.info, made.trajectories.to("meta"))
+        Trajectories(made.info, made.steps.to("meta"))
     with pytest.raises(TypeError, match=r"got \(TemporalDictTensor, DictTensor\)"):
-        Trajectories(made.trajectories, made.info)  # type: ignore[arg-type]
-    bare = Trajectories(DictTensor(), made.trajectories)
+        Trajectories(made.steps, made.info)  # type: ignore[arg-type]
+    bare = Trajectories(DictTensor(), made.steps)
     assert bare.index([1]).lengths.tolist() == [1]
     assert list(bare.transitions()) == ["observation/frame"]
 
 
 def test_a_key_in_both_parts_is_an_error_when_flattened() -> None:
     made = counted([1])
-    twice = Trajectories(made.info.prepend_key("x/"), made.trajectories)
+    twice = Trajectories(made.info.prepend_key("x/"), made.steps)
     twice.info.set("observation/frame", torch.zeros(1))
     with pytest.raises(KeyError, match="'observation/frame' is in both"):
         twice.transitions()

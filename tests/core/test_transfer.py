@@ -29,7 +29,7 @@ def batch() -> Trajectories:
 
 
 def all_of(trajectories: Trajectories) -> list[Tensor]:
-    steps = trajectories.trajectories
+    steps = trajectories.steps
     return [*trajectories.info.values(), *steps.values(), steps.lengths]
 
 

@@ -51,7 +51,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
     monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: asked.append("clear"), raising=False)
     for name in ("synchronize", "empty_cache"):
         monkeypatch.setattr(torch.cuda, name, lambda said=name: asked.append(said))
-    monkeypatch.setattr(graph_module, "_SPOILT", [])
+    monkeypatch.setattr(graph_module, "_INVALID_GRAPHS", [])
     return asked
 
 
@@ -116,7 +116,7 @@ def test_torchs_allocator_hears_of_a_capture_that_cuda_refuses_to_end(cuda: Cuda
         graph_module.capture_cuda(work)
     assert cuda[-1] == "clear"
     assert cuda[-3:-1] == [f"_cuda_endAllocateToPool {(0, POOL)}", f"_cuda_releasePool {(0, POOL)}"]
-    assert len(graph_module._SPOILT) == 1  # torch's other allocators go on to ask it
+    assert len(graph_module._INVALID_GRAPHS) == 1  # torch's other allocators go on to ask it
 
 
 BAD: dict[str, Callable[[torch.Tensor], object]] = {

@@ -128,9 +128,9 @@ def test_a_slow_learner_and_a_slow_collector_never_mix_up_batches(graph: bool) -
                 batcher.execute()  # runs while the learner still reads the last batch
                 if delay and i % 3 == 0:
                     torch.cuda._sleep(2_000_000)
-                frames = batch.trajectories["_observation/frame"].double()
+                frames = batch.steps["_observation/frame"].double()
                 sums.append((frames * torch.arange(1, 17, device="cuda:0").view(1, 16, 1)).sum())
-                for value in batch.trajectories.values():
+                for value in batch.steps.values():
                     value.zero_()
         return torch.stack(sums).tolist()
 
@@ -154,7 +154,7 @@ def test_weights_may_be_changed_as_soon_as_update_returns() -> None:
             batcher.execute()
             batch = batcher.get()[0]
             assert batch is not None
-            assert batch.trajectories["action/action_logits"].isfinite().all()
+            assert batch.steps["action/action_logits"].isfinite().all()
 
 
 @pytest.mark.gpu
@@ -170,4 +170,4 @@ def test_execute_returns_before_the_work_is_done() -> None:
         assert batcher.get(blocking=False) == (None, None)
         batch = batcher.get()[0]
         assert batch is not None
-        assert batch.trajectories["observation/frame"].isfinite().all()
+        assert batch.steps["observation/frame"].isfinite().all()

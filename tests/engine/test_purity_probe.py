@@ -221,7 +221,7 @@ def batches(agent: type[RL_Agent], arguments: dict[str, Any], compiled: bool, n:
             batcher.execute()
             trajectories, _ = batcher.get()
             assert trajectories is not None
-            found.append(DictTensor({k: v for k, v in trajectories.trajectories.items() if v.dim()}))
+            found.append(DictTensor({k: v for k, v in trajectories.steps.items() if v.dim()}))
     return found
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from rlstruct import DictTensor, TemporalDictTensor, Trajectories
-from rlstruct.core.pytree import Structure, named_tensors
+from rlstruct.core.pytree import TreeSpec, named_tensors
 from rlstruct.engine.purity import PurityError, Unavailable
 from rlstruct.engine.runner import Runner
 
@@ -165,23 +165,23 @@ def batch(value: float) -> Trajectories:
 
 def test_trees_are_taken_apart_and_put_together() -> None:
     tree = (batch(1.0), DictTensor(), {"a": torch.ones(2)}, [torch.zeros(1), None, "greedy"], {"n": 3})
-    structure = Structure(tree)
+    structure = TreeSpec(tree)
     tensors = structure.flatten(tree)
     assert structure.n_tensors == len(tensors) == 6
     again = structure.unflatten([tensor + 1 for tensor in tensors])
     assert [type(part) for part in again] == [type(part) for part in tree]
-    assert again[0].trajectories["observation/frame"].unique().tolist() == [2.0]
+    assert again[0].steps["observation/frame"].unique().tolist() == [2.0]
     assert again[0].lengths.tolist() == [4, 3]
     assert again[3][1:] == [None, "greedy"]
     assert again[4] == {"n": 3}
-    assert Structure(again) == structure
-    assert hash(Structure(again)) == hash(structure)
-    assert Structure((*tree[:4], {"n": 4})) != structure
+    assert TreeSpec(again) == structure
+    assert hash(TreeSpec(again)) == hash(structure)
+    assert TreeSpec((*tree[:4], {"n": 4})) != structure
     names = [path[-1] for path in named_tensors(tree)]
     assert names == ["step", "observation/frame", "action/action", "lengths", "a", 0]
 
 
 def test_the_order_of_keys_does_not_matter() -> None:
-    one = Structure(DictTensor({"a": torch.zeros(2), "b": torch.ones(2)}))
+    one = TreeSpec(DictTensor({"a": torch.zeros(2), "b": torch.ones(2)}))
     found = one.flatten(DictTensor({"b": torch.ones(2), "a": torch.zeros(2)}))
     assert [tensor.sum().item() for tensor in found] == [0.0, 2.0]

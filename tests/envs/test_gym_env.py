@@ -407,7 +407,7 @@ def test_a_step_of_ones_own_is_what_a_batcher_calls() -> None:
         with RL_Batcher(6, RngAgent, create, seed=0) as batcher:
             batcher.reset()
             batcher.execute()
-            return batcher.get()[0].trajectories
+            return batcher.get()[0].steps
 
     class Patched(GymEnvInf):
         def __init__(self, *args: Any) -> None:

@@ -23,7 +23,7 @@ import pytest
 import torch
 
 from checkers import ROOT
-from rlstruct.algos.config import TrainingConfig
+from rlstruct.algos.training.config import TrainingConfig
 
 SCRIPTS = sorted(file.stem for file in (ROOT / "benchmarks").glob("[a-z]*.py"))
 PARTS = {

@@ -29,7 +29,7 @@ def collect(backend):
     with RL_Batcher(50, ActorCriticAgent, make, agent_args={"model": model}, env_args=env_args, seed=1) as batcher:
         batcher.reset()
         batcher.execute()
-        return batcher.get()[0].trajectories
+        return batcher.get()[0].steps
 
 kernel, oracle = collect("warp"), collect("torch")
 for key in oracle.keys():

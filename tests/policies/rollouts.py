@@ -13,7 +13,7 @@ from trainings import Task
 
 import rlstruct
 from rlstruct import DictTensor, Policy, Trajectories
-from rlstruct.algos.checkpoint import read_checkpoint
+from rlstruct.algos.training.checkpoint import read_checkpoint
 from rlstruct.batchers import RL_Batcher
 from rlstruct.policies.exporting import exported
 
@@ -39,14 +39,14 @@ def played(task: Task, run: Path, stochastic: bool, **settings: Any) -> Trajecto
 
 def shown(batch: Trajectories, t: int) -> Any:
     """Return what three environments showed at step t, as gymnasium nests it."""
-    seen = batch.trajectories.truncate_key("observation/").temporal_index(t)
+    seen = batch.steps.truncate_key("observation/").temporal_index(t)
     parts = dict(seen.truncate_key("frame/").items())
     return {key: part.numpy() for key, part in parts.items()} or seen["frame"].numpy()
 
 
 def check_actions(batch: Trajectories, policy: Policy) -> None:
     """Compare a policy, seeded with SEED, with the agent that played a batch, observation by observation."""
-    steps = batch.trajectories
+    steps = batch.steps
     initial = steps["observation/initial_state"]
     for t in range(steps.n_steps()):
         if t:

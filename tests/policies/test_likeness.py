@@ -19,8 +19,8 @@ from trainings import DQN, TASKS, Task
 import rlstruct
 from rlstruct import DictTensor
 from rlstruct import agents as bundled
-from rlstruct.algos.shipped_callbacks import BestCheckpoint
-from rlstruct.cli.export import run as export_run
+from rlstruct.algos.training.shipped_callbacks import BestCheckpoint
+from rlstruct.cli.commands.export import run as export_run
 from rlstruct.cli.messages import UserError
 from rlstruct.cli.stored_run import load_trained
 from rlstruct.policies.likeness import differences
@@ -142,7 +142,7 @@ def test_a_changed_policy_needs_the_functions_of_its_training(name: str, tmp_pat
 def test_a_run_of_the_command_line_with_a_patched_class_is_not_evaluated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from rlstruct.cli.train import run as train_run
+    from rlstruct.cli.commands.train import run as train_run
 
     monkeypatch.setattr(bundled.ActorCritic, "forward", forward_with_a_square)
     words = (

@@ -20,8 +20,8 @@ import rlstruct
 from rlstruct import agents as bundled
 from rlstruct.agents import ActorCritic, ActorCriticAgent
 from rlstruct.algos import ppo
-from rlstruct.algos.checkpoint import read_checkpoint
-from rlstruct.cli.evaluate import episodes
+from rlstruct.algos.training.checkpoint import read_checkpoint
+from rlstruct.cli.commands.evaluate import episodes
 from rlstruct.cli.messages import UserError
 from rlstruct.cli.stored_run import load_trained
 from rlstruct.core import TensorSpec
@@ -39,7 +39,7 @@ def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 def test_the_actions_of_a_rollout(trained: tuple[Task, Path], stochastic: bool) -> None:
     task, run = trained
     batch = played(task, run, stochastic)
-    assert bool(batch.trajectories["observation/initial_state"][:, 1:].any())
+    assert bool(batch.steps["observation/initial_state"][:, 1:].any())
     check_actions(batch, rlstruct.load(run, stochastic=stochastic, seed=SEED))
 
 
@@ -157,7 +157,7 @@ def test_parts_of_an_observation(tmp_path: Path) -> None:
     batch = played(PARTS, run, stochastic=True)
     for t in range(30):
         found = policy.act(shown(batch, t))
-        np.testing.assert_array_equal(found, batch.trajectories["action/action"][:, t].numpy())
+        np.testing.assert_array_equal(found, batch.steps["action/action"][:, t].numpy())
     policy.reset()
     nested: dict[str, Any] = {"place": 3, "sight": {"near": [0.5, 1.0], "far": np.array([0, 1, 1], np.int8)}}
     assert policy.act(nested) in (0, 1)
@@ -294,7 +294,7 @@ def test_what_cannot_be_described() -> None:
         "subprocess:Popen",
         "rlstruct.cli.main:main",
         "rlstruct.policies.loading:Path",
-        "rlstruct.algos.run_folder:RunFolder",
+        "rlstruct.algos.training.run_folder:RunFolder",
         "rlstruct.policies.loading:torch.hub.load",
         "torch.nn.modules.linear:math.exp",
     ],

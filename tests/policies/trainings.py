@@ -18,7 +18,7 @@ from rlstruct import DictTensor, RL_Agent, TemporalDictTensor, VecEnv
 from rlstruct import agents as bundled
 from rlstruct.agents.model_agent import ModelAgent
 from rlstruct.algos import dqn, ppo, sac
-from rlstruct.algos.run_folder import RunFolder
+from rlstruct.algos.training.run_folder import RunFolder
 from rlstruct.envs import GymEnvInf
 
 SMALL: dict[str, Any] = {

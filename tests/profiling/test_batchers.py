@@ -13,7 +13,7 @@ from torch import Tensor
 from rlstruct import Trajectories
 from rlstruct.agents import ActorCritic, ActorCriticAgent
 from rlstruct.algos import a2c
-from rlstruct.algos.training import run_training
+from rlstruct.algos.training.loop import run_training
 from rlstruct.batchers import RL_Batcher
 from rlstruct.envs import GymEnvInf
 from rlstruct.profiling import profile, read

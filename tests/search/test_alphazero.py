@@ -13,9 +13,9 @@ from forked_learners import fork_learners
 from torch import Tensor, nn
 
 from rlstruct.agents import ConvolutionalActorCritic
-from rlstruct.algos.evaluation import TrainingResult
-from rlstruct.algos.process_group import DistributedLearnerGroup, use_group
-from rlstruct.algos.run_folder import RunFolder
+from rlstruct.algos.distributed.process_group import DistributedLearnerGroup, use_group
+from rlstruct.algos.training.evaluation import TrainingResult
+from rlstruct.algos.training.run_folder import RunFolder
 from rlstruct.batchers import RL_Batcher
 from rlstruct.core import DictTensor
 from rlstruct.errors import BatcherStateError

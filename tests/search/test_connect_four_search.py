@@ -78,9 +78,9 @@ def test_500_inferences_for_each_sample() -> None:
         batcher.reset()
         batcher.execute()
         trajectories, _ = batcher.get()
-    n_samples = trajectories.trajectories.lengths.sum()
+    n_samples = trajectories.steps.lengths.sum()
     assert counted.n_rows == agent.n_inferences == 500 * n_samples
-    visits = trajectories.trajectories["action/action_visits"]
+    visits = trajectories.steps["action/action_visits"]
     assert (visits.sum(-1) == 499).all()
 
 

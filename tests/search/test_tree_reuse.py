@@ -108,7 +108,7 @@ def test_an_agent_carries_its_trees_from_move_to_move(device: str) -> None:
         batcher.reset()
         batcher.execute()
         first, _ = batcher.get()
-    visits = first.to("cpu").trajectories["action/action_visits"].sum(-1)  # [3, 4]
+    visits = first.to("cpu").steps["action/action_visits"].sum(-1)  # [3, 4]
     assert (visits[:, 0] == 6).all()
     assert (visits[:, 1:] >= 6).all()
     assert (visits[:, 1:] > 6).any()

@@ -21,10 +21,11 @@ from fake_envs import CountingEnv
 from fake_mps import FakeMps
 
 from rlstruct.agents import ActorCritic, ActorCriticAgent, RandomAgent
-from rlstruct.algos import a2c, launch
+from rlstruct.algos import a2c
 from rlstruct.algos.a2c import A2CConfig
-from rlstruct.algos.build import create_batchers
-from rlstruct.algos.process_group import learner_group
+from rlstruct.algos.distributed import launch
+from rlstruct.algos.distributed.process_group import learner_group
+from rlstruct.algos.training.build import create_batchers
 from rlstruct.batchers import RL_Batcher
 from rlstruct.batchers.workers import placement
 from rlstruct.batchers.workers.processes import quiet_start
@@ -444,7 +445,7 @@ def test_trainings_share_as_their_settings_say(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     made: list[dict[str, Any]] = []
-    monkeypatch.setattr("rlstruct.algos.build.RL_Batcher", lambda *arguments, **named: made.append(named))
+    monkeypatch.setattr("rlstruct.algos.training.build.RL_Batcher", lambda *arguments, **named: made.append(named))
     config = A2CConfig(n_processes=2, batcher_device="cuda:0", sharing="mps", thread_percentage=25)
     for create in create_batchers(config, RandomAgent, CountingEnv, {}, torch.nn.Linear(1, 1), 0):
         create()

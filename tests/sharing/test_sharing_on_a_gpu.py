@@ -62,15 +62,15 @@ def test_workers_under_mps_are_clients_and_collect_what_others_collect() -> None
             assert len(clients) == 2
         folder = daemon.folder
     assert not folder.exists()
-    for key in expected.trajectories.keys():
-        torch.testing.assert_close(found.trajectories[key], expected.trajectories[key])
+    for key in expected.steps.keys():
+        torch.testing.assert_close(found.steps[key], expected.steps[key])
 
 
 def test_workers_in_mig_instances() -> None:
     if not mig_instances():
         pytest.skip("there is no MIG instance, and tests make none")
     with batcher("mig") as together:
-        assert collect(together).trajectories.n_elems() == 32
+        assert collect(together).steps.n_elems() == 32
 
 
 LEARNERS = """

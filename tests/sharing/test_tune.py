@@ -72,7 +72,7 @@ def test_the_answer_is_the_arguments_of_a_batcher_and_a_preset(tmp_path: Path) -
         batcher.execute()
         batch, _ = batcher.get()
     best = answer.best
-    assert (batch.n_elems(), batch.trajectories.n_steps()) == (best.n_envs, best.n_timesteps)
+    assert (batch.n_elems(), batch.steps.n_steps()) == (best.n_envs, best.n_timesteps)
     measured = [probe for probe in answer.probes if probe.measured]
     assert max(measured, key=lambda probe: probe.score).candidate == best
     assert answer.options == f"--n-processes 0 --n-envs {best.n_envs} --n-timesteps {best.n_timesteps}"

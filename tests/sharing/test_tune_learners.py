@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rlstruct.algos.a2c import A2CConfig
-from rlstruct.algos.config import TrainingConfig
+from rlstruct.algos.training.config import TrainingConfig
 from rlstruct.cli.main import main
 from rlstruct.cli.stored_run import load_settings
 from rlstruct.cli.tune_learners import tune_learners

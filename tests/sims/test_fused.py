@@ -72,21 +72,21 @@ def batch_of(batcher: RL_Batcher) -> Trajectories:
 
 def assert_same(got: Trajectories, expected: Trajectories) -> None:
     """Rounding flips a draw that lies within 1e-7 of a threshold, and changes all that follows in its row."""
-    assert got.trajectories.keys() == expected.trajectories.keys()
+    assert got.steps.keys() == expected.steps.keys()
     assert got.info.keys() == expected.info.keys()
     for key in got.info.keys():
         assert torch.equal(got.info[key], expected.info[key]), key
-    same = (got.trajectories["action/action"] == expected.trajectories["action/action"]).all(1)  # [B]
+    same = (got.steps["action/action"] == expected.steps["action/action"]).all(1)  # [B]
     assert same.float().mean() > 0.98
-    for key in got.trajectories.keys():
-        a, b = got.trajectories[key][same], expected.trajectories[key][same]
+    for key in got.steps.keys():
+        a, b = got.steps[key][same], expected.steps[key][same]
         assert a.dtype == b.dtype
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4, msg=key)
 
 
 def check_decisions(batch: Trajectories, model: nn.Module) -> None:
     """Return the network's outputs for the frames that were seen, step by step, so that no divergence adds up."""
-    steps = {key: value.flatten(0, 1) for key, value in batch.trajectories.items()}
+    steps = {key: value.flatten(0, 1) for key, value in batch.steps.items()}
     with torch.no_grad():
         logits, value = model(steps["observation/frame"])
     taken = steps["action/action"]
@@ -111,7 +111,7 @@ def test_trajectories_are_those_of_single_steps(stochastic: bool, device: str) -
             got, expected = batch_of(fused), batch_of(single)
             assert_same(got, expected)
             assert bool((got.info["policy_version"] == (number == 3)).all())
-            ends = got.trajectories["_observation/done"].sum()
+            ends = got.steps["_observation/done"].sum()
             assert ends > B // 2
         assert is_fused(fused)
         assert not is_fused(single)
@@ -137,13 +137,13 @@ def test_a_batch_is_its_readers_own(device: str) -> None:
             batcher.reset()
         first = batch_of(fused)
         batch_of(twin)
-        kept = first.trajectories.clone()
+        kept = first.steps.clone()
         second, expected = batch_of(fused), batch_of(twin)
-        assert all(torch.equal(first.trajectories[key], kept[key]) for key in kept.keys())
-        for value in second.trajectories.map(lambda tensor: tensor).values():
+        assert all(torch.equal(first.steps[key], kept[key]) for key in kept.keys())
+        for value in second.steps.map(lambda tensor: tensor).values():
             value.zero_()
         assert_same(batch_of(fused), batch_of(twin))
-        assert expected.trajectories["observation/frame"].any()
+        assert expected.steps["observation/frame"].any()
 
 
 def test_a_rollout_waits_for_nothing(device: str) -> None:
@@ -170,7 +170,7 @@ def test_weights_are_read_anew(device: str) -> None:
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.zero_()
-        assert not batch_of(batcher).trajectories["action/action_logits"].any()
+        assert not batch_of(batcher).steps["action/action_logits"].any()
         model.actor = MLP(4, 2, hidden=(8,)).to(device)
         model.critic = MLP(4, 1, hidden=(8,)).to(device)
         check_decisions(batch_of(batcher), model)
@@ -262,8 +262,8 @@ def test_hooks_on_all_modules_are_called(kind: str) -> None:
             got, expected = batch_of(batcher), batch_of(single)
         finally:
             hook.remove()
-        for key in expected.trajectories.keys():
-            assert torch.equal(got.trajectories[key], expected.trajectories[key]), key
+        for key in expected.steps.keys():
+            assert torch.equal(got.steps[key], expected.steps[key]), key
         assert not is_fused(batcher)
         batch_of(batcher)
         assert is_fused(batcher)
@@ -294,8 +294,8 @@ def test_whatever_does_not_fit_is_collected_step_by_step(model: nn.Module, setti
             for one in (batcher, single):
                 one.reset()
             got, expected = batch_of(batcher), batch_of(single)
-            for key in expected.trajectories.keys():
-                assert torch.equal(got.trajectories[key], expected.trajectories[key]), key
+            for key in expected.steps.keys():
+                assert torch.equal(got.steps[key], expected.steps[key]), key
         assert settings.get("n_processes") or not is_fused(batcher)
 
 

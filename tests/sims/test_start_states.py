@@ -11,8 +11,7 @@ from torch import Tensor
 
 from rlstruct import DictTensor
 from rlstruct.functional import random
-from rlstruct.sims import TensorEnv
-from rlstruct.sims import _simulation as simulation
+from rlstruct.sims import TensorEnv, simulation
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,7 @@ def collect(n_processes: int, n_envs: int) -> list[DictTensor]:
         for _ in range(2):
             batcher.execute()
             trajectories, _ = batcher.get()
-            batches.append(trajectories.trajectories.clone())
+            batches.append(trajectories.steps.clone())
     return batches
 
 

@@ -45,9 +45,9 @@ def test_operators_that_write_are_found_where_they_are_called(how: str) -> None:
     before = batch.clone()
     where = rf"{re.escape(__file__)}:\d+: .*'observation/frame'"
     with pytest.raises(BatchWriteError, match=where), forbid_batch_writes(batch):
-        WRITES[how](batch.trajectories["observation/frame"])
-    for key in batch.trajectories.keys():
-        assert torch.equal(batch.trajectories[key], before.trajectories[key]), key  # raised before it wrote
+        WRITES[how](batch.steps["observation/frame"])
+    for key in batch.steps.keys():
+        assert torch.equal(batch.steps[key], before.steps[key]), key  # raised before it wrote
 
 
 @pytest.mark.parametrize("device", ["cpu", "sim:1"])
@@ -55,7 +55,7 @@ def test_both_observations_are_named_where_they_are_one_tensor(device: str) -> N
     batch = collect(device)
     both = "div_ writes to 'observation/reward' and '_observation/reward', one memory, of the batch"
     with pytest.raises(BatchWriteError, match=both), forbid_batch_writes(batch):
-        batch.trajectories["observation/reward"].div_(2)
+        batch.steps["observation/reward"].div_(2)
 
 
 @pytest.mark.parametrize("n_processes", [0, 1])
@@ -69,7 +69,7 @@ def test_info_and_lengths_are_watched_too(n_processes: int) -> None:
 
 def test_writes_past_torch_are_found_at_the_end() -> None:
     batch = collect()
-    frame = batch.trajectories["_observation/frame"].numpy()
+    frame = batch.steps["_observation/frame"].numpy()
     with (
         pytest.raises(BatchWriteError, match=r"_observation/frame'.* changed.*numpy views"),
         forbid_batch_writes(batch),
@@ -80,7 +80,7 @@ def test_writes_past_torch_are_found_at_the_end() -> None:
 @pytest.mark.parametrize("device", ["cpu", "sim:1"])
 def test_reading_learning_and_writing_elsewhere_are_free(device: str) -> None:
     batch = collect(device, auto_reset=True)
-    frame = batch.trajectories["observation/frame"]
+    frame = batch.steps["observation/frame"]
     weight = torch.zeros(frame.shape[-1], device=device, requires_grad=True)
     optimiser = torch.optim.Adam([weight])
     with forbid_batch_writes(batch):

@@ -14,7 +14,7 @@ from typing import Any, get_args
 
 import torch
 
-from rlstruct.batchers.arguments import named, whole
+from rlstruct.batchers.arguments import as_arguments, as_integer
 from rlstruct.batchers.batcher import RL_Batcher
 from rlstruct.batchers.collector_factory import CreateAgent, CreateEnv
 from rlstruct.batchers.workers.placement import Mode, running_daemon
@@ -164,7 +164,7 @@ def tune(
     _check(memory_limit, alpha, seconds, env_args)
     begin = time.perf_counter()
     options = {"device": str(device), **batcher_options}
-    options |= {"agent_args": named("agent_args", agent_args), "env_args": named("env_args", env_args)}
+    options |= {"agent_args": as_arguments("agent_args", agent_args), "env_args": as_arguments("env_args", env_args)}
 
     def arguments(candidate: Candidate) -> dict[str, Any]:
         tuned = candidate.arguments()
@@ -231,7 +231,7 @@ def _space(
     for name, values in (("n_processes", n_processes), ("n_envs", n_envs), ("n_timesteps", n_timesteps)):
         if not isinstance(values, Sequence) or isinstance(values, str) or not values:
             raise BadTypeError(f"tune: {name} is {values!r}, expected the values to choose from. Pass [1, 2, 4].")
-        numbers = [whole(f"{name}[{i}]", value, int(name != "n_processes")) for i, value in enumerate(values)]
+        numbers = [as_integer(f"{name}[{i}]", value, int(name != "n_processes")) for i, value in enumerate(values)]
         if sorted(set(numbers)) != numbers:
             raise BadValueError(
                 f"tune: {name} is {list(values)}, expected rising numbers. Pass {sorted(set(numbers))}."

@@ -1,6 +1,6 @@
 """Kernel around every game: T steps of all environments in one launch.
 
-Each thread steps one environment, and keeps its state in registers. It does what `rlstruct.sims._simulation` does with
+Each thread steps one environment, and keeps its state in registers. It does what `rlstruct.sims.simulation` does with
 ``auto_reset``: the same keys, restarts, time limits and final observations. Numbers of neighbouring environments are
 neighbours in memory, so that the threads of a GPU read and write them together.
 """
@@ -47,9 +47,9 @@ def make_advance(game: GameKernel, policy_type: Any, act: Any) -> Any:
     State, n_fields, Frame, n_numbers = game.state, game.state._length_, game.frame, game.frame._length_
 
     @wp.func
-    def show(frames: wp.array3d(dtype=wp.float32), k: int, i: int, seen: Frame):
+    def show(frames: wp.array3d(dtype=wp.float32), k: int, i: int, frame: Frame):
         for d in range(wp.static(n_numbers)):
-            frames[k, d, i] = seen[d]
+            frames[k, d, i] = frame[d]
 
     @wp.kernel(module="unique", enable_backward=False)
     def advance(io: Memory, policy: policy_type, n_steps: int, time_limit: wp.int64):

@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from rlstruct.core.named import part_of
 from rlstruct.engine.fused import FusedRollout, Layers, Perceptron
 from rlstruct.errors import BadValueError, ShapeMismatchError
-from rlstruct.sims._state import Tensors
 from rlstruct.sims.kernels import GameKernel, quietly, start
 from rlstruct.sims.kernels.advance import Memory, make_advance
 from rlstruct.sims.kernels.perceptron import ACTIVATIONS, make_perceptron
+from rlstruct.sims.state import Tensors
 
 _logger = logging.getLogger(__name__)
 
@@ -51,14 +51,14 @@ def fused_rollout(env: Any, perceptron: Perceptron, n_timesteps: int) -> FusedRo
         )
         return None
     depth = len(perceptron.actor)
-    found = [[tuple(weight.shape) for weight, _ in layers] for layers in (perceptron.actor, perceptron.critic)]
+    shapes = [[tuple(weight.shape) for weight, _ in layers] for layers in (perceptron.actor, perceptron.critic)]
     expected = []
     for n_outputs in (int(env.action_space.n), 1):
         widths = [n_inputs, *[width] * (depth - 1), n_outputs]
         expected.append([(after, before) for before, after in pairwise(widths)])
     tensors = [tensor for layers in (perceptron.actor, perceptron.critic) for layer in layers for tensor in layer]
-    known = all(tensor.dtype is torch.float32 and tensor.device == env.device for tensor in tensors)
-    if depth < 2 or found != expected or not known or perceptron.activation not in ACTIVATIONS:
+    supported = all(tensor.dtype is torch.float32 and tensor.device == env.device for tensor in tensors)
+    if depth < 2 or shapes != expected or not supported or perceptron.activation not in ACTIVATIONS:
         return None
     return FusedLaunch(env, perceptron, n_timesteps)
 
@@ -72,8 +72,8 @@ class FusedLaunch:
     def __init__(self, env: Any, perceptron: Perceptron, n_timesteps: int) -> None:
         self._env, self._T, self._n_actions = env, n_timesteps, perceptron.actor[-1][0].shape[0]
         width = perceptron.actor[0][0].shape[0]
-        kind = (self._n_actions, -(-width // 4) * 4, len(perceptron.actor) - 1, perceptron.activation)
-        struct, kernel = _make(game := env.kernel(), *kind)
+        variant = (self._n_actions, -(-width // 4) * 4, len(perceptron.actor) - 1, perceptron.activation)
+        struct, kernel = _make(game := env.kernel(), *variant)
         self._n_fields, self._n_numbers = game.state._length_, game.frame._length_
         env_results, agent_results = self._allocate()
         keys = env_results["next_clock"]
@@ -132,10 +132,10 @@ class FusedLaunch:
         """Stack the current state of the simulation."""
         carry, B = self._env.state_tensors(), self._env.n_envs()
         fields = part_of(carry, "state/")
-        found = {name: (tuple(value.shape), value.dtype) for name, value in fields.items()}
-        if list(found.values()) != [((B,), torch.float32)] * self._n_fields:
+        layout = {name: (tuple(value.shape), value.dtype) for name, value in fields.items()}
+        if list(layout.values()) != [((B,), torch.float32)] * self._n_fields:
             raise ShapeMismatchError(
-                f"backend='warp': the state is {found}, expected {self._n_fields} fields of torch.float32 for {B} "
+                f"backend='warp': the state is {layout}, expected {self._n_fields} fields of torch.float32 for {B} "
                 "environments, as the kernel says. Correct one of them, or use backend='torch'."
             )
         return {
@@ -151,9 +151,9 @@ def _results(initial_state: Tensor, rng: Tensor, env_results: Tensors, agent_res
     stream = dict(zip(ends, ends["done"].new_zeros((3, *rng.shape)), strict=True)) | {"rng": rng}
     stream["initial_state"] = torch.cat([initial_state.unsqueeze(0), ends["done"]])
     reached = ends | {"initial_state": torch.zeros_like(ends["done"])}
-    for end, seen in (("current", stream), ("reached", reached)):
-        seen["frame"] = env_results[f"{end}_frame"].transpose(1, 2)
-        seen["reward"], seen["last_action"] = env_results[f"{end}_reward"], env_results[f"{end}_last"]
+    for end, frames in (("current", stream), ("reached", reached)):
+        frames["frame"] = env_results[f"{end}_frame"].transpose(1, 2)
+        frames["reward"], frames["last_action"] = env_results[f"{end}_reward"], env_results[f"{end}_last"]
     action = {"action_logits": agent_results["logits"].transpose(1, 2), "action": env_results["reached_last"].clone()}
     action |= {name: agent_results[name] for name in ("log_probability", "value")}
     parts = {"stream": stream, "reached": reached, "action": action}
@@ -163,11 +163,11 @@ def _results(initial_state: Tensor, rng: Tensor, env_results: Tensors, agent_res
 def check_kernel(env: Any) -> None:
     """Initialise Warp; raise unless the kernel belongs to the simulator's own class, and supports its spaces."""
     start()
-    kind, game = type(env), env.kernel()
-    age = next(i for i, cls in enumerate(kind.__mro__) if {"kernel", "kernel_module"} & vars(cls).keys())
-    changed = [m for cls in kind.__mro__[:age] for m in ("initial", "transition", "observe") if m in vars(cls)]
+    env_class, game = type(env), env.kernel()
+    age = next(i for i, cls in enumerate(env_class.__mro__) if {"kernel", "kernel_module"} & vars(cls).keys())
+    changed = [m for cls in env_class.__mro__[:age] for m in ("initial", "transition", "observe") if m in vars(cls)]
     if changed:
-        name, owner = kind.__name__, kind.__mro__[age].__name__
+        name, owner = env_class.__name__, env_class.__mro__[age].__name__
         raise BadValueError(
             f"{name}: backend='warp' would run the kernel of {owner}, which ignores {name}.{changed[0]}. "
             f"Override {name}.kernel too, or use backend='torch' or 'compile'."

@@ -1,0 +1,129 @@
+"""Files of a run folder: written atomically, by one process at a time, and read without running code."""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import importlib.util
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
+
+from rlstruct.core import DictTensor, TemporalDictTensor, Trajectories
+from rlstruct.errors import BadValueError, MissingFileError, UsageError, warn_user
+from rlstruct.policies.loading import read_plain
+
+FORMAT = 2
+_NEEDED = ("format", "model", "optimizer", "config", "policy_version", "env_steps", "training", "run")
+
+fcntl: Any = importlib.import_module("fcntl") if importlib.util.find_spec("fcntl") else None  # Windows has none
+_CANNOT_LOCK = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS}  # errors of file systems without locks
+
+
+def replace_file(path: Path, write: Callable[[BinaryIO], object]) -> None:
+    """Replace a file atomically: even after a crash, a reader finds the old file or the new one."""
+    unfinished = path.with_name(f"{path.name}.unfinished")
+    with unfinished.open("wb") as file:
+        write(file)
+        file.flush()
+        os.fsync(file.fileno())  # the content must reach the disk before the name
+    os.replace(unfinished, path)
+    if os.name == "posix":  # Windows cannot open a folder
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+def stored(batch: Trajectories) -> dict[str, Tensor]:
+    """Return a batch as a dict for a checkpoint, sharing its memory.  [B, ...] each."""
+    info, steps = batch.info.prepend_key("info/"), batch.steps.prepend_key("steps/")
+    return {**dict(info.items()), **dict(steps.items()), "lengths": batch.lengths}
+
+
+def restored(tensors: Mapping[str, Tensor]) -> Trajectories:
+    """Return the batch from the result of `stored`."""
+    parts = DictTensor({key: tensor for key, tensor in tensors.items() if key != "lengths"})
+    steps = TemporalDictTensor(dict(parts.truncate_key("steps/").items()), tensors["lengths"])
+    return Trajectories(parts.truncate_key("info/"), steps)
+
+
+def write_checkpoint(path: Path, state: Mapping[str, object]) -> None:
+    """Replace a checkpoint of tensors and plain values, nested in dicts and lists.
+
+    Tensors are moved to the CPU, so that the file can be read on any machine.
+    """
+    on_cpu = tree_map_only(torch.Tensor, lambda tensor: tensor.detach().to("cpu"), dict(state))
+    replace_file(path, lambda file: _save(on_cpu, file))
+
+
+def _save(state: object, file: BinaryIO) -> None:
+    """Write with torch, but raise the OSError of a full disk instead of torch's error about an incomplete zip file."""
+    try:
+        torch.save(state, file)
+    except RuntimeError as error:
+        if isinstance(error.__context__, OSError):
+            raise error.__context__ from None
+        raise
+
+
+def read_checkpoint(path: Path) -> dict[str, Any]:
+    """Read the checkpoint of a training, with its tensors on the CPU."""
+    if not path.exists():
+        raise MissingFileError(f"{path} does not exist. The first checkpoint is written after the first evaluation.")
+    state = read_plain(path, _NEEDED, "Pass the folder of a training, restore a copy, or train again.")
+    if state["format"] != FORMAT:
+        raise BadValueError(
+            f"{path} has format {state['format']}, expected {FORMAT}. Resume it with the version of rlstruct that "
+            "wrote it."
+        )
+    return state
+
+
+def lock_file(path: Path, holder: str) -> BinaryIO:
+    """Lock a file of a run folder until it is closed or this process ends, so that only one process writes there.
+
+    The kernel releases the lock however the process ends. A forked process inherits it; a spawned worker does not. The
+    file must never be replaced or deleted, but others may read it. Without ``fcntl`` (Windows), or if the file system
+    cannot lock (with a warning), every process gets the lock.
+    """
+    file = path.open("ab")
+    if fcntl is None:
+        return file
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        raise UsageError(
+            f"{holder}: {path.parent} is in use: a training writes into it, in another process or in this one. Let "
+            f"it end, or stop it ('fuser -v {path}' shows its process); a RunFolder of this process is released by "
+            "close()."
+        ) from None
+    except OSError as error:
+        if error.errno not in _CANNOT_LOCK:
+            file.close()
+            raise
+        warn_user(
+            f"{holder}: the file system of {path.parent} cannot lock files ({error}): nothing keeps two processes from "
+            "training in this folder."
+        )
+    return file
+
+
+def generator_states() -> dict[str, Any]:
+    """Return the states of torch's generators in this process."""
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
+    return {"cpu": torch.get_rng_state(), "cuda": cuda}
+
+
+def set_generator_states(states: Mapping[str, Any]) -> None:
+    """Restore the states of torch's generators from `generator_states`."""
+    torch.set_rng_state(states["cpu"])
+    if states["cuda"] and torch.cuda.device_count() == len(states["cuda"]):
+        torch.cuda.set_rng_state_all(states["cuda"])

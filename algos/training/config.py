@@ -1,0 +1,171 @@
+"""Settings that all algorithms share."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from rlstruct.batchers.workers.placement import Mode
+from rlstruct.errors import BadValueError, MissingFileError
+from rlstruct.options import Options, declared, option
+
+AnyConfig = TypeVar("AnyConfig", bound="TrainingConfig")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingConfig(Options):
+    """Settings of a training, independent of the environment and the network.
+
+    Attributes:
+        n_env_steps: training ends once this many environment steps have been collected.
+        n_timesteps: steps of each environment in one batch, and thus in one update.
+        n_envs: environments in each process.
+        n_processes: worker processes that collect; 0 collects in the learner's process.
+        n_learners: processes that learn together on this machine. Each collects with its share of n_processes (or of
+            n_envs, if n_processes is 0) and learns from its share of every batch. Under torchrun leave it at 1: all of
+            torchrun's processes learn together.
+        initial_steps: simulators with discrete actions take 0 to this many random actions before an episode begins, so
+            thousands of games do not run in lockstep. gymnasium's environments get it as an option of reset.
+        compile_agent: let TorchInductor compile the agent's step during collection, see RL_Batcher. It pays with few
+            environments and small networks on the CPU; the first batch then takes a few seconds longer.
+        compile_update: let TorchInductor compile the gradients of an update, if the agent promises to be pure
+            (RL_Agent.pure). Results are equal up to rounding; the first update takes some ten seconds longer.
+        graph: on CUDA, capture whole updates of A2C and PPO, and gradient steps of DQN, SAC and AlphaZero, as one
+            graph, if the agent promises to be pure; AlphaZero captures its network in any case.
+        discount: per-step factor of the return.
+        reward_scale: factor of every reward that the learner sees. Networks learn fastest if values are around 1 to 10.
+            The network's values are scaled; logged returns and evaluations are not. An algorithm of your own multiplies
+            the rewards itself, in its `terms`.
+        learning_rate: initial learning rate; it falls linearly with the collected steps.
+        final_learning_rate_fraction: fraction of the learning rate that is left at the end.
+        adam_epsilon: added to the denominator of Adam's step, which bounds it where gradients are small.
+        max_gradient_norm: the gradient of all weights together is clipped to this norm; None does not clip it.
+        evaluation_episodes: episodes of one evaluation; a multiple of evaluation_processes, if there are any.
+        evaluation_processes: worker processes that evaluate; 0 evaluates in the learner's process, and learning waits.
+        evaluation_interval: minimum number of environment steps between the starts of two evaluations.
+        evaluation_timesteps: steps that the evaluation takes before it checks whether all episodes have ended; None
+            for n_timesteps.
+        evaluation_stochastic: sample the actions in evaluations, as in training; False takes the most probable action,
+            whose return can be good or bad by chance before the policy has settled.
+        evaluation_step_limit: an episode of an evaluation that has not ended after this many steps is cut, with a
+            warning; it may run for up to evaluation_timesteps more.
+        checkpoint_interval: minimum number of environment steps between two checkpoints; None for evaluation_interval.
+            A checkpoint contains the replay buffer: if that is large, choose a larger interval.
+        target_return: training ends early when an evaluation reaches this mean return; None never does.
+        log_interval: updates between two reads of the losses; each read logs a line.
+        threads: PyTorch threads in every process that learns on the CPU. None uses 1, or PyTorch's default if the
+            network has more than 500,000 parameters. The previous number is restored at the end of the training.
+        learner_device: device on which losses and gradients are computed.
+        batcher_device: device on which the agent acts during collection.
+        evaluation_device: device on which the agent acts during evaluation.
+        sharing: how several learners, each with its worker processes, share GPUs, or how the worker processes of a
+            single learner share one: "none", "mps", "mig" or "auto", see RL_Batcher.
+        thread_percentage: largest share of the GPU's threads that a process gets under MPS; None for no limit.
+        cluster: Ray cluster that starts the worker processes: the address of a cluster, "auto" or "local", see
+            RL_Batcher; None starts them on this machine.
+        seed: seed of the weights and of all environments. Training, evaluation and `rlstruct evaluate` play on separate
+            seeds, none of which another run has. The number of environments limits it: at most 30 with 1,048,576 of
+            them, 8,190 with 4,096, and 1,048,574 with 32.
+    """
+
+    n_env_steps: int = option(200_000, at_least=1, may_change=True)
+    n_timesteps: int = option(500, at_least=1)
+    n_envs: int = option(8, at_least=1)
+    n_processes: int = option(2, at_least=0)
+    n_learners: int = option(1, at_least=1)
+    initial_steps: int = option(0, at_least=0)
+    compile_agent: bool = option(False, may_change=True)
+    compile_update: bool = option(False, may_change=True)
+    graph: bool = option(True, may_change=True)
+    discount: float = option(0.99, at_least=0, at_most=1)
+    reward_scale: float = 1.0
+    learning_rate: float = option(0.01, at_least=0)
+    final_learning_rate_fraction: float = option(0.05, at_least=0)
+    adam_epsilon: float = option(1e-8, at_least=0)
+    max_gradient_norm: float | None = option(None, above=0)
+    evaluation_episodes: int = option(32, at_least=1)
+    evaluation_processes: int = option(1, at_least=0)
+    evaluation_interval: int = option(10_000, at_least=1, may_change=True)
+    evaluation_timesteps: int | None = option(None, at_least=1)
+    evaluation_stochastic: bool = True
+    evaluation_step_limit: int = option(100_000, at_least=1, may_change=True)
+    checkpoint_interval: int | None = option(None, at_least=1, may_change=True)
+    target_return: float | None = option(None, may_change=True)
+    log_interval: int = option(5, at_least=1, may_change=True)
+    threads: int | None = option(None, at_least=1, may_change=True)
+    learner_device: str = option("cpu", may_change=True)
+    batcher_device: str = option("cpu", may_change=True)
+    evaluation_device: str = option("cpu", may_change=True)
+    sharing: Mode = option("none", may_change=True)
+    thread_percentage: float | None = option(None, above=0, at_most=100, may_change=True)
+    cluster: str | None = option(None, may_change=True)
+    seed: int = option(0, at_least=0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        fits = self.cluster is None or self.n_processes > 0
+        self.require("cluster", fits, "None, or n_processes of 1 or more, which the cluster starts")
+        fits = self.sharing in ("none", "auto") or self.workers_share_gpus() or self.learners_share_gpus()
+        words = (
+            "worker processes (n_processes, batcher_device) or several learners (n_learners, learner_device) on GPUs"
+        )
+        self.require("sharing", fits, f"'none' or 'auto', or {words}")
+        n = self.evaluation_processes
+        fits = self.evaluation_episodes % max(1, n) == 0
+        words = f"a multiple of evaluation_processes, {n}: every process plays as many"
+        self.require("evaluation_episodes", fits, words)
+
+    def workers_share_gpus(self) -> bool:
+        """Return True if worker processes collect on a GPU."""
+        return self.n_processes > 0 and self.batcher_device.startswith("cuda")
+
+    def learners_share_gpus(self) -> bool:
+        """Return True if several learners share GPUs, each with its own worker processes."""
+        return self.sharing != "none" and self.n_learners > 1 and self.learner_device.startswith("cuda")
+
+
+def load_config(path: str | Path, cls: type[AnyConfig]) -> AnyConfig:
+    """Read the settings of a run, to train with them again.
+
+    Args:
+        path: a run folder, or its ``config.json``.
+        cls: the class of the settings.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: it is damaged, has settings that ``cls`` does not know, or one that is out of range.
+    """
+    file = Path(path)
+    file = file / "config.json" if file.is_dir() else file
+    if not file.exists():
+        raise MissingFileError(f"load_config: {file} does not exist. Pass the folder of a run.")
+    try:
+        stored = json.loads(file.read_text())
+    except json.JSONDecodeError as error:
+        raise BadValueError(f"load_config: {file} is damaged: {error}.") from None
+    try:
+        return cls(**stored)
+    except TypeError as error:
+        raise BadValueError(f"load_config: {file} has settings that do not fit. {error}") from error
+
+
+def check_resumed(checkpoint: Mapping[str, Any], config: TrainingConfig) -> None:
+    """Raise an error unless a training with these settings can continue from a checkpoint."""
+    saved, now = {"n_learners": 1, "initial_steps": 0, **checkpoint["config"]}, asdict(config)  # newer settings
+    may_change = declared(type(config), "may_change")
+    for name in sorted((saved.keys() | now.keys()) - may_change.keys()):
+        if (before := saved.get(name, "missing")) != (value := now.get(name, "missing")):
+            raise BadValueError(
+                f"{type(config).__name__}: {name} is {value}, but {before} in the checkpoint. Resume with the settings "
+                f"of the run, see load_config; only {', '.join(sorted(may_change))} may change."
+            )
+    collected = checkpoint["env_steps"]
+    if config.n_env_steps < collected and config.n_env_steps != saved["n_env_steps"]:
+        raise BadValueError(
+            f"{type(config).__name__}: n_env_steps is {config.n_env_steps}, but {collected} were collected before the "
+            f"checkpoint, expected at least as many, because it includes them. "
+            f"Leave it at {saved['n_env_steps']}, or raise it."
+        )

@@ -1,0 +1,1 @@
+"""The commands, a module each with `run`; `rlstruct.cli.main` lists them."""

@@ -1,0 +1,285 @@
+"""`rlstruct train`: an algorithm, an environment, a run folder."""
+
+from __future__ import annotations
+
+import errno
+import re
+import shlex
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, Literal, TypeVar
+
+import tyro
+
+from rlstruct.algos import ALGORITHMS
+from rlstruct.algos.distributed.launch import launched_rank, share_gpus
+from rlstruct.algos.seeds import training_seeds
+from rlstruct.algos.training.config import TrainingConfig, check_resumed, load_config
+from rlstruct.algos.training.evaluation import TrainingResult
+from rlstruct.algos.training.run_folder import RunFolder
+from rlstruct.cli.agents import AgentChoice, algorithm_of, display_name, prepare, with_stacks
+from rlstruct.cli.initial_settings import read_initial_options, settings_for
+from rlstruct.cli.messages import UserError, check_device, plural, refused, require, say
+from rlstruct.cli.stored_run import RunSettings, load_settings, load_trained, versions
+from rlstruct.cli.tasks import Factory, Task
+from rlstruct.errors import LearnerError, WorkerError, import_extra
+
+_LEARNERS = re.compile("^--learners(?==|$)")
+Config = TypeVar("Config", bound=TrainingConfig)
+
+_HELP = """usage: rlstruct train ALGORITHM --env NAME [OPTIONS]
+       rlstruct train --config RUN [OPTIONS]
+       rlstruct train --resume RUN [OPTIONS]
+       rlstruct train ALGORITHM --resume RUN --factory MODULE:CREATE_ENV
+
+Train an agent; results go into a new folder under runs/. The agent is chosen to
+fit the environment: a perceptron, a convolutional network for images, a
+Gaussian policy for continuous actions. --recurrent gives it a memory. If there
+are settings tuned for the environment, they apply unless you pass others, or
+--preset none; --help after ALGORITHM and --env lists them all.
+
+{algorithms}
+  MODULE:NAME an algorithm of yours, from the current folder
+
+  rlstruct train a2c --env CartPole-v1
+  rlstruct train a2c --env CartPole-v1 --simulator torch \\
+      --preset CartPole-v1-1024
+  rlstruct train dqn --env Breakout-MinAtar --learner-device cuda:0
+  rlstruct train dqn --env MyEnv-v0 --preset Acrobot-v1
+  rlstruct train alphazero --env ConnectFour-v0 --n-processes 2 --overlap
+  rlstruct train ppo --env CartPole-v1 --learners 2       two processes learn
+  torchrun --nproc-per-node 2 -m rlstruct train ppo --env CartPole-v1  the same
+  rlstruct train a2c --env CartPole-v1 --n-processes 8 --cluster auto   with Ray
+  rlstruct train --config runs/RUN --seed 1    the same again, with another seed
+  rlstruct train --resume runs/RUN             continue a run that was stopped"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Output:
+    """Destinations of results.
+
+    Attributes:
+        runs: folder of all runs.
+        name: first part of the name of the run's folder; None for algorithm, environment and seed.
+        progress: show a progress bar.
+        loggers: loggers besides metrics.csv.
+    """
+
+    runs: Path = Path("runs")
+    name: str | None = None
+    progress: bool = True
+    loggers: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = ("tensorboard",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training(Generic[Config]):
+    """Settings of a training.
+
+    Attributes:
+        environment: The environment to train on.
+        training: Settings of the algorithm, and its devices.
+        output: Destination of the results.
+        preset: start with the settings tuned for this environment, by default that of --env; "none" for the defaults.
+        config: start with the settings of this run folder.
+        resume: run folder to continue.
+        factory: for --resume with a run of your own program: its create_env as module:function, and also create_model
+            and create_agent if the checkpoint does not describe them.
+    """
+
+    environment: Task
+    training: Config
+    output: Output = Output()
+    preset: str | None = None
+    config: Path | None = None
+    resume: Path | None = None
+    factory: tuple[str, ...] = ()
+
+
+def run(arguments: Sequence[str]) -> None:
+    """Run ``rlstruct train`` with these arguments."""
+    if not arguments or arguments[0] in ("-h", "--help"):
+        say(_HELP.format(algorithms="\n".join(f"  {name:<11} {one.about}" for name, one in ALGORITHMS.items())))
+        return
+    _train(*_read(arguments))
+
+
+def _read(arguments: Sequence[str]) -> tuple[str, Training[Any], list[str]]:
+    """Return the algorithm, its settings, and a message about them."""
+    words = [_LEARNERS.sub("--n-learners", word) for word in arguments]
+    algorithm = None if words[0].startswith("-") else words.pop(0)
+    initial = read_initial_options(words)
+    if initial.resume is not None and initial.config is not None:
+        raise UserError("--resume continues a run, --config starts another one like it: pass only one of them.")
+    if "" in (initial.resume, initial.config):
+        raise UserError("--resume or --config: expected the folder of a run.")
+    folder, template = initial.resume or initial.config, None
+    if initial.factory:
+        template = _own(algorithm, initial.resume, initial.factory)
+    elif folder is not None:
+        template = load_settings(Path(folder))
+    if algorithm is None:
+        if template is None:
+            raise UserError(f"name the algorithm first, one of {', '.join(ALGORITHMS)}: rlstruct train a2c --env NAME")
+        algorithm = template.algorithm
+    algorithm_of(algorithm)  # raises for an unknown name
+    if template is not None and template.algorithm != algorithm:
+        raise UserError(f"this is a run of {template.algorithm}, not of {algorithm}: omit {algorithm}.")
+    begun, notes = settings_for(algorithm, initial, template)
+    default = None if begun is None else Training(environment=begun[0], training=begun[1])
+    options = _parse(algorithm, words, default)
+    if initial.resume and template and options.environment != template.task:
+        raise UserError(f"--resume continues in {template.task.env}. To change that, start a run with --config.")
+    return algorithm, options, notes
+
+
+def _own(algorithm: str | None, run: str | None, factories: Sequence[str]) -> RunSettings:
+    """Return the settings of a run that the user's own program has made."""
+    if algorithm is None or run is None:
+        raise UserError("--factory continues a run of your own program: pass ALGORITHM and --resume RUN, too.")
+    definition = algorithm_of(algorithm)
+    if definition.arrange is not None and len(factories) < 3:
+        raise UserError(f"--factory: {algorithm} needs create_env, create_model and create_agent.")
+    try:
+        config = load_config(run, definition.learner.settings)
+    except (ValueError, FileNotFoundError) as error:
+        raise UserError(f"--resume {run}: {error}") from None
+    return RunSettings(algorithm=algorithm, task=Task(env=factories[0]), agent="", config=config, versions={})
+
+
+def _train(algorithm: str, options: Training[Any], notes: Sequence[str]) -> None:
+    """Choose agent and environment, train, and print the result."""
+    task, config, resumed = options.environment, options.training, options.resume
+    for name in ("learner_device", "batcher_device", "evaluation_device", "replay_device"):
+        if (device := getattr(config, name, None)) is not None:
+            check_device(f"--{name.replace('_', '-')}", device)
+    if resumed is None:
+        training_seeds(config)  # raises if the seed is too large
+    share_gpus(config)  # before environments are created, which may use CUDA
+    if config.cluster is not None:
+        import_extra("ray", "ray", "--cluster")
+    if resumed is not None and options.factory:
+        auto_reset = not algorithm_of(algorithm).learner.whole_episodes
+        trained = load_trained(resumed, auto_reset=auto_reset, factories=options.factory)
+        factory, choice = trained.factory, trained.choice
+    else:
+        factory, choice = prepare(algorithm, task)
+        config = with_stacks(config, factory.stack)
+    settings = RunSettings(algorithm=algorithm, task=task, agent=choice.kind, config=config, versions=versions())
+    folder = _begun(settings, options.output) if resumed is None else _resumed(resumed, settings, options)
+    about = f"{algorithm} on {task.env}: {choice.kind}, learner on {config.learner_device}"
+    for note in filter(None, (about, factory.preprocessing, *notes)):
+        _say(textwrap.fill(note, 80, subsequent_indent="  ", break_on_hyphens=False))
+    saved = folder.checkpoint
+    how = ", from its checkpoint" if saved else ", which has no checkpoint: it starts over"
+    _say(f"run folder: {folder.path}{how if resumed else ''}")
+    if saved and saved["training"]["finished"] and saved["env_steps"] >= config.n_env_steps:
+        _say("this run is complete. To continue it, raise the total number of steps, for example")
+        _say(f"  --n-env-steps {2 * saved['env_steps']}. The result:")
+    saved = None  # a replay buffer may be large
+    _learn(algorithm, config, choice, factory, folder, options.factory)
+
+
+def _learn(
+    algorithm: str,
+    config: TrainingConfig,
+    choice: AgentChoice,
+    factory: Factory,
+    folder: RunFolder,
+    factories: Sequence[str],
+) -> None:
+    """Train, and print the result and the commands that go on from it; ``factories`` are those of ``--factory``."""
+    path = shlex.quote(str(folder.path))
+    own = "".join(f" {word}" for word in ("--factory", *factories)) if factories else ""
+    again = f"rlstruct train {algorithm + ' ' if own else ''}--resume {path}{own}"
+    try:
+        with folder:
+            create = choice.create_model, choice.create_agent
+            result: TrainingResult = algorithm_of(algorithm)(config, *create, factory, run=folder)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(f"stopped. To continue: {again} (its curve: rlstruct plot {path})") from None
+    except (LearnerError, WorkerError):
+        if (folder.path / "checkpoint.pt").exists():
+            _say(f"to continue from the last checkpoint: {again}")
+        raise
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG):
+            raise
+        raise UserError(f"{folder.path} can no longer be written: {refused(error)}") from None
+    target = config.target_return
+    reached = [one for one in result.evaluations if target is not None and one.mean_return >= target]
+    shown = [("before training", result.before), *(("at the target", one) for one in reached[:1])]
+    for when, evaluation in (*shown, ("after training", result.after)):
+        _say(f"{when:>15}: {evaluation}")
+    threads = plural(result.threads, "thread")
+    _say(f"{result.env_steps:,} environment steps in {result.seconds:.1f} s, {threads} of PyTorch")
+    _say(f"next: rlstruct evaluate {path}{own}\n      rlstruct plot {path}")
+
+
+def _begun(settings: RunSettings, output: Output) -> RunFolder:
+    """Create the folder of a new run."""
+    name = output.name or f"{settings.algorithm}-{settings.task.env}-seed{settings.config.seed}"
+    name = name.replace("/", "-").replace(":", "-")
+    try:
+        return RunFolder(name, settings, root=output.runs, **_shown(settings, output))
+    except OSError as error:
+        raise UserError(f"--runs {output.runs}: cannot create a folder there: {error.strerror}.") from None
+    except RuntimeError as error:  # raised by a logger
+        raise UserError(f"--loggers {' '.join(output.loggers)}: {str(error).partition(': ')[2]}") from None
+
+
+def _resumed(run: Path, settings: RunSettings, options: Training[Any]) -> RunFolder:
+    """Open the folder of the run to continue, and store its changed settings there."""
+    path = run.parent if run.name == "config.json" else run
+    try:
+        folder = RunFolder.resume(path, **_shown(settings, options.output))
+        try:
+            if folder.checkpoint is not None:
+                check_resumed(folder.checkpoint, settings.config)
+        except ValueError:
+            folder.close()
+            raise
+        if not options.factory:  # the user's program has its own config.json
+            folder.save_config(settings)
+    except (ValueError, FileNotFoundError, RuntimeError) as error:
+        raise UserError(f"--resume {path}: {error}") from None
+    return folder
+
+
+def _shown(settings: RunSettings, output: Output) -> dict[str, Any]:
+    """Return the arguments of a `RunFolder` that say what it shows."""
+    for extra in sorted({"wandb", "mlflow"} & set(output.loggers)):
+        require(extra, extra, what=f"--loggers {extra}")
+    return {"n_env_steps": settings.config.n_env_steps, "progress": output.progress, "loggers": output.loggers}
+
+
+def _parse(algorithm: str, words: list[str], default: Training[Any] | None) -> Training[Any]:
+    cls = algorithm_of(algorithm).learner.settings
+    defaults: dict[str, Any] = {} if default is None else {"default": default}
+    words = [_plain(word, before) for word, before in zip(words, ["", *words], strict=False)]
+    parsed: Training[Any] = tyro.cli(
+        Training[cls],  # type: ignore[valid-type]
+        args=words,
+        prog=f"rlstruct train {algorithm}",
+        # at most 80 characters, because tyro does not wrap it
+        description=f"Train with {display_name(algorithm)}; results go into a new folder, see --runs.",
+        config=(tyro.conf.OmitArgPrefixes,),
+        **defaults,
+    )
+    return parsed
+
+
+def _plain(word: str, before: str) -> str:
+    """Convert a number such as 1e6 or 2.5e5 to an integer."""
+    option, equals, number = word.rpartition("=") if word.startswith("-") else ("", "", word)
+    is_text = (option or before) in ("--name", "--runs", "--env")
+    if is_text or not re.fullmatch(r"\d+(\.\d+)?[eE]\+?\d{1,2}", number) or not float(number).is_integer():
+        return word
+    return f"{option}{equals}{int(float(number))}"
+
+
+def _say(text: str) -> None:
+    """Print a message in rank 0 only."""
+    if launched_rank() == 0:
+        say(text)
