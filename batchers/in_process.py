@@ -43,7 +43,7 @@ class InProcess:
         self._n_envs: list[int] = []
         self._progress.enter(Phase.START)
         agent_seed = (settings.agent_seeds or settings.seeds)[0]
-        self._collector = self._run(factory.create, self._seed, agent_seed, self._progress, whole=settings.graph)
+        self._collector = self._run(factory.create, self._seed, agent_seed, self._progress, at_once=settings.graph)
         env = self._collector.env
         self.actions = indices_of(env)
         self._n_envs, self.auto_reset, self.restarts_take_steps = (

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rlstruct.cli.messages import UserError, nearest, say
 
-_PAGE = Path(__file__).with_name("faults.md")
+_PAGE = Path(__file__).parents[1] / "faults.md"
 _WIDTH = 80
 _HELP = """usage: rlstruct explain [ERROR]
 
