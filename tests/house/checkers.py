@@ -77,8 +77,8 @@ SYNCS = {"item", "tolist", "cpu", "numpy", "nonzero"}
 PRIVATE_ATTRIBUTES = {"_version", "_cdata", "_schema", "_make_wrapper_subclass"}  # of tensors and operators
 
 # They imitate others: Python's own errors of a missing name, and torch's of a device.
-SIMULATED = ROOT / "rlstruct" / "testing"
-IMITATING = {ROOT / "rlstruct" / "__init__.py", SIMULATED / "_sim_devices.py", SIMULATED / "_sim_tensor.py"}
+SIMULATED = ROOT / "rlstruct" / "testing" / "simulated"
+IMITATING = {ROOT / "rlstruct" / "__init__.py", SIMULATED / "devices.py", SIMULATED / "tensor.py"}
 
 IMPORT_BY_STRING = {"importlib.import_module", "import_module", "__import__"}
 
