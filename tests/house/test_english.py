@@ -12,6 +12,7 @@ from checkers import ROOT
 PLACES = ["rlstruct", "agents", "batchers", "algos", "benchmarks", "tests", "tutorials", ".ci", "docs"]
 PLACES += ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"]
 NOT_YET = ["docs/robustness.md"]  # quotes messages as they were measured; `make compare` writes it anew
+NOT_YET += ["rlstruct/renamed.py"]  # lists old names
 
 FIRST = re.compile(r"\s*(what|whatever|whether|where|who|whoever|whose|how|that)\b", re.IGNORECASE)
 FIRST_BETTER = "begin with a noun phrase (class, module, attribute) or an imperative (function)"
