@@ -218,7 +218,7 @@ def test_learns_what_the_search_finds(opponent: str) -> None:
 
 
 def test_the_network_comes_to_agree_with_the_search() -> None:
-    config = dataclasses.replace(SMALL, n_updates=100, batch_size=64, learning_starts=1, mirror=False)
+    config = dataclasses.replace(SMALL, n_updates=150, batch_size=64, learning_starts=1, mirror=False)
     create_agent = partial(SearchAgent, create_simulator=ConnectFour, config=config.search(4))
     torch.manual_seed(2)
     model = ConvolutionalActorCritic((2, 6, 7), 7, n_features=64, layers=[(32, 4, 1)])
