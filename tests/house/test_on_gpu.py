@@ -253,7 +253,7 @@ STARTED = "fusion"  # shows that the command starts experiments.py, whose other 
 def test_a_quick_look_takes_its_steps_in_order_and_writes_what_came_of_it(tmp_path: pathlib.Path, on_gpu: Any) -> None:
     pytest.importorskip("warp", reason="needs the extra warp")
     pytest.importorskip("ale_py", reason="needs the extra atari")
-    command = [sys.executable, str(ROOT / ".ci" / "on_gpu.py"), "--quick", "--minutes", "10"]
+    command = [sys.executable, str(ROOT / ".ci" / "on_gpu.py"), "--quick", "--minutes", "20"]
     command += ["--out", str(tmp_path), "--cache", str(tmp_path / "cache"), "--commit", "abc", "--tests", "random"]
     chosen = {
         k: step.name
