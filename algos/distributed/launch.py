@@ -113,7 +113,7 @@ def launch_learners(config: TrainingConfig, train: Callable[[], object]) -> Iter
             rendezvous.rank,
             rendezvous.local_rank,
             store,
-            _gather_facts(rendezvous, store, _facts(config, rendezvous), processes),
+            gather_facts(rendezvous, store, learner_facts(config, rendezvous), processes),
         )
         stack.callback(group.close)
         stack.callback(processes.end)  # runs first, because a group with a stopped learner cannot close
@@ -149,7 +149,7 @@ def _store(rendezvous: Rendezvous) -> Store:
         ) from error
 
 
-def _facts(config: TrainingConfig, rendezvous: Rendezvous) -> dict[str, Any]:
+def learner_facts(config: TrainingConfig, rendezvous: Rendezvous) -> dict[str, Any]:
     """Return the facts about this learner that the others need."""
     device = config.learner_device
     device = f"cuda:{rendezvous.local_rank % max(1, torch.cuda.device_count())}" if device == "cuda" else device
@@ -171,7 +171,7 @@ def gpu_facts(device: str) -> dict[str, str]:
     return {"gpu": visible if visible.startswith("MIG-") else str(properties.uuid), "bus": bus}
 
 
-def _gather_facts(
+def gather_facts(
     rendezvous: Rendezvous, store: Store, facts: dict[str, Any], processes: LearnerProcesses
 ) -> list[dict[str, Any]]:
     """Wait until all learners have joined, and return their facts."""

@@ -22,9 +22,10 @@ ANSWER_SECONDS = 1800.0
 """Seconds that a learner waits for one that is alive or on another machine; rank 0 may be busy evaluating."""
 SILENT_SECONDS = 30.0
 """Seconds without a heartbeat after which a learner on another machine counts as lost."""
+CLOSING_SECONDS = 5.0
+"""Seconds that closing waits for the thread that watches the others."""
 
 _SECONDS_BETWEEN_CHECKS = 0.5
-_CLOSING_SECONDS = 5.0
 # Process states in Linux.
 _STATES = {"T": "was stopped by a signal", "t": "is held by a debugger", "Z": "has died", "X": "has died"}
 
@@ -67,13 +68,13 @@ class Peers:
         self._over.set()
         if self._thread is None:
             return
-        self._thread.join(_CLOSING_SECONDS)
+        self._thread.join(CLOSING_SECONDS)
         if self._thread.is_alive():
             _logger.warning(
                 "run_training: %s closes although its thread that watches the others has not ended in %g s. The thread "
                 "waits for the store or for NCCL to abort, and ends with the process.",
                 name(self._rank, self._facts[self._rank]),
-                _CLOSING_SECONDS,
+                CLOSING_SECONDS,
             )
 
     def report(self, error: Exception) -> None:

@@ -102,12 +102,16 @@ def learner_group() -> LearnerGroup:
 class DistributedLearnerGroup(LearnerGroup):
     """Several learners, connected through a store.
 
-    The facts of each learner are its ``host``, ``pid`` and ``device``; on CUDA also its GPU's UUID (``gpu``) and PCI
-    address (``bus``). All learners create this object at the same time.
+    All learners create this object at the same time.
+
+    Attributes:
+        store: connects the learners.
+        facts: ``host``, ``pid`` and ``device`` of each learner, by rank; on CUDA also its GPU's UUID (``gpu``) and PCI
+            address (``bus``).
     """
 
     def __init__(self, rank: int, local_rank: int, store: Store, facts: Sequence[dict[str, Any]]) -> None:
-        self.rank, self.size, self._local_rank, self._store, self._facts = rank, len(facts), local_rank, store, facts
+        self.rank, self.size, self._local_rank, self.store, self.facts = rank, len(facts), local_rank, store, facts
         groups = by_gpu(facts)
         self._nccl = len(groups) == len(facts)  # each has its own GPU
         self.can_capture = self._nccl  # gloo needs the host
@@ -122,11 +126,11 @@ class DistributedLearnerGroup(LearnerGroup):
                 world_size=self.size,
                 timeout=timedelta(seconds=ANSWER_SECONDS),
             )
-            self._sums = GpuAllReduce(rank, groups, store, self._poll) if share else None
+            self._sums = GpuAllReduce(rank, groups, store, self.poll) if share else None
         self.peers = Peers(rank, store, facts, _abort if self._nccl else None)
         if self._sums is not None:
             opened = torch.tensor([self._sums.open(1, torch.device(facts[rank]["device"]))], device="cpu").long()
-            self._wait(dist.all_reduce(opened, dist.ReduceOp.MIN, async_op=True))
+            self.wait(dist.all_reduce(opened, dist.ReduceOp.MIN, async_op=True))
             self._sums = self._sums if opened[0] else None  # sync: none, it is on the CPU
 
     def mean(self, terms: Terms, gradient: Terms, weight: Tensor | None) -> tuple[Terms, Terms]:
@@ -156,7 +160,7 @@ class DistributedLearnerGroup(LearnerGroup):
         if self._sums is not None and x.device.type == "cuda":
             return self._sums.all_reduce_sum(x)
         total = x.detach().to("cpu", copy=True)
-        self._wait(dist.all_reduce(total, async_op=True))
+        self.wait(dist.all_reduce(total, async_op=True))
         return total.to(x.device)
 
     def local_config(self, config: AnyConfig) -> AnyConfig:
@@ -184,7 +188,7 @@ class DistributedLearnerGroup(LearnerGroup):
         n = int(self.all_reduce_sum(torch.tensor([own], device="cpu")))  # sync: none, it is on the CPU
         if n:
             packed = packed if self.rank == 0 else packed.new_empty(n)
-            self._wait(dist.broadcast(packed, 0, async_op=True))
+            self.wait(dist.broadcast(packed, 0, async_op=True))
         return value if self.rank == 0 else _unpacked(packed)
 
     def gather(self, state: dict[str, Any]) -> dict[str, Any]:
@@ -195,7 +199,7 @@ class DistributedLearnerGroup(LearnerGroup):
         longest = int(self.all_reduce_sum(sizes).max())  # sync: none, it is on the CPU
         padded = torch.nn.functional.pad(own, (0, longest - len(own)))
         gathered = [torch.empty_like(padded) for _ in range(self.size)] if self.rank == 0 else None
-        self._wait(dist.gather(padded, gathered, dst=0, async_op=True))
+        self.wait(dist.gather(padded, gathered, dst=0, async_op=True))
         return state if gathered is None else {**state, "others": [_unpacked(one) for one in gathered[1:]]}
 
     def raise_if_lost(self) -> None:
@@ -215,17 +219,17 @@ class DistributedLearnerGroup(LearnerGroup):
         leaving.start()
         leaving.join(_CLOSING_SECONDS)
 
-    def _poll(self, work: dist.Work | None) -> None:
-        """Like `_wait`, but also for NCCL, whose own timed wait would abort the group."""
+    def poll(self, work: dist.Work | None) -> None:
+        """Like `wait`, but also for NCCL, whose own timed wait would abort the group."""
         begin = looked = time.monotonic()
         while work is not None and not work.is_completed():
             if (now := time.monotonic()) > looked + 1.0:
                 self.peers.check(now - begin)
                 looked = now
             time.sleep(0.0 if now < begin + 0.01 else 1e-4)
-        self._wait(work)
+        self.wait(work)
 
-    def _wait(self, work: dist.Work | None) -> None:
+    def wait(self, work: dist.Work | None) -> None:
         """Wait until all learners have contributed; check once a second that they are alive."""
         begin, broken = time.monotonic(), False
         while work is not None:

@@ -328,10 +328,17 @@ def test_a_window_of_as_many_batches_as_minibatches_shows_each_step_once(monkeyp
     assert len(set(numbers)) == len(numbers)
 
 
-def test_a_window_leaves_out_the_steps_that_restarts_took() -> None:
+def test_a_window_leaves_out_the_steps_that_restarts_took(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = dataclasses.replace(SMALL, n_timesteps=1, n_envs=2, n_minibatches=1, window=2, vtrace=True)
+    model, seen = create_model(), []
+    learner = A2CLearner(model, ActorCriticAgent(model, copy_model=False), config)
+    steps = learner.gradient_steps
+    monkeypatch.setattr(learner, "gradient_steps", lambda batch: seen.append(batch) or steps(batch))
     batch = one_step_batches(1, 2)[0]
     spent = Trajectories(batch.info, TemporalDictTensor(dict(batch.steps.items()), torch.tensor([1, 0])))
-    joined = a2c._concatenate_in_time([spent, batch])
+    for one in (spent, batch):
+        learner.update(one, fraction_done=0.0)
+    (joined,) = seen
     assert joined.lengths.tolist() == [2, 1]
     reward = batch.steps["_observation/reward"]
     assert (joined.steps["_observation/reward"][:, :1] == reward).all()

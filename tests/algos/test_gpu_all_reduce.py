@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 from typing import Any
@@ -45,17 +46,14 @@ def test_learners_meet_on_their_gpu_where_memory_and_nccl_allow(
 
 def sum_in_two_phases(group: DistributedLearnerGroup) -> dict[str, Any]:
     """Return sums and flat sums of growing sizes, and the calls that one sum takes."""
-    sums = GpuAllReduce(group.rank, by_gpu(group._facts), group._store, group._poll, across="gloo")
+    sums = GpuAllReduce(group.rank, by_gpu(group.facts), group.store, group.poll, across="gloo")
     generator = torch.Generator().manual_seed(group.rank)
     found = []
     for n in (1, 7, 1000, 40, 5000):
         x = torch.randn(n, 2, generator=generator)
         x[0, 0] = float(10 ** (4 * group.rank % 7))  # rounding depends on the order
-        group.all_reduce_sum(torch.zeros(1))  # all have read their sums
-        if group.rank == 0:
-            sums._rows.fill_(255)  # NaN
-        group.all_reduce_sum(torch.zeros(1))
         found.append((sums.all_reduce_sum(x), group.all_reduce_sum(x), x))
+        sums.all_reduce_sum(torch.full_like(x, math.nan))  # the next sum must not read what is left in the memory
     whole = torch.arange(3) + group.rank
     found.append((sums.all_reduce_sum(whole), group.all_reduce_sum(whole), whole))
 
@@ -94,15 +92,18 @@ def test_sums_within_gpus_and_then_across_are_the_flat_sums() -> None:
 
 def lose_the_other_gpu(group: DistributedLearnerGroup) -> tuple[str, int]:
     """Return the error of a sum whose other GPU loses its learner, and how often the sum across GPUs was aborted."""
-    sums = GpuAllReduce(group.rank, by_gpu(group._facts), group._store, group._poll, across="gloo")
+    made, new_group = [], dist.new_group
+    dist.new_group = lambda *args, **settings: made.append(new_group(*args, **settings)) or made[-1]  # type: ignore[func-returns-value]
+    sums = GpuAllReduce(group.rank, by_gpu(group.facts), group.store, group.poll, across="gloo")
     sums.all_reduce_sum(torch.ones(1))
+    across = made[-1]
     if group.rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     aborted: list[object] = []
-    type(sums._far).abort = lambda self: aborted.append(self)  # type: ignore[method-assign, union-attr, assignment]
+    type(across).abort = lambda self: aborted.append(self)  # type: ignore[method-assign, assignment]
     with pytest.raises(LearnerError) as error:
         sums.all_reduce_sum(torch.ones(1))
-    return str(error.value), len([group for group in aborted if group is sums._far])
+    return str(error.value), len([group for group in aborted if group is across])
 
 
 def test_a_sum_across_gpus_is_aborted_when_a_learner_is_lost() -> None:
@@ -113,11 +114,17 @@ def test_a_sum_across_gpus_is_aborted_when_a_learner_is_lost() -> None:
 
 
 def sum_on_a_gpu(group: DistributedLearnerGroup) -> tuple[bool, list[tuple[torch.Tensor, torch.Tensor]]]:
-    found = []
+    found, sizes, all_reduce_sum = [], [], GpuAllReduce.all_reduce_sum
+
+    def noted(self: GpuAllReduce, x: torch.Tensor) -> torch.Tensor:
+        sizes.append(x.numel())
+        return all_reduce_sum(self, x)
+
+    GpuAllReduce.all_reduce_sum = noted  # type: ignore[method-assign]
     for n in (3, 100_000):
         x = torch.randn(n, generator=torch.Generator().manual_seed(group.rank))
-        found.append((group.all_reduce_sum(x.to(group._facts[group.rank]["device"])).cpu(), group.all_reduce_sum(x)))
-    return group._sums is not None, found
+        found.append((group.all_reduce_sum(x.to(group.facts[group.rank]["device"])).cpu(), group.all_reduce_sum(x)))
+    return sizes == [3, 100_000], found
 
 
 @pytest.mark.gpu

@@ -14,6 +14,7 @@ from rlstruct.agents import ActorCriticAgent, Normalised, QAgent
 from rlstruct.algos import DQNConfig, GradientLearner, ReplayConfig, ReplayLearner, TrainingConfig, dqn
 from rlstruct.algos.training.loop import run_training
 from rlstruct.core import DictTensor, Trajectories
+from rlstruct.functional import random
 from rlstruct.rl_agent import frame_of
 
 
@@ -118,11 +119,16 @@ def test_weights_of_an_update_that_steps_itself_are_published(monkeypatch: pytes
     assert [int(batch.info["policy_version"].unique()) for batch in seen] == [1, 2, 3]
 
 
-def test_the_streams_of_a_training_with_one_seed_have_no_number_in_common() -> None:
+def test_the_streams_of_a_training_with_one_seed_have_no_number_in_common(
+    batches: list[Trajectories], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Replayed rows, the policy's noise, shuffles, and the environments' own keys."""
     learner = create_values()
-    streams = [learner.seed_for(purpose) for purpose in ("minibatches", "policy noise")]
-    streams += [learner.buffer._seed, torch.arange(16)]
+    streams = [learner.seed_for(purpose) for purpose in ("minibatches", "policy noise")] + [torch.arange(16)]
+    step_keys = random.step_keys
+    monkeypatch.setattr(random, "step_keys", lambda seed, *rest: streams.append(seed) or step_keys(seed, *rest))
+    learner.buffer.extend(batches[0])
+    learner.buffer.sample(1)
     assert len(torch.cat(streams).unique()) == 19
 
 

@@ -121,7 +121,7 @@ def test_a_learner_that_is_stopped_is_named_and_nothing_is_left(monkeypatch: pyt
 
     def stop(self: GradientLearner, *terms: Any, **more: Any) -> Any:
         if self.policy_version == 3:
-            stopped.append(learner_group()._facts[1]["pid"])  # type: ignore[attr-defined]
+            stopped.append(learner_group().facts[1]["pid"])  # type: ignore[attr-defined]
             os.kill(stopped[0], signal.SIGSTOP)
         return step(self, *terms, **more)
 
@@ -146,11 +146,11 @@ def test_followers_find_a_learner_that_torchrun_has_restarted(monkeypatch: pytes
 
 def facts(**changes: Any) -> dict[str, Any]:
     rendezvous = Rendezvous(0, 2, 0, "127.0.0.1", 0)
-    return {**launch._facts(config_of("a2c"), rendezvous), **changes}
+    return {**launch.learner_facts(config_of("a2c"), rendezvous), **changes}
 
 
 def roll_call(store: dist.Store) -> list[dict[str, Any]]:
-    return launch._gather_facts(Rendezvous(0, 2, 0, "127.0.0.1", 0), store, facts(), LearnerProcesses())
+    return launch.gather_facts(Rendezvous(0, 2, 0, "127.0.0.1", 0), store, facts(), LearnerProcesses())
 
 
 def test_learners_that_do_not_come_or_fit_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,7 +176,7 @@ def test_learners_that_do_not_come_or_fit_are_named(monkeypatch: pytest.MonkeyPa
 
 def test_what_cannot_be_shared_is_refused() -> None:
     group = DistributedLearnerGroup.__new__(DistributedLearnerGroup)
-    group.rank, group.size, group._local_rank = 1, 3, 1
+    group.rank, group.size = 1, 3
     with pytest.raises(
         LearnerError, match=r"A2CConfig: n_envs is 4, expected a multiple of the 3 learners, which share it"
     ):

@@ -53,7 +53,7 @@ def test_a_thread_frees_a_learner_that_waits_for_a_killed_one_and_names_it(caplo
 def test_closing_does_not_wait_for_a_thread_that_hangs_and_names_the_learner(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(peers, "_CLOSING_SECONDS", 0.2, raising=False)
+    monkeypatch.setattr(peers, "CLOSING_SECONDS", 0.2)
     lost = subprocess.Popen([sys.executable, "-c", ""])
     lost.wait()
     facts = [{"host": os.uname().nodename, "pid": pid} for pid in (os.getpid(), lost.pid)]
@@ -87,7 +87,7 @@ def test_a_sum_that_is_complete_just_when_a_second_is_over_means_no_lost_learner
             return True
 
     group, work = DistributedLearnerGroup.__new__(DistributedLearnerGroup), Sum()
-    group._wait(work)  # type: ignore[arg-type]
+    group.wait(work)  # type: ignore[arg-type]
     assert work.waits == 2
 
 

@@ -20,7 +20,7 @@ from fake_envs import create_counting_env
 
 from rlstruct.agents import ActorCritic, ActorCriticAgent
 from rlstruct.algos import a2c
-from rlstruct.algos.training import checkpoint
+from rlstruct.algos.training import checkpoint, run_folder
 from rlstruct.algos.training.evaluation import Evaluation
 from rlstruct.algos.training.loggers import LogLines, create_bar
 from rlstruct.algos.training.run_folder import RunFolder
@@ -47,22 +47,26 @@ def read(folder: RunFolder) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def test_the_bar_moves_forward_only(tmp_path: Path) -> None:
+def show_bar(monkeypatch: pytest.MonkeyPatch, bar: Any) -> Any:
+    """Let the next folders show this bar."""
+    monkeypatch.setattr(run_folder, "create_bar", lambda *settings: bar)
+    return bar
+
+
+def test_the_bar_moves_forward_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bar = show_bar(monkeypatch, importlib.import_module("tqdm").tqdm(total=100, file=io.StringIO()))
     with make_folder(tmp_path) as folder:
-        tqdm = importlib.import_module("tqdm").tqdm
-        folder._bar = tqdm(total=100, file=io.StringIO())
         folder.advance(60)
         folder.log(20, 1, {"loss": 0.5}, at=time.perf_counter())  # lines come some updates later
-        assert folder._bar.n == 60
+        assert bar.n == 60
         folder.advance(200)
-        assert folder._bar.n == 100
+        assert bar.n == 100
 
 
-def test_the_bar_shows_how_far_the_first_evaluation_is(tmp_path: Path) -> None:
+def test_the_bar_shows_how_far_the_first_evaluation_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shown = io.StringIO()
+    show_bar(monkeypatch, importlib.import_module("tqdm").tqdm(total=100, file=shown, mininterval=0))
     with make_folder(tmp_path) as folder:
-        tqdm = importlib.import_module("tqdm").tqdm
-        folder._bar = tqdm(total=100, file=shown, mininterval=0)
         config = a2c.A2CConfig(
             n_env_steps=10,
             n_envs=2,
@@ -118,6 +122,10 @@ def test_metrics_are_on_disk_before_the_run_ends(tmp_path: Path) -> None:
 
 def test_the_rate_counts_the_steps_between_two_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "ipykernel", raising=False)  # a test of notebooks may have imported it
+    bars: list[tuple[tuple[Any, ...], Any]] = []
+    monkeypatch.setattr(
+        run_folder, "create_bar", lambda *settings: bars.append((settings, create_bar(*settings))) or bars[-1][1]
+    )
     with make_folder(tmp_path) as folder:
         now = time.perf_counter()
         folder.log_evaluation(Evaluation(0, 0, (1.0,), (1,), 0.1))
@@ -128,7 +136,8 @@ def test_the_rate_counts_the_steps_between_two_lines(tmp_path: Path, monkeypatch
         now = time.perf_counter()
         folder.log(50, 3, {}, at=now - 5.0)  # an update that was not read when the checkpoint was written
         folder.log(70, 4, {}, at=now + 5.0)
-        assert (folder._bar.n, folder._bar._from) == (70, 40)  # its rate counts 30 steps
+        (_, _, first), bar = bars[-1]
+        assert (bar.n, first) == (70, 40)  # its rate counts 30 steps
     assert [row["steps_per_second"] for row in read(folder)] == ["", "", "15.0", "", "2.0"]
     reader = importlib.import_module("tensorboard.backend.event_processing.event_accumulator")
     events = reader.EventAccumulator(str(folder.path)).Reload().Scalars("steps_per_second")
@@ -152,7 +161,7 @@ def test_checkpoints_leave_the_log_alone_and_closing_sorts_it(tmp_path: Path) ->
         node = (folder.path / "metrics.csv").stat().st_ino
         for env_steps in (20, 40):
             log(env_steps)
-            folder._write({"env_steps": env_steps - 5, "policy_version": 1})  # as of an evaluation that is late
+            folder.log_evaluation(Evaluation(env_steps - 5, 1, (1.0,), (1,), 0.1))  # late
             folder.save_checkpoint({key: {} for key in ("model", "optimizer", "config", "training")} | COUNTERS)
         log(50)
         assert (folder.path / "metrics.csv").stat().st_ino == node  # a long log is not written again

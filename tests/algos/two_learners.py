@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from resume_tasks import config_of, create_sim, train
+from resume_tasks import TASKS, config_of, create_sim, train
 
 from rlstruct.algos import dqn, ppo, sac
 from rlstruct.algos.distributed.process_group import learner_group
@@ -44,16 +44,16 @@ class Killed(Exception):
 
 def train_seeing(name: str) -> tuple[TrainingResult, list[torch.Tensor]]:
     """Train, and return the frames of all batches [B, T, ...], too."""
-    seen, learn = [], TrainingLoop._collect
+    kind = TASKS[name][0].train.learner
+    seen, update = [], kind.update
 
-    def collect(self: TrainingLoop) -> tuple[Trajectories, int]:
-        found = learn(self)
-        steps = found[0].steps
+    def see(self: GradientLearner, batch: Trajectories, fraction_done: float) -> Any:
+        steps = batch.steps
         seen.append(steps["observation/frame"] * steps.mask().unsqueeze(-1))
-        return found
+        return update(self, batch, fraction_done)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(TrainingLoop, "_collect", collect)
+        patch.setattr(kind, "update", see)
         return train(name, None, evaluation_interval=N_LONG, **EQUAL[name]), seen
 
 
