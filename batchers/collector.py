@@ -38,8 +38,8 @@ from rlstruct.vec_env import Capturable, Observed, VecEnv
 
 # Checking whether every episode has ended stalls an accelerator, so check only once in this many steps.
 _STEPS_BETWEEN_CHECKS = 16
-# Once in this many steps, a compiled or captured agent repeats one step eagerly, to check its promise to be pure.
-_STEPS_BETWEEN_PROBES = 500
+STEPS_BETWEEN_PROBES = 500
+"""A compiled or captured agent repeats one step in so many eagerly, to check its promise to be pure."""
 _AGENT, _ENVIRONMENT = int(Phase.AGENT), int(Phase.ENVIRONMENT)
 LoopState = tuple[dict[str, Tensor], DictTensor, DictTensor, DictTensor, Tensor, Tensor, Tensor]
 """Environment state; observation, agent state, agent_info; `running` mask, episode number, next step numbers."""
@@ -177,7 +177,7 @@ class Collector:
         steps = self.steps
         self._validator.check(steps, n_steps, invalid)
         self._unprobed += n_steps
-        if executor != "eager" and self._unprobed >= _STEPS_BETWEEN_PROBES:
+        if executor != "eager" and self._unprobed >= STEPS_BETWEEN_PROBES:
             self._unprobed = 0
             parts = (steps.stream, steps.action)
             observation, action = (DictTensor.unchecked({key: v[0] for key, v in part.items()}) for part in parts)

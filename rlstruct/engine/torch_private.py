@@ -216,11 +216,11 @@ def _found(needed: str) -> bool:
     if mark == ":" and (loaded := sys.modules.get(module)) is not None:
         return any(hasattr(loaded, either) for either in name.split("|"))
     start = r"^(?:def |class )?" if mark == ":" else r"\b"
-    return re.search(rf"{start}(?:{name})\b", _source(module), re.MULTILINE) is not None
+    return re.search(rf"{start}(?:{name})\b", source_of(module), re.MULTILINE) is not None
 
 
 @functools.cache
-def _source(module: str) -> str:
+def source_of(module: str) -> str:
     """Read the source of a torch module; "" if there is none."""
     file = pathlib.Path(torch.__path__[0]).joinpath(*module.split(".")[1:]).with_suffix(".py")
     return file.read_text(encoding="utf-8") if file.exists() else ""

@@ -179,11 +179,22 @@ def test_episodes_equal_those_of_brax() -> None:
     assert n_ends > 0
 
 
-def test_memory_is_shared_with_jax() -> None:
-    env, frames = counters(), jax.numpy.arange(6.0)
-    assert env._to_torch(frames).data_ptr() == frames.unsafe_buffer_pointer()
-    action = torch.ones(6, dtype=torch.int32)
-    assert env._to_jax(action).unsafe_buffer_pointer() == action.data_ptr()
+def test_memory_is_shared_with_jax(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Frames that JAX has computed, and actions that it reads."""
+    made: list[tuple[Any, Any]] = []
+
+    def noting(convert: Any) -> Any:
+        return lambda value: made.append((value, convert(value))) or made[-1][1]
+
+    monkeypatch.setattr(jax, "block_until_ready", noting(jax.block_until_ready))
+    monkeypatch.setattr(jax.numpy, "from_dlpack", noting(jax.numpy.from_dlpack))
+    env = JaxEnv(FallingBall(), 3, 0)
+    observation, _ = env.reset()
+    _, frame = made.pop()
+    assert observation["frame"].data_ptr() == frame.unsafe_buffer_pointer()
+    env.step(DictTensor({"action": torch.ones(3, 1)}))
+    action, array = made[0]
+    assert action.data_ptr() == array.unsafe_buffer_pointer()
 
 
 @pytest.mark.gpu

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from rlstruct import DictTensor, Trajectories
 from rlstruct.batchers import RL_Batcher
+from rlstruct.batchers.rollout_buffer import RolloutBuffer
 from rlstruct.functional.random import step_keys
 
 
@@ -25,10 +27,26 @@ def collect(batcher: RL_Batcher, n: int) -> list[Trajectories]:
     return batches
 
 
-def poison(batcher: RL_Batcher) -> None:
+class Recorded(RolloutBuffer):
+    """The memory that a batcher of this process writes into."""
+
+    latest: RolloutBuffer
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        Recorded.latest = self
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _recorded() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("rlstruct.batchers.collector.RolloutBuffer", Recorded)
+        yield
+
+
+def poison() -> None:
     """Fill the memory that the batcher writes into with rubbish, but for the observation that comes next."""
-    buffer = batcher._backend._collector._buffer
-    for name, tensor in buffer.tensors.items():
+    for name, tensor in Recorded.latest.tensors.items():
         written = tensor[:-1] if name.startswith("stream/") else tensor
         written.fill_(True if tensor.dtype is torch.bool else 77)
 
@@ -44,7 +62,7 @@ def test_auto_reset_batches_continue_exactly(lengths: list[int], B: int, T: int,
         batcher.reset()
         batches = collect(batcher, 1)
         for _ in range(n - 1):
-            poison(batcher)
+            poison()
             batches += collect(batcher, 1)
     for b in range(B):
         truth = steps_of(seed + b, n * T, lengths)
@@ -72,7 +90,7 @@ def test_episodes_are_whole_and_padding_is_zero(lengths: list[int], B: int, T: i
         start, n_running = 0, B
         while n_running:
             if start:
-                poison(batcher)
+                poison()
             batcher.execute()
             batch, n_running = batcher.get()
             steps = batch.steps

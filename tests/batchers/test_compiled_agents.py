@@ -183,7 +183,7 @@ class Gained(RL_Agent):
 
 @pytest.mark.parametrize("way", ["compiled", "graph"])
 def test_a_promise_that_is_broken_between_two_batches_is_an_error(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlstruct.batchers.collector._STEPS_BETWEEN_PROBES", 24)  # two batches
+    monkeypatch.setattr("rlstruct.batchers.collector.STEPS_BETWEEN_PROBES", 24)  # two batches
     device = resolve_device("cpu" if way == "compiled" else "sim:1")
     env_args = {"name": "CartPole-v1", "n_envs": 3, "device": device}
     with RL_Batcher(

@@ -41,12 +41,6 @@ class Room(CountingEnv):
             found.write(f"{eval(question, names)}\n")
 
 
-def server_pid() -> int:
-    """Return the id of the server from which this process forks its next workers."""
-    assert fork_server._server is not None
-    return fork_server._server.process.pid
-
-
 def batcher(file: Path, question: str, n_processes: int = 1) -> RL_Batcher:
     env_args = {"file": str(file), "question": question}
     made = RL_Batcher(2, RngAgent, Room, env_args=env_args, n_processes=n_processes, seed=0)
@@ -89,16 +83,17 @@ def test_what_has_changed_in_this_process_reaches_new_workers(tmp_path: Path, mo
 
 def test_what_python_reads_when_it_starts_reaches_new_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "held"
-    with batcher(file, "hash('word')") as held:
-        server = server_pid()
+    question = "hash('word'), os.getppid()"  # the parent of a worker is its server
+    with batcher(file, question) as held:
+        before, server = eval(file.read_text())
         monkeypatch.setenv("PYTHONHASHSEED", "7")
-        (found,) = answers(tmp_path, "hash('word')")
+        found, new_server = eval(answers(tmp_path, question)[0])
         words = [sys.executable, "-c", "print(hash('word'))"]
-        assert found == subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
-        assert found not in file.read_text()
+        assert found == int(subprocess.run(words, capture_output=True, text=True, check=True).stdout)
+        assert found != before
         held.execute()  # its server stays as long as it does
         held.get()
-    assert server != server_pid()
+    assert server != new_server
     assert not psutil.pid_exists(server)
 
 
@@ -176,8 +171,8 @@ def test_a_worker_is_there_at_once_with_little_to_itself_and_a_forked_child_has_
 
 
 def test_a_server_that_hangs_delays_neither_errors_nor_statistics_nor_the_end(tmp_path: Path) -> None:
-    one = batcher(tmp_path / "one", "0")
-    server = psutil.Process(server_pid())
+    one = batcher(tmp_path / "one", "os.getppid()")
+    server = psutil.Process(int((tmp_path / "one").read_text()))
     server.suspend()
     try:
         start = time.monotonic()

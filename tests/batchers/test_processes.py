@@ -408,7 +408,7 @@ class SlowlyClosedEnv(LeavingEnv):
         self.lock = method.Lock()
         self.memory = SharedMemory(create=True, size=1000)
         self.child = subprocess.Popen(["sleep", "300"])
-        names = [f"sem.{self.lock._semlock.name[1:]}", self.memory._name[1:]]  # type: ignore[attr-defined]
+        names = [f"sem.{self.lock._semlock.name[1:]}", self.memory.name]  # type: ignore[attr-defined]
         (self.folder / f"held{seed}").write_text("\n".join([str(self.child.pid), *names]))
 
     def step(self, action: DictTensor) -> Any:

@@ -115,7 +115,7 @@ def follow(moves: list[Move], n_processes: int, T: int, device: str = "cpu") -> 
 
 
 def tensors_of(batch: Trajectories) -> dict[str, torch.Tensor]:
-    return {**batch.info._tensors, **batch.steps._tensors}
+    return {**dict(batch.info.items()), **dict(batch.steps.items())}
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ def test_states_that_hold_observations_and_every_key_are_as_with_copies(T: int, 
                 batcher.execute()
                 batch, n_running = batcher.get()
                 assert batch is not None
-                found.append({**batch.info._tensors, **batch.steps._tensors, "lengths": batch.lengths})
+                found.append({**dict(batch.info.items()), **dict(batch.steps.items()), "lengths": batch.lengths})
     assert len(batches[0]) == len(batches[1]) > 2
     for ours, plain in zip(*batches, strict=True):
         assert ours.keys() == plain.keys()
@@ -89,7 +89,7 @@ def test_a_plain_pair_is_as_good_where_restarts_take_steps(auto_reset: bool) -> 
                 batcher.execute()
                 batch, n_running = batcher.get()
                 assert batch is not None
-                found.append({**batch.info._tensors, **batch.steps._tensors, "lengths": batch.lengths})
+                found.append({**dict(batch.info.items()), **dict(batch.steps.items()), "lengths": batch.lengths})
     for ours, theirs in zip(*batches, strict=True):
         assert ours.keys() == theirs.keys()
         for key, value in theirs.items():

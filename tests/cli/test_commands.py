@@ -36,8 +36,8 @@ from rlstruct.algos.training.learning_curve import Curve, draw_panels, together
 from rlstruct.algos.training.presets import PRESETS
 from rlstruct.algos.training.run_folder import RunFolder
 from rlstruct.cli.agents import algorithm_of, choose
-from rlstruct.cli.commands.plot import _panels, read_curve
-from rlstruct.cli.commands.train import _plain, _read
+from rlstruct.cli.commands.plot import read_curve, read_panels
+from rlstruct.cli.commands.train import read_options
 from rlstruct.cli.main import COMMANDS, main
 from rlstruct.cli.messages import UserError, nearest
 from rlstruct.cli.stored_run import RunSettings, load_settings
@@ -612,19 +612,14 @@ def test_an_environment_that_raises_is_a_line_and_its_own_traceback(workers: str
     assert "rlstruct/cli" not in said
 
 
-@pytest.mark.parametrize(
-    ("word", "before", "becomes"),
-    [
-        ("1e6", "--n-env-steps", "1000000"),
-        ("2.5e5", "--n-env-steps", "250000"),
-        ("--n-env-steps=1E+3", "", "--n-env-steps=1000"),
-        ("3e-4", "--learning-rate", "3e-4"),
-        ("1.55e1", "--n-envs", "1.55e1"),  # no whole number: the parser says so
-        ("1e6", "--name", "1e6"),
-    ],
-)
-def test_large_whole_numbers_may_be_written_short(word: str, before: str, becomes: str) -> None:
-    assert _plain(word, before) == becomes
+def test_large_whole_numbers_may_be_written_short(capsys: Capture) -> None:
+    words = "a2c --env CartPole-v1 --n-env-steps 2.5e5 --evaluation-interval=1E+3 --learning-rate 3e-4 --name 1e6"
+    _, options, _ = read_options(words.split())
+    config = options.training
+    assert (config.n_env_steps, config.evaluation_interval, config.learning_rate) == (250_000, 1000, 3e-4)
+    assert options.output.name == "1e6"
+    assert main(["train", "a2c", "--env", "CartPole-v1", "--n-envs", "1.55e1"]) == 2
+    assert "1.55e1" in capsys.readouterr().err
 
 
 @pytest.mark.filterwarnings("ignore:.*is out of date:DeprecationWarning")  # of Ant-v3, by gymnasium
@@ -674,7 +669,7 @@ def test_only_runs_that_differ_by_their_seed_share_a_band(
         with RunFolder("run", config, n_env_steps=10, root=tmp_path, progress=False) as folder:
             folder.log_evaluation(Evaluation(10, 0, (10.0,), (5,), 0.1))
         folders.append(folder.path)
-    (groups,) = _panels(folders, "evaluation/mean_return").values()
+    (groups,) = read_panels(folders, "evaluation/mean_return").values()
     assert [len(curves) for curves in groups.values()] == ([2] if "seed" in other else [1, 1])
     for name in set(other) - {"seed"}:
         assert all(f"{name} {value}" in "; ".join(groups) for value in (getattr(A2CConfig(), name), other[name]))
@@ -689,7 +684,7 @@ def test_runs_in_several_environments_have_a_panel_each(tmp_path: pathlib.Path, 
             for step in (20, 10):
                 folder.log_evaluation(Evaluation(step, 0, (float(step),), (5,), 0.1))
         folders.append(folder.path)
-    assert list(panels := _panels(folders, "evaluation/mean_return")) == ["Acrobot-v1", "CartPole-v1"]
+    assert list(panels := read_panels(folders, "evaluation/mean_return")) == ["Acrobot-v1", "CartPole-v1"]
     assert list(panels["Acrobot-v1"]) == ["a2c"]  # alone: nothing to tell it from
     assert list(panels["CartPole-v1"]) == ["a2c, learning_rate 0.01", "a2c, learning_rate 2.01"]
     (tmp_path / "profile-1").mkdir()  # runs/* holds such folders, and files
@@ -714,7 +709,9 @@ def test_the_documentation_shows_commands_that_are_understood() -> None:
     for command, *words in commands:
         assert command in COMMANDS
         if command == "train" and not {"--config", "--resume", "--help"} & set(words):
-            assert ":" in words[0] or _read(words)[0] in ALGORITHMS  # module:function is on the reader's own disk
+            assert (
+                ":" in words[0] or read_options(words)[0] in ALGORITHMS
+            )  # module:function is on the reader's own disk
         elif command == "tune" and ":" not in words[0]:
             assert words[0] in ALGORITHMS
 

@@ -15,7 +15,7 @@ from gymnasium import spaces
 
 from rlstruct.algos.training.checkpoint import read_checkpoint
 from rlstruct.algos.training.presets import PRESETS
-from rlstruct.cli.commands.train import _parse
+from rlstruct.cli.commands.train import parse_options
 from rlstruct.cli.initial_settings import read_initial_options, settings_for
 from rlstruct.cli.main import main
 from rlstruct.cli.tasks import Task, find, spaces_of
@@ -151,7 +151,7 @@ def test_the_commands_of_the_documentation_are_understood() -> None:
     commands = re.findall(r"^rlstruct train (\w+) (.*)$", page, re.MULTILINE)
     assert [algorithm for algorithm, _ in commands] == ["a2c", "dqn", "a2c", "ppo"]
     for algorithm, words in commands:
-        options = _parse(algorithm, shlex.split(words), None)
+        options = parse_options(algorithm, shlex.split(words), None)
         on_cpu = algorithm == "ppo"
         assert options.environment.env == ("ALE/Freeway-v5" if on_cpu else "ALE/Pong-v5")
         is_preset = algorithm == "a2c" and "warp" in words

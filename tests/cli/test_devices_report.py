@@ -11,7 +11,7 @@ import torch
 
 from rlstruct.algos import ALGORITHMS
 from rlstruct.cli.commands.devices import find_gpus, layout, report
-from rlstruct.cli.commands.train import _parse
+from rlstruct.cli.commands.train import parse_options
 from rlstruct.cli.main import main
 from rlstruct.device import usable_cores
 
@@ -63,7 +63,7 @@ def test_the_options_are_those_that_an_algorithm_accepts(algorithm: str, n_gpus:
         named = re.search(r"\(((?:[a-z0-9]+, )*[a-z0-9]+)\)$", what)
         if named is None or algorithm in named[1].split(", "):
             words = [re.sub("^--learners", "--n-learners", word) for word in options.split()]
-            _parse(algorithm, ["--env", "CartPole-v1", *words], None)  # which exits at an option that is not known
+            parse_options(algorithm, ["--env", "CartPole-v1", *words], None)  # exits at an unknown option
 
 
 def test_each_gpu_gets_a_learner_with_its_own_environments() -> None:

@@ -229,7 +229,7 @@ def batches(agent: type[RL_Agent], arguments: dict[str, Any], compiled: bool, n:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("way", ["weights", "autocast"])
 def test_an_agent_in_bfloat16_is_compiled(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlstruct.batchers.collector._STEPS_BETWEEN_PROBES", 12)
+    monkeypatch.setattr("rlstruct.batchers.collector.STEPS_BETWEEN_PROBES", 12)
     batches(Half, {"way": way}, compiled=True)
 
 

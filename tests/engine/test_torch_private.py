@@ -24,9 +24,9 @@ def test_the_installed_torch_has_all_names() -> None:
 def test_a_module_that_is_not_imported_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     name = "torch._inductor.compile_fx"
     monkeypatch.delitem(torch_private.sys.modules, name, raising=False)
-    assert torch_private._found(f"{name}:compile_fx_inner")
-    assert not torch_private._found(f"{name}:compile_fx_inn")
-    assert not torch_private._found("torch._no_such_module:x")
+    absent = [f"{name}:compile_fx_inn", "torch._no_such_module:x"]
+    monkeypatch.setitem(torch_private.NEEDED, "compiled", (f"{name}:compile_fx_inner", *absent))
+    assert torch_private.missing("compiled") == absent
 
 
 def test_without_a_name_agents_act_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,9 +78,9 @@ def test_keys_arguments_and_attributes_are_listed_too(
 ) -> None:
     """Inductor would choose strides without a word, for example, if it no longer knew the key that asks for them."""
     assert name in torch_private.NEEDED[executor]
-    real = torch_private._source
+    real = torch_private.source_of
     last = name.replace("#", ":").split(":")[1]
-    monkeypatch.setattr(torch_private, "_source", lambda module: real(module).replace(last, "renamed"))
+    monkeypatch.setattr(torch_private, "source_of", lambda module: real(module).replace(last, "renamed"))
     if ":" in name:
         monkeypatch.delattr(name.replace(":", "."))
     with pytest.warns(UserWarning, match=f"{last}.*executor {executor!r} is disabled"):

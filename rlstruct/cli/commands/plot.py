@@ -50,7 +50,7 @@ def run(arguments: Sequence[str]) -> None:
     check_output("--out", options.out)
     # runs/* may also contain profiles, and trainings stopped before they logged anything
     runs = [path for path in options.runs if (path / "metrics.csv").exists() or not path.exists()] or options.runs
-    panels = _panels(runs, options.metric)
+    panels = read_panels(runs, options.metric)
     metric = "return of the evaluations" if options.metric == "evaluation/mean_return" else options.metric
     title = options.title if len(panels) == 1 else None
     draw_panels({title or name: groups for name, groups in panels.items()}, options.out, metric=metric)
@@ -69,7 +69,7 @@ def run(arguments: Sequence[str]) -> None:
     say(f"{options.out}")
 
 
-def _panels(folders: Sequence[Path], metric: str) -> dict[str, dict[str, list[Curve]]]:
+def read_panels(folders: Sequence[Path], metric: str) -> dict[str, dict[str, list[Curve]]]:
     """Read the curves, by environment (returns of different environments need separate axes) and by label.
 
     A label names the settings that distinguish a run from the others; runs with equal labels become one curve.

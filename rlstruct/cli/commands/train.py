@@ -102,10 +102,10 @@ def run(arguments: Sequence[str]) -> None:
     if not arguments or arguments[0] in ("-h", "--help"):
         say(_HELP.format(algorithms="\n".join(f"  {name:<11} {one.about}" for name, one in ALGORITHMS.items())))
         return
-    _train(*_read(arguments))
+    _train(*read_options(arguments))
 
 
-def _read(arguments: Sequence[str]) -> tuple[str, Training[Any], list[str]]:
+def read_options(arguments: Sequence[str]) -> tuple[str, Training[Any], list[str]]:
     """Return the algorithm, its settings, and a message about them."""
     words = [_LEARNERS.sub("--n-learners", word) for word in arguments]
     algorithm = None if words[0].startswith("-") else words.pop(0)
@@ -128,7 +128,7 @@ def _read(arguments: Sequence[str]) -> tuple[str, Training[Any], list[str]]:
         raise UserError(f"this is a run of {template.algorithm}, not of {algorithm}: omit {algorithm}.")
     begun, notes = settings_for(algorithm, initial, template)
     default = None if begun is None else Training(environment=begun[0], training=begun[1])
-    options = _parse(algorithm, words, default)
+    options = parse_options(algorithm, words, default)
     if initial.resume and template and options.environment != template.task:
         raise UserError(f"--resume continues in {template.task.env}. To change that, start a run with --config.")
     return algorithm, options, notes
@@ -254,7 +254,8 @@ def _shown(settings: RunSettings, output: Output) -> dict[str, Any]:
     return {"n_env_steps": settings.config.n_env_steps, "progress": output.progress, "loggers": output.loggers}
 
 
-def _parse(algorithm: str, words: list[str], default: Training[Any] | None) -> Training[Any]:
+def parse_options(algorithm: str, words: list[str], default: Training[Any] | None) -> Training[Any]:
+    """Return the settings that these words of a command line mean, starting from ``default``; exit if one is wrong."""
     cls = algorithm_of(algorithm).learner.settings
     defaults: dict[str, Any] = {} if default is None else {"default": default}
     words = [_plain(word, before) for word, before in zip(words, ["", *words], strict=False)]
