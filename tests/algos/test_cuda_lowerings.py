@@ -16,10 +16,11 @@ from torch._ops import OpOverload
 
 from rlstruct import Trajectories
 from rlstruct.agents import ConvolutionalActorCritic
-from rlstruct.algos import AlphaZeroConfig, GradientLearner, alphazero
+from rlstruct.algos import GradientLearner
 from rlstruct.core import DictTensor
 from rlstruct.engine.compiled import Compiled
 from rlstruct.search import SearchAgent, SearchConfig
+from rlstruct.search.alphazero import AlphaZeroConfig, AlphaZeroLearner
 from rlstruct.sims import SIMULATORS, ConnectFour, make
 from rlstruct.spaces import sample
 
@@ -68,7 +69,7 @@ create_network = partial(ConvolutionalActorCritic, (2, 6, 7), 7, n_features=8, l
 
 def create_alphazero(device: str, **changes: Any) -> GradientLearner:
     config = AlphaZeroConfig(**SMALL, learner_device=device, graph=False, max_gradient_norm=0.5, **changes)
-    return alphazero.AlphaZeroLearner.create(create_network().to(device), searching, config)
+    return AlphaZeroLearner.create(create_network().to(device), searching, config)
 
 
 LEARNERS: dict[str, tuple[Callable[..., GradientLearner], Callable[[], list[Trajectories]]]] = {
