@@ -103,15 +103,15 @@ class TensorsEnv(VecEnv):
         # Copies: the simulator may write the next step's to the same memory.
         terminated, truncated = terminated.to(torch.bool, copy=True), truncated.to(torch.bool, copy=True)
         done, reward = terminated | truncated, reward.to(torch.float32, copy=True)
-        reached = current if final is None else self._choose(done, self._flat(final), current)
+        frames = current if final is None else self._choose(done, self._flat(final), current)
         flags = {"terminated": terminated, "truncated": truncated, "done": done, "initial_state": self._no}
-        after = DictTensor.unchecked({**reached, "reward": reward, **flags, **last})
+        reached = DictTensor.unchecked({**frames, "reward": reward, **flags, **last})
         if final is None:
-            return self._checks.step(StepResult((after, self._yes), (after, self._yes), restarted=False))
+            return self._checks.step(StepResult((reached, self._yes), (reached, self._yes), restarted=False))
         last = {key: zero_rows(value, done) for key, value in last.items()}
         flags = {"terminated": self._no, "truncated": self._no, "done": self._no, "initial_state": done}
         after = DictTensor.unchecked({**current, "reward": reward.masked_fill(done, 0), **flags, **last})
-        return self._checks.step(StepResult((after, self._yes), (after, self._yes)))
+        return self._checks.step(StepResult((reached, self._yes), (after, self._yes)))
 
     def close(self) -> None:
         """Raise the error of an earlier step on an accelerator, see `step`."""
