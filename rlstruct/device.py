@@ -12,6 +12,7 @@ import sys
 
 import torch
 
+from rlstruct import renamed
 from rlstruct.errors import BadValueError
 
 DeviceLike = str | torch.device
@@ -110,3 +111,6 @@ def _listing() -> str:
     types = ["cuda", "mps", "xpu", *(device_type for device_type in _BACKENDS if hasattr(torch, device_type))]
     names = [f"{device_type}:{i}" for device_type in types for i in range(device_count(device_type))]
     return ", ".join(["cpu", *names])
+
+
+__getattr__ = renamed.attributes(__name__)

@@ -42,7 +42,7 @@ class Registry(MutableMapping[K, T]):
         value = self._entries[name]
         if isinstance(value, str):
             value = self._entries[name] = imported(value)
-        return value  # type: ignore[return-value]  # no string any more
+        return value
 
     def __setitem__(self, name: K, value: T | str) -> None:
         self._entries[name] = value

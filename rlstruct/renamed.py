@@ -91,6 +91,7 @@ NAMES = {
         "TrainingLoop": "rlstruct.algos.training.loop:TrainingLoop",
         "run_training": "rlstruct.algos:run_training",
     },
+    "rlstruct.device": {"free_memory": "rlstruct.search.tree_search:free_memory"},
     "rlstruct.batchers": {
         "Tuning": "rlstruct.sharing:Tuning",
         "tune": "rlstruct.sharing:tune",
@@ -118,6 +119,9 @@ MEMBERS = {
     "rlstruct.batchers.reports.MemoryReport": {"slabs": "rollout_buffers"},
     "rlstruct.sims.tensor_env.TensorEnv": {"carry": "state_tensors", "set_carry": "set_state_tensors"},
     "rlstruct.testing.conformance.ConformanceError": {"mend": "fix"},
+    "rlstruct.atari.env.Atari": {"from_beginnings": "from_start_states"},
+    "rlstruct.search.tree.Tree": {"choose": "select_actions", "grow": "write_nodes"},
+    "rlstruct.search.tree_search.TreeSearch": {"plant": "new_trees"},
     "rlstruct.vec_env.IdleGuard": {"look": "check"},
 }
 """Attributes and methods of each class, old name to new name; the class has the decorator `members`."""
@@ -202,4 +206,4 @@ def _warn(old: str, new: str) -> None:
     warnings.warn_explicit(f"{old} is {new} since version {SINCE}", DeprecationWarning, *where, registry)
 
 
-sys.meta_path.insert(0, OldModules)  # type: ignore[arg-type]  # before the usual finder, which would make a copy
+sys.meta_path.insert(0, OldModules)  # before the usual finder, which would make a copy

@@ -20,6 +20,8 @@ DEEP = {  # one module inside each package that has moved, and packages themselv
 }
 NAMES = [(place, name, now) for place, names in renamed.NAMES.items() for name, now in names.items()]
 
+MEMBERS = [(place, old, new) for place, names in renamed.MEMBERS.items() for old, new in names.items()]
+
 
 @pytest.fixture
 def _unimported() -> None:
@@ -55,6 +57,19 @@ def test_an_old_name_is_the_object_of_the_new_one(
     assert old is (getattr(module, attribute) if attribute else module)
     assert [warning.filename for warning in caught] == [__file__]
     assert name not in getattr(importlib.import_module(place), "__all__", ())
+
+
+@pytest.mark.parametrize(("place", "old", "new"), MEMBERS)
+def test_an_old_attribute_is_the_new_one(place: str, old: str, new: str) -> None:
+    module, _, name = place.rpartition(".")
+    if module.startswith("rlstruct.atari"):
+        pytest.importorskip("warp", reason="needs the extra warp")
+    cls = getattr(importlib.import_module(module), name)
+    stand_in = type("StandIn", (), {new: 7})()
+    with pytest.warns(DeprecationWarning, match=f"{name}.{old} is {name}.{new} since") as caught:
+        assert vars(cls)[old].fget(stand_in) == 7
+    assert [warning.filename for warning in caught] == [__file__]
+    assert hasattr(cls, new) or new in cls.__annotations__ or new == "group"
 
 
 def test_a_name_that_never_was_is_missing_as_in_any_module() -> None:

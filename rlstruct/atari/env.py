@@ -16,6 +16,7 @@ import warp as wp
 from gymnasium import spaces
 from torch import Tensor
 
+from rlstruct import renamed
 from rlstruct.atari.ale_game import StartState, load_game, rom_ids, start_state, start_states
 from rlstruct.atari.games import RULES
 from rlstruct.atari.machine import FIELDS, Consoles, launch, place_consoles, run_consoles
@@ -43,6 +44,7 @@ class AtariState:
     tally: Tensor  # score, lives, game over, a byte that the rules remember, sets; see `scoring`.  [B, 5] int32
 
 
+@renamed.members
 class Atari(TensorEnv[AtariState]):
     """B consoles that play one game. The ROM, colours and start states come from your ale-py.
 

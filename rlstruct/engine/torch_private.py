@@ -129,7 +129,8 @@ def schema_of(func: Any) -> Any:
 @functools.cache
 def foreach_decompositions() -> dict[Any, Callable[..., Any]]:
     """Map all foreach operators to functions that call one operator per tensor, as torch does on a new device."""
-    key, decompositions = torch._C.DispatchKey.CompositeExplicitAutograd, {}
+    key = torch._C.DispatchKey.CompositeExplicitAutograd
+    decompositions: dict[Any, Callable[..., Any]] = {}
     for name in torch._C._dispatch_get_all_op_names():
         if name.startswith("aten::_foreach_"):
             packet, _, overload = name.removeprefix("aten::").partition(".")

@@ -14,6 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from rlstruct import renamed
 from rlstruct.core import DictTensor
 from rlstruct.engine.host_syncs import intended
 from rlstruct.functional.masks import rows_of
@@ -54,6 +55,7 @@ class Model(Protocol):
         """
 
 
+@renamed.members
 @dataclass
 class Tree:
     """B trees of up to N nodes each, in ``S = B * (N + 1)`` slots."""

@@ -15,6 +15,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from rlstruct import renamed
 from rlstruct.core import DictTensor
 from rlstruct.device import DeviceLike, resolve_device
 from rlstruct.engine.compiled import Compiled, warn_uncompiled
@@ -105,6 +106,7 @@ class SearchResult:
     tree: Tree
 
 
+@renamed.members
 class TreeSearch:
     """Tree searches from B states at once.
 

@@ -55,6 +55,7 @@ NOT_IMPORTED_BY_THE_LIBRARY = {"tests", "tutorials", "benchmarks"}
 # Edges inside one layer: small, acyclic, and each for the reason next to it.
 SAME_LAYER = {
     ("rlstruct.device", "rlstruct.errors"),  # raises them
+    ("rlstruct.device", "rlstruct.renamed"),  # has an old name
     ("rlstruct.profiling", "rlstruct.errors"),  # the same
     ("rlstruct.functional", "rlstruct.core"),  # masked_dicttensor builds a DictTensor
     ("rlstruct.replay", "rlstruct.rl_agent"),  # replays one
