@@ -38,7 +38,7 @@ class TrainingConfig(Options):
         discount: per-step factor of the return.
         reward_scale: factor of every reward that the learner sees. Networks learn fastest if values are around 1 to 10.
             The network's values are scaled; logged returns and evaluations are not. An algorithm of your own multiplies
-            the rewards itself, in its `terms`.
+            the rewards itself, in its terms.
         learning_rate: initial learning rate; it falls linearly with the collected steps.
         final_learning_rate_fraction: fraction of the learning rate that is left at the end.
         adam_epsilon: added to the denominator of Adam's step, which bounds it where gradients are small.
