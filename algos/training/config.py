@@ -66,7 +66,7 @@ class TrainingConfig(Options):
         thread_percentage: largest share of the GPU's threads that a process gets under MPS; None for no limit.
         cluster: Ray cluster that starts the worker processes: the address of a cluster, "auto" or "local", see
             RL_Batcher; None starts them on this machine.
-        seed: seed of the weights and of all environments. Training, evaluation and `rlstruct evaluate` play on separate
+        seed: seed of the weights and of all environments. Training, evaluation and rlstruct evaluate play on separate
             seeds, none of which another run has. The number of environments limits it: at most 30 with 1,048,576 of
             them, 8,190 with 4,096, and 1,048,574 with 32.
     """
