@@ -14,7 +14,7 @@ from rlstruct.engine.fused import Layers, Perceptron
 from rlstruct.engine.torch_private import has_hooks
 from rlstruct.functional import categorical, gaussian
 from rlstruct.functional.masks import masked_dicttensor
-from rlstruct.rl_agent import frame_of
+from rlstruct.rl_agent import ActionForm, frame_of
 
 
 def discrete_choice(agent: ModelAgent[Any], policy: Tensor, value: Tensor, observation: DictTensor) -> DictTensor:
@@ -72,7 +72,7 @@ class ActorCriticAgent(ModelAgent[nn.Module]):
     """
 
     pure = True
-    action_form = "index"
+    action_form: ActionForm = "index"
     choose = discrete_choice  # turns the network's output into actions
 
     def __call__(
@@ -116,7 +116,7 @@ class RecurrentAgent(ModelAgent[RecurrentActorCritic]):
     """
 
     pure = True
-    action_form = "index"
+    action_form: ActionForm = "index"
     choose = discrete_choice
 
     def initial_state(self, agent_info: DictTensor, B: int) -> DictTensor:

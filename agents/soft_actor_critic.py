@@ -159,6 +159,6 @@ class SquashedGaussianAgent(ModelAgent[Any]):
     def _within_bounds(self, unit: Tensor) -> Tensor:
         """Scale numbers [B, A] from -1..1 to the action space, without leaving it by a rounding."""
         model = self.model
-        action = model.center + model.scale * unit
+        action: Tensor = model.center + model.scale * unit
         low, high = getattr(model, "low", None), getattr(model, "high", None)
         return action if low is None or high is None else action.clamp(low, high)

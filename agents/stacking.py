@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,7 @@ from rlstruct.core import DictTensor, Trajectories
 from rlstruct.core.layout import take_rows
 from rlstruct.device import DeviceLike, resolve_device
 from rlstruct.errors import BadTypeError, BadValueError, ShapeMismatchError
-from rlstruct.rl_agent import RL_Agent
+from rlstruct.rl_agent import ActionForm, RL_Agent
 
 _EARLIER = "earlier_frames"
 
@@ -92,7 +92,7 @@ class StackingAgent(RL_Agent):
         return self.agent.pure
 
     @property
-    def action_form(self) -> Literal["element", "index", "vector"]:  # type: ignore[override]
+    def action_form(self) -> ActionForm:  # type: ignore[override]
         """The wrapped agent's form."""
         return self.agent.action_form
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -14,6 +14,8 @@ from rlstruct.core import DictTensor, TemporalDictTensor, Trajectories, expect
 from rlstruct.device import DeviceLike, resolve_device
 from rlstruct.errors import BadTypeError, MissingMethodError
 
+ActionForm: TypeAlias = Literal["element", "index", "vector"]
+"""What an agent returns as ``action``; see `RL_Agent.action_form`."""
 CPU = torch.device("cpu")
 # Attributes of RL_Agent_CheckDevice itself; all others belong to the wrapped agent.
 _OWN_ATTRIBUTES = frozenset({"agent", "device", "_guard", "_name"})
@@ -60,7 +62,7 @@ class RL_Agent(ABC):  # noqa: N801 - the name that users of rlstructures know
 
     agent_info_on_device: bool = False
     pure: bool = False
-    action_form: Literal["element", "index", "vector"] = "element"
+    action_form: ActionForm = "element"
     samples_with: str | None = None
 
     def __init_subclass__(cls, **settings: Any) -> None:  # noqa: ANN401 - whatever other bases take
@@ -214,7 +216,7 @@ class RL_Agent_CheckDevice(RL_Agent):  # noqa: N801 - the name that users of rls
         return self.agent.agent_info_on_device
 
     @property
-    def action_form(self) -> Literal["element", "index", "vector"]:  # type: ignore[override]
+    def action_form(self) -> ActionForm:  # type: ignore[override]
         """The wrapped agent's form."""
         return self.agent.action_form
 

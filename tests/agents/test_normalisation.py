@@ -139,13 +139,13 @@ KINDS: dict[str, tuple[Any, ...]] = {
 def test_learners_keep_the_statistics(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     module, config, *factories = KINDS[kind]
     seen: list[Trajectories] = []
-    update = module.Learner.update
+    update = module.train.learner.update
 
     def watched(self: Any, trajectories: Trajectories, fraction_done: float) -> Any:
         seen.append(trajectories)
         return update(self, trajectories, fraction_done)
 
-    monkeypatch.setattr(module.Learner, "update", watched)
+    monkeypatch.setattr(module.train.learner, "update", watched)
     result = module.train(dataclasses.replace(config), *factories)
     frames = torch.cat([batch.steps["observation/frame"][batch.mask()] for batch in seen]).double()
     statistics = result.model.frames

@@ -144,7 +144,7 @@ WINDOW = {"n_minibatches": 2, "window": 2, "vtrace": True}
 )
 def test_no_update_of_an_agent_with_a_state_waits(algorithm: Any, config: Any, kind: str, graph: bool) -> None:
     create_model, create_agent, create_env = KEEP_STATES[kind]
-    learner = algorithm.Learner.create(
+    learner = algorithm.train.learner.create(
         create_model().to(DEVICE), create_agent, dataclasses.replace(config, graph=graph)
     )
     settings = {"n_envs": 4, "device": DEVICE}
