@@ -23,17 +23,20 @@ from rlstruct.vec_env import Observed
 class GymVectorEnv(RowsEnv):
     """A `gymnasium.vector.VectorEnv` of any autoreset mode as a `VecEnv`.
 
-    The vector environment restarts its rows itself, so its wrappers see what they see in gymnasium's own loop.
-    ``reached`` holds the true final observation in every mode:
+    ``vec`` restarts its rows itself, in its own mode, so that it and its wrappers see the same calls as in gymnasium's
+    own loop:
 
-    - SAME_STEP: a row restarts in the step that ends its episode; the final observation is the environment's
-      ``final_obs``. An AsyncVectorEnv raises, because gymnasium 1.4 loses the final observation of an environment that
-      reuses its observation buffer there.
-    - NEXT_STEP (gymnasium's default, EnvPool): a row needs one more step to restart. ``still_running`` is False for
-      that row after the end of the episode, and ``running`` is False in the step that restarts it, because that step is
-      not a transition. ``current`` then holds the first observation of the next episode.
-    - DISABLED: this object restarts ended rows in the same step, by ``reset(options={"reset_mask": mask})``. It raises
-      if a wrapper keeps state of all rows and does not know such masks, as `NormalizeReward`.
+    - NEXT_STEP (the default of gymnasium, ale-py and EnvPool): a row needs one more step to restart. ``still_running``
+      is False for that row after the end of the episode, and ``running`` is False in the step that restarts it, because
+      that step is not a transition. ``current`` then holds the first observation of the next episode. With ale-py's
+      ``life_loss_info`` this costs the step after a lost life, too, although the game goes on.
+    - SAME_STEP: a row restarts in the step that ends its episode, and ``reached`` holds its true final observation.
+    - DISABLED: the same, by ``vec.reset(options={"reset_mask": mask})`` after that step.
+
+    A masked reset falsifies what gymnasium's NormalizeReward, NormalizeObservation and RecordEpisodeStatistics keep
+    across rows, so these raise around a ``vec`` in mode DISABLED, and so does a wrapper of your own that overrides
+    ``reset``, unless you pass ``reset_mask=True``. An AsyncVectorEnv in mode SAME_STEP loses the final observation of
+    an environment that reuses its memory, and then raises; to find out, one environment is created and takes one step.
 
     As with `GymEnv`, an unfinished episode cannot be saved: `state_dict` returns None.
 
@@ -43,15 +46,16 @@ class GymVectorEnv(RowsEnv):
             EnvPool is seeded by ``envpool.make(..., seed=)`` only.
         autoreset_mode: the mode of ``vec``, for one that does not declare it in its metadata.
         episodic: rows idle after the end of their episode until `reset`, as in `GymEnv`. ``vec`` still steps them, but
-            the results are dropped.
-        reset_mask: True restarts rows of mode NEXT_STEP as in mode DISABLED, so that no step is lost. ``vec.reset`` and
-            all wrappers must obey ``options["reset_mask"]``; EnvPool does so in its own way.
+            the results are dropped; the three wrappers above would count them, and raise.
+        reset_mask: True restarts the rows of a ``vec`` in mode NEXT_STEP as in mode DISABLED, so that no step is lost.
+            ``vec.reset`` and your wrappers must obey ``options["reset_mask"]``. Gymnasium's Sync- and AsyncVectorEnv,
+            EnvPool and ale-py do so; ale-py's ``life_loss_info`` then starts a new game after each lost life.
 
     Raises:
         TypeError: ``vec`` is not a vector environment, or a space cannot become a tensor.
         ValueError: the autoreset mode is unknown, ``vec`` returns only some rows per step (``batch_size < num_envs``),
-            EnvPool was created with another seed, an AsyncVectorEnv would lose final observations, or a wrapper would
-            not survive restarts of single rows.
+            EnvPool was created with another seed, an AsyncVectorEnv would lose final observations, or a wrapper keeps
+            state that masked resets or dropped steps falsify.
     """
 
     def __init__(
@@ -61,14 +65,15 @@ class GymVectorEnv(RowsEnv):
         *,
         autoreset_mode: AutoresetMode | str | None = None,
         episodic: bool = False,
-        reset_mask: bool | None = None,
+        reset_mask: bool = False,
     ) -> None:
         _check_vector(vec)
         seed = None if seed is None else check_seed("GymVectorEnv", "seed", seed, int(vec.num_envs))
         self.vec = vec
         self.auto_reset = not episodic
         super().__init__(int(vec.num_envs), vec.single_observation_space, vec.single_action_space)
-        self._restarter = make_restarter(vec, self._frames, find_mode(vec, autoreset_mode), reset_mask)
+        mode = find_mode(vec, autoreset_mode)
+        self._restarter = make_restarter(vec, self._frames, mode, reset_mask=reset_mask, episodic=episodic)
         self.restarts_take_steps = self._restarter.restarts_take_steps
         self._seed = seed
         self._closed = False
@@ -86,15 +91,15 @@ class GymVectorEnv(RowsEnv):
         """Start a new episode in every environment; see `VecEnv.reset`.
 
         Args:
-            env_info: passed as ``reset(options=...)``, here and in later restarts by this object (mode DISABLED, or
-                ``reset_mask=True``); a vector environment that restarts itself passes none. In Sync- and
-                AsyncVectorEnv, row j gets ``{key: value of row j}``, as in `GymEnv`. Other vector environments get one
-                dict for all rows: a value that is equal in all rows once, differing values as an array of B rows.
+            env_info: passed as ``reset(options=...)``, here and in later masked resets; a ``vec`` that restarts itself
+                does so without options, as in gymnasium. In Sync- and AsyncVectorEnv, row j gets ``{key: value of row
+                j}``, as in `GymEnv`. Other vector environments get one dict for all rows: a value that is equal in all
+                rows once, differing values as an array of B rows.
 
         Raises:
             ShapeMismatchError: ``env_info`` does not have B rows, or ``vec`` does not return what its space declares.
             DeviceMismatchError: ``env_info`` is not on the CPU.
-            ValueError: EnvPool got options, which it does not take, or rows that must share their options differ.
+            ValueError: EnvPool got options, which it does not take.
         """
         options = options_of(env_info, self._n, "GymVectorEnv.reset")
         seed, self._seed = self._seed, None

@@ -60,7 +60,7 @@ def make(kind: str, space: spaces.Space[Any]) -> tuple[VecEnv, list[Echo] | None
         return GymVectorEnv(vec, seed=0), None
     if kind == "sync":
         vec = SyncVectorEnv([functools.partial(Echo, space)] * B, autoreset_mode=AutoresetMode.SAME_STEP)
-        return GymVectorEnv(vec, seed=0), [env.unwrapped for env in vec.envs]
+        return GymVectorEnv(vec, seed=0), vec.envs
     # Copies of the space: each has its own random stream.
     envs = [Echo(copy.deepcopy(space)) for _ in range(B)]
     return {"list": GymEnv, "list-inf": GymEnvInf}[kind](envs, seed=0), envs

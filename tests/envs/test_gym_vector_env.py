@@ -12,7 +12,7 @@ import torch
 from counting import Breaking, Counting, CountingVector, Narrow
 from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
-from gymnasium.wrappers.vector import RecordEpisodeStatistics, TransformObservation
+from gymnasium.wrappers.vector import TransformReward
 
 from rlstruct.core import DictTensor
 from rlstruct.envs import GymEnvInf, GymVectorEnv
@@ -74,10 +74,17 @@ def follow(env: VecEnv, steps: int) -> int:
     return ends
 
 
-@pytest.mark.parametrize("mode", [AutoresetMode.SAME_STEP, AutoresetMode.DISABLED])
-def test_sync_equals_the_list_where_no_step_is_lost(mode: AutoresetMode) -> None:
+@pytest.mark.parametrize(
+    ("mode", "settings"),
+    [
+        (AutoresetMode.SAME_STEP, {}),
+        (AutoresetMode.DISABLED, {}),
+        (AutoresetMode.NEXT_STEP, {"reset_mask": True}),
+    ],
+)
+def test_sync_equals_the_list_where_a_restart_takes_no_step(mode: AutoresetMode, settings: Any) -> None:
     make = functools.partial(gymnasium.make, "CartPole-v1")
-    ours: VecEnv = GymVectorEnv(SyncVectorEnv([make] * 3, autoreset_mode=mode), seed=2)
+    ours: VecEnv = GymVectorEnv(SyncVectorEnv([make] * 3, autoreset_mode=mode), seed=2, **settings)
     theirs: VecEnv = GymEnvInf([make() for _ in range(3)], seed=2)
     pair = ours.reset()[0], theirs.reset()[0]
     for t in range(80):
@@ -92,23 +99,7 @@ def test_sync_equals_the_list_where_no_step_is_lost(mode: AutoresetMode) -> None
     theirs.close()
 
 
-@pytest.mark.parametrize("mode", list(AutoresetMode))
-def test_vector_wrappers_see_every_mode(mode: AutoresetMode) -> None:
-    base = SyncVectorEnv([functools.partial(Counting, True)] * 2, autoreset_mode=mode)
-    vec: Any = RecordEpisodeStatistics(base)
-    scale = 1
-    if mode is not AutoresetMode.SAME_STEP:  # which this wrapper refuses
-        vec, scale = TransformObservation(vec, lambda frame: frame * 2), 2
-    env = GymVectorEnv(vec, seed=0)
-    observation, _ = env.reset()
-    for _ in range(30):
-        (reached, ran), (after, _) = env.step(act([0, 0]))
-        assert torch.equal(reached["frame"][ran], observation["frame"][ran] + scale)
-        observation = after
-    env.close()
-
-
-def test_each_row_of_sync_gets_its_own_options_at_every_reset() -> None:
+def test_each_row_of_sync_gets_its_own_options_at_every_masked_reset() -> None:
     vec: Any = SyncVectorEnv([Counting] * 3, autoreset_mode=AutoresetMode.DISABLED)
     env = GymVectorEnv(vec, seed=0)
     env.reset(DictTensor({"level": torch.tensor([1, 2, 1]), "name": torch.tensor([[1, 1], [2, 2], [1, 1]])}))
@@ -174,14 +165,16 @@ def test_rows_with_options_of_their_own_draw_what_they_draw_in_a_list() -> None:
             one, other = ours.step(act([0, 0, 0]))[1][0], theirs.step(act([0, 0, 0]))[1][0]
 
 
-def test_rows_that_restart_themselves_get_options_of_their_own_from_reset_only() -> None:
-    vec: Any = SyncVectorEnv([Counting] * 3, autoreset_mode=AutoresetMode.NEXT_STEP)
+@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
+def test_restarts_of_gymnasium_have_no_options(mode: AutoresetMode) -> None:
+    vec: Any = SyncVectorEnv([Counting] * 3, autoreset_mode=mode)
     env = GymVectorEnv(vec, seed=0)
     env.reset(LEVELS)
-    assert [one.options for one in vec.envs] == [[{"level": 1}], [{"level": 2}], [{"level": 1}]]
     for _ in range(20):
         env.step(act([0, 0, 0]))
-    assert all(len(one.options) > 1 and one.options[1:] == [None] * (len(one.options) - 1) for one in vec.envs)
+    for one, level in zip(vec.envs, [1, 2, 1], strict=True):
+        assert one.options[0] == {"level": level}
+        assert set(one.options[1:]) == {None}
 
 
 def test_where_only_masks_restart_rows_they_keep_their_own_options() -> None:
@@ -193,27 +186,6 @@ def test_where_only_masks_restart_rows_they_keep_their_own_options() -> None:
     for one, level in zip(vec.envs, [1, 2, 1], strict=True):
         assert len(one.options) > 2
         assert all(options["level"] == level for options in one.options)
-
-
-def test_same_step_is_refused_where_a_reused_buffer_loses_the_end() -> None:
-    makes, mode = [functools.partial(Counting, True)] * 2, AutoresetMode.SAME_STEP
-    vec: Any = AsyncVectorEnv(makes, autoreset_mode=mode, context="spawn")
-    with pytest.raises(ValueError, match=r"in mode SAME_STEP .*may lose final observations"):
-        GymVectorEnv(vec, seed=0)
-    vec.close()
-
-
-def test_next_step_shows_the_end_of_environments_that_reuse_their_buffer() -> None:
-    makes = [functools.partial(Counting, True)] * 2
-    env = GymVectorEnv(SyncVectorEnv(makes, autoreset_mode=AutoresetMode.NEXT_STEP), seed=0)
-    before = env.reset()[0]["frame"]
-    ends = 0
-    for _ in range(40):
-        (reached, ran), (current, _) = env.step(act([0, 0]))
-        assert torch.equal(reached["frame"][ran], before[ran] + 1)
-        ends += int((reached["done"] & ran).sum())
-        before = current["frame"]
-    assert ends > 5
 
 
 def test_options_of_other_vector_environments_are_merged() -> None:
@@ -369,23 +341,26 @@ def test_an_exception_in_a_process_knows_its_environment() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*precision lowered by casting")  # EnvPool's own space
-def test_envpool_with_masks_loses_no_step() -> None:
+def test_envpool_loses_no_step_with_masks() -> None:
     envpool = pytest.importorskip("envpool")
     vec = envpool.make("CartPole-v1", env_type="gymnasium", num_envs=4, seed=3)
     with pytest.raises(ValueError, match=r"made with seed 3 .*envpool.make\(..., seed=4\)"):
         GymVectorEnv(vec, seed=4)
+    with pytest.raises(ValueError, match=r"reset_mask=True, but EnvPool returns only .* its wrapper TransformReward"):
+        GymVectorEnv(TransformReward(vec, abs), seed=3, reset_mask=True)
     env = GymVectorEnv(vec, seed=3, reset_mask=True)
     with pytest.raises(ValueError, match=r"EnvPool takes no reset options, got env_info with \['level'\]"):
         env.reset(DictTensor({"level": torch.zeros(4)}))
     assert follow(env, 60) > 8
 
 
-def test_ale_in_mode_same_step_loses_no_step() -> None:
+@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
+def test_ale_loses_no_step_with_masks_or_in_mode_same_step(mode: AutoresetMode) -> None:
     pytest.importorskip("ale_py")
     from ale_py.vector_env import AtariVectorEnv
 
     settings = {"max_num_frames_per_episode": 40, "num_threads": 1, "noop_max": 1, "use_fire_reset": False}
-    env = GymVectorEnv(AtariVectorEnv("pong", 3, autoreset_mode=AutoresetMode.SAME_STEP, **settings), seed=1)
+    env = GymVectorEnv(AtariVectorEnv("pong", 3, autoreset_mode=mode, **settings), seed=1, reset_mask=True)
     alone = AtariVectorEnv("pong", 3, autoreset_mode=AutoresetMode.NEXT_STEP, **settings)
     frames, _ = alone.reset(seed=1)
     observation, _ = env.reset()
