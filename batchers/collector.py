@@ -26,6 +26,7 @@ from rlstruct.batchers.saved_state import CollectorState, check_rows, load_envir
 from rlstruct.batchers.validation import BatchValidator
 from rlstruct.core import DictTensor, Layout, TemporalDictTensor, expect
 from rlstruct.engine.executors import AgentOutput, agent_runner, inference_mode_agrees
+from rlstruct.engine.purity import weights_of
 from rlstruct.engine.runner import Runner
 from rlstruct.engine.streams import move
 from rlstruct.engine.torch_private import version_of
@@ -323,7 +324,17 @@ class Collector:
         self._progress.at(_AGENT, 0)
         observation = DictTensor.unchecked({**self._observation._tensors, "rng": keys[0]})
         history = history_until(empty_rollout(observation), 0, restarts_take_steps=False) if self._history else None
-        answer = self._act(self._state, observation, self.agent_info, history)
+        try:
+            answer = self._act(self._state, observation, self.agent_info, history)
+        except RuntimeError as error:  # torch's, of tensors on two devices
+            weights = weights_of(self.agent).items()
+            if (misplaced := next((name for name, value in weights if value.device != self._device), None)) is None:
+                raise
+            raise DeviceMismatchError(
+                f"RL_Batcher: {type(self.agent).__name__}'s weight {misplaced!r} is on "
+                f"{dict(weights)[misplaced].device}, and its observation on {self._device}. Move the agent's network "
+                f"with .to({str(self._device)!r}) in create_agent. torch says: {error}"
+            ) from error
         action, _ = check_answer(f"{type(self.agent).__name__}.__call__", answer)
         self._progress.enter(Phase.COPY)
         self._expect_rows("agent: action", action)

@@ -203,7 +203,7 @@ def advice_on(space: Space) -> str:
         )
     return (
         f"{begins}Give the agent's network one output per action. One beyond the last action may come from logits that "
-        "are NaN, for which rlstruct.functional.random.categorical returns it."
+        "are NaN or all -inf, as where a mask leaves no action: rlstruct.functional.random.categorical then returns it."
     )
 
 

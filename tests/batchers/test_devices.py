@@ -11,9 +11,10 @@ from batcher_fakes import next_batch
 from fake_agents import RngAgent, StatefulAgent
 from fake_envs import create_counting_env
 
-from rlstruct import DeviceEnv, DeviceMismatchError, DictTensor, ShapeMismatchError, WorkerError
+from rlstruct import DeviceEnv, DeviceMismatchError, DictTensor, RL_Agent, ShapeMismatchError, WorkerError
 from rlstruct.batchers import RL_Batcher, collect_episodes
 from rlstruct.batchers.arguments import warn_of_copies
+from rlstruct.sims import make as make_simulator
 
 
 class ElsewhereAgent(RngAgent):
@@ -132,3 +133,29 @@ def test_everything_appears_on_the_batchers_device(n_processes: int) -> None:
         if not n_processes:
             # After 5 steps and a reset: episodes 3 and 4 of environment 0, episode 3 of environment 1.
             assert collect_episodes(batcher, 3).lengths.cpu().tolist() == [2, 6, 6]
+
+
+def test_a_network_left_on_the_cpu_is_named_with_its_weight() -> None:
+    class Left(RL_Agent):
+        def __init__(self) -> None:
+            self.model = torch.nn.Linear(4, 2)
+
+        def __call__(
+            self, state: DictTensor, observation: DictTensor, agent_info: DictTensor, history: object = None
+        ) -> Any:
+            return DictTensor({"action": self.model(observation["frame"]).argmax(1)}), state
+
+    with RL_Batcher(
+        2,
+        Left,
+        make_simulator,
+        env_args={"name": "CartPole-v1", "n_envs": 2, "device": "sim:1"},
+        device="sim:1",
+        seed=0,
+    ) as batcher:
+        batcher.reset()
+        batcher.execute()
+        with pytest.raises(
+            WorkerError, match=r"Left's weight 'model.weight' is on cpu, and its observation on sim:1\. Move"
+        ):
+            batcher.get()

@@ -6,20 +6,24 @@ import importlib
 import pathlib
 import re
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 import rlstruct
-from rlstruct import DictTensor
+from rlstruct import DictTensor, RL_Agent
+from rlstruct.batchers import RL_Batcher
 from rlstruct.cli.main import main
+from rlstruct.functional.random import categorical
 from rlstruct.search import SearchAgent, SearchConfig
 from rlstruct.testing import check_vec_env
 
 pytest.importorskip("tyro", reason="needs the extra: pip install 'rlstruct[train]'")
 
 Capture = pytest.CaptureFixture[str]
+PAGE = pathlib.Path(__file__).parents[2] / "docs" / "custom_game.md"
 
 
 @pytest.fixture(autouse=True)
@@ -27,11 +31,11 @@ def _elsewhere(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
+@pytest.mark.filterwarnings("ignore:run_training. the checkpoints of this training do not contain")
 def test_the_game_of_the_guide_follows_its_rules_and_learns_by_self_play(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
-    page = pathlib.Path(__file__).parents[2] / "docs" / "custom_game.md"
-    code = re.search(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    code = re.search(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     assert code is not None
     (tmp_path / "tictactoe.py").write_text(code[1])
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -69,6 +73,35 @@ def test_the_game_of_the_guide_follows_its_rules_and_learns_by_self_play(
     search = partial(SearchAgent, create_simulator=game, config=SearchConfig(n_simulations=4))
     policy = rlstruct.load(run, create_agent=search)
     assert policy.act({"board": np.zeros((2, 3, 3), bool), "legal": np.ones(9, bool)}) in range(9)
+
+
+class AnyMove(RL_Agent):
+    """Plays a random square."""
+
+    pure = True
+
+    def __call__(
+        self, state: DictTensor, observation: DictTensor, agent_info: DictTensor, history: object = None
+    ) -> Any:
+        logits = torch.where(observation["frame/legal"], 0.0, -torch.inf)
+        return DictTensor({"action": categorical(logits, observation["rng"])}), state
+
+
+def test_the_game_of_the_guide_is_collected_as_one_graph() -> None:
+    """A step that copied from the CPU could not be captured."""
+    code = re.search(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    assert code is not None
+    names: dict[str, Any] = {"__name__": "tictactoe"}
+    exec(code[1], names)
+    with RL_Batcher(
+        6, AnyMove, names["TicTacToe"], env_args={"n_envs": 4, "device": "sim:1"}, device="sim:1", seed=0
+    ) as batcher:
+        batcher.reset()
+        for _ in range(4):
+            batcher.execute()
+            batch, _ = batcher.get()
+        assert batch is not None
+        assert batcher.stats().executors == ("graph",)
 
 
 def test_a_run_of_a_program_goes_on_with_three_factories(tmp_path: pathlib.Path, capsys: Capture) -> None:
