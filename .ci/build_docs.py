@@ -216,7 +216,7 @@ def _stage_reference() -> None:
 
 def described(name: str) -> str:
     """Return the signature and docstring of a public name as Markdown."""
-    found = _find(name)
+    found = find(name)
     if inspect.ismodule(found):
         return "\n\n".join(described(f"{name}.{entry}") for entry in vars(found) if _belongs(found, entry))
     text = [f"## `{name}`", inspect.getdoc(found) or ""]
@@ -228,7 +228,7 @@ def described(name: str) -> str:
     return "\n\n".join(text)
 
 
-def _find(name: str) -> object:
+def find(name: str) -> object:
     """Return a module, or a name of one."""
     try:
         return importlib.import_module(name)

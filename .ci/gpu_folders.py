@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 
 LARGEST = 15 << 20  # bytes; of a longer log, only the end is copied
-_PERIOD = 2.0  # seconds between checks
+PERIOD = 2.0  # seconds between checks
 
 
 def unpack(archives: Path, site: Path) -> None:
@@ -58,7 +58,7 @@ class Copies:
         self._thread.join()
 
     def _look(self) -> None:
-        while not self._over.wait(_PERIOD):
+        while not self._over.wait(PERIOD):
             self.copy()
         self.copy()
 

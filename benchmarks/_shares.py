@@ -155,7 +155,7 @@ def measure(kind: str, run: Ladder, sizes: Mapping[str, Sequence[int]]) -> None:
     # A run of few minutes compares with the first size: what sharing gains is worth more than the best size.
     n_sizes = len(sizes["N"]) if run.quick or run.deadline - time.perf_counter() > _FEW_SECONDS else 1
     for where in run.todo(kind, 25, ({"m": 1, "sharing": "none", "N": n} for n in sizes["N"][:n_sizes])):
-        _compare(kind, run, where, seconds, None)
+        compare(kind, run, where, seconds, None)
     single = [row for row in run.rows if row["part"] == kind and row.get("m") == 1 and "steps_per_second" in row]
     if not single:
         return
@@ -167,10 +167,10 @@ def measure(kind: str, run: Ladder, sizes: Mapping[str, Sequence[int]]) -> None:
             numbers.insert(1, (sizes["m"][0], best))
         every = ({"m": m, "sharing": sharing, "N": n} for (m, n), sharing in product(numbers, BEST_FIRST))
         for where in run.todo(kind, 30, every):
-            _compare(kind, run, where, seconds, reference)
+            compare(kind, run, where, seconds, reference)
 
 
-def _compare(kind: str, run: Ladder, where: Row, seconds: float, reference: Rate | None) -> None:
+def compare(kind: str, run: Ladder, where: Row, seconds: float, reference: Rate | None) -> None:
     """Add a row about processes, in turns with the reference; on a GPU also how much of it they use."""
     row: Row = {"part": kind, **where}
     place = where["m"], where["sharing"], where["N"], run.device

@@ -17,19 +17,20 @@ from rlstruct.errors import BadValueError
 
 DeviceLike = str | torch.device
 
-_BACKENDS: dict[str, str] = {}
+BACKENDS: dict[str, str] = {}
+"""Modules to import before devices of a type exist, by type; see `register_backend`."""
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # M_… of glibc's malloc.h
 _NEVER = -1  # as an unsigned number of bytes: more than exist
 
 
 def register_backend(device_type: str, module: str) -> None:
     """Register the module that must be imported, here and in workers, before devices of this type exist."""
-    _BACKENDS[device_type] = module
+    BACKENDS[device_type] = module
 
 
 def registered_backends() -> dict[str, str]:
     """Return the device types that need a module, with that module's name."""
-    return dict(_BACKENDS)
+    return dict(BACKENDS)
 
 
 def resolve_device(device: DeviceLike) -> torch.device:
@@ -47,8 +48,8 @@ def resolve_device(device: DeviceLike) -> torch.device:
     >>> resolve_device("cpu")
     device(type='cpu')
     """
-    if isinstance(device, str) and (device_type := device.partition(":")[0]) in _BACKENDS:
-        importlib.import_module(_BACKENDS[device_type])
+    if isinstance(device, str) and (device_type := device.partition(":")[0]) in BACKENDS:
+        importlib.import_module(BACKENDS[device_type])
     try:
         resolved = torch.device(device)
     except (RuntimeError, TypeError) as error:
@@ -108,7 +109,7 @@ def keep_freed_memory() -> bool:
 
 
 def _listing() -> str:
-    types = ["cuda", "mps", "xpu", *(device_type for device_type in _BACKENDS if hasattr(torch, device_type))]
+    types = ["cuda", "mps", "xpu", *(device_type for device_type in BACKENDS if hasattr(torch, device_type))]
     names = [f"{device_type}:{i}" for device_type in types for i in range(device_count(device_type))]
     return ", ".join(["cpu", *names])
 

@@ -65,7 +65,7 @@ def test_a_registered_backend_is_imported_when_it_is_named(
 ) -> None:
     (tmp_path / "backend_of_this_test.py").write_text("")
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr("rlstruct.device._BACKENDS", {})
+    monkeypatch.setattr("rlstruct.device.BACKENDS", {})
     register_backend("madeup", "backend_of_this_test")
     assert registered_backends() == {"madeup": "backend_of_this_test"}
     with pytest.raises(ValueError, match="'madeup:0' is not a device"):  # the module registers nothing with torch

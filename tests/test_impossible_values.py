@@ -17,7 +17,7 @@ from rlstruct.adapters import GymnasiumVectorEnv, TorchVectorEnv
 from rlstruct.agents import ActorCritic, ActorCriticAgent
 from rlstruct.batchers import RL_Batcher
 from rlstruct.core import TensorSpec
-from rlstruct.engine.validity import StepChecks, unchecked
+from rlstruct.engine.validity import ActionCheck, unchecked
 from rlstruct.envs import GymEnv, GymEnvInf
 from rlstruct.errors import BadValueError, ShapeMismatchError
 from rlstruct.policies import Policy
@@ -245,17 +245,24 @@ class Counted(RL_Agent):
 
 
 def test_collection_does_not_check_single_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    looked: list[str] = []
-    monkeypatch.setattr(StepChecks, "_rows", lambda *args: looked.append("rows"))
+    checked: list[int] = []  # dimensions of actions: [B] of a step, [T, B] of a batch
+    for name in ("all_right", "wrong"):
+        check = getattr(ActionCheck, name)
+
+        def noted(self: ActionCheck, key: str, values: Tensor, check: Any = check) -> Any:
+            checked.append(values.dim())
+            return check(self, key, values)
+
+        monkeypatch.setattr(ActionCheck, name, noted)
     for device in ("cpu", "sim:1"):
         settings = {"name": "CartPole-v1", "n_envs": B, "device": device}
         with RL_Batcher(4, Counted, sims.make, env_args=settings, seed=0, device=resolve_device(device)) as batcher:
             batcher.reset()
             batcher.execute()
             batcher.get()
-    assert not looked
+    assert checked == [2, 2]
     env = sims.make("CartPole-v1", B)
     with unchecked():
         env.reset()
         env.step(action_of(False, 7, "cpu"))
-    assert not looked
+    assert checked == [2, 2]

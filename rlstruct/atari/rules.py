@@ -27,10 +27,11 @@ _COMPARE: dict[str, Callable[[npt.NDArray[np.int64], int], npt.NDArray[np.bool_]
     "<": lambda byte, value: byte < value,
     ">": lambda byte, value: byte > value,
 }
-_SHAPES = {
+SHAPES = {
     "d": 10 * _HIGH + _LOW, "b": _BYTES, "l": _LOW, "h": _HIGH, "z": _LOW * (_LOW != 10), "y": _HIGH * (_HIGH != 10),
     "e": (_BYTES >> 3) * (_BYTES % 8 == 0) * (_BYTES <= 72),
 }  # fmt: skip
+"""Number that a byte stands for, by the letter of its notation and the byte's value.  [256] each"""
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,7 @@ def _sum(words: str) -> dict[int, npt.NDArray[np.int64]]:
         if number is not None:
             parts[-1] = parts.get(-1, 0 * _BYTES) + int(number)
             continue
-        values = _SHAPES[shape] >> int(shift or 0)
+        values = SHAPES[shape] >> int(shift or 0)
         values = values & int(mask) if mask else values
         parts[int(address)] = parts.get(int(address), 0 * _BYTES) + (-1 if minus else 1) * int(weight or 1) * values
     return parts

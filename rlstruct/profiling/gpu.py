@@ -160,7 +160,7 @@ def _add_window(use: GpuUse, recording: Recording, work: Table, captures: Captur
     processors = max(1, recording.processors.get(use.device, 1))
     launched, paths = _launches(recording, work, captures)
     use.seconds += 1e-9 * (recording.ended - recording.begun)
-    use.weighted += 1e-9 * _weighted(work.starts, work.ends, np.minimum(1.0, work.blocks / processors))
+    use.weighted += 1e-9 * weighted_length(work.starts, work.ends, np.minimum(1.0, work.blocks / processors))
     use.kernels += 1e-9 * float(lengths[is_kernel].sum())
     use.busy += _add_idle(use.idle, recording, work, np.minimum(launched, work.starts))
     for path in sorted(set(paths)):
@@ -186,7 +186,7 @@ def _add_idle(idle: dict[str, float], recording: Recording, work: Table, launche
     return float(seconds[busy].sum())
 
 
-def _weighted(starts: Times, ends: Times, weights: Floats) -> float:
+def weighted_length(starts: Times, ends: Times, weights: Floats) -> float:
     """Integrate min(1, sum of the weights of running work) over time, ns."""
     times, level = levels(starts, ends, weights)
     return float((np.clip(level, 0.0, 1.0)[:-1] * np.diff(times)).sum())

@@ -15,7 +15,8 @@ import torch
 MISSING = "pip install nvidia-ml-py"
 _PERIOD = 0.1  # seconds between samples
 _REACH = 1_000_000_000  # nanoseconds that a sample covers at most: the driver's periods are 1/6 s to 1 s
-_LONGEST_CALL = 5.0  # seconds; a driver that takes longer is not waited for
+LONGEST_CALL = 5.0
+"""Seconds; a driver that takes longer is not waited for."""
 _MOST = 100_000  # samples, about 3 hours; beyond that, every second one is dropped
 _UNKNOWN = "NVML knows no GPU of this UUID: a MIG instance?"
 _TOO_SHORT = "no sampled window lasted a second"
@@ -102,7 +103,7 @@ def sample(folder: Path) -> Callable[[], None] | None:
 
     def end() -> None:
         over.set()
-        thread.join(_LONGEST_CALL)
+        thread.join(LONGEST_CALL)
         text = json.dumps({uuid: {**vars(one), "taken": list(one.taken)} for uuid, one in samples.items()})
         (folder / f"{os.getpid()}.nvml.json").write_text(text)
         if not thread.is_alive():

@@ -18,7 +18,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 VARIABLE = "RLSTRUCT_PROFILE"  # environment variable with the settings for processes that are started
-_now = time.perf_counter_ns
+clock_ns = time.perf_counter_ns
+"""Clock of all recordings, which the processes of a machine share: ns."""
 
 
 class OperationError(RuntimeError):
@@ -86,12 +87,13 @@ class operation:  # noqa: N801 - used as a function
             recorder = _recorder
             if recorder is None or torch.compiler.is_compiling():
                 return function(*args, **kwargs)
-            depth, strict = recorder.push(name, _now()), False  # `with` would be slower, and no correction covers that
+            # `with` would be slower, and no correction covers that
+            depth, strict = recorder.push(name, clock_ns()), False
             try:
                 result = function(*args, **kwargs)
                 strict = True
             finally:
-                recorder.pop(depth, _now(), strict=strict)
+                recorder.pop(depth, clock_ns(), strict=strict)
             return result
 
         return inside
@@ -99,14 +101,14 @@ class operation:  # noqa: N801 - used as a function
     def __enter__(self) -> operation:
         if _recorder is not None and not torch.compiler.is_compiling():
             self._recorder = _recorder
-            self._depth = _recorder.push(self.name, _now())
+            self._depth = _recorder.push(self.name, clock_ns())
         return self
 
     def __exit__(self, error_type: type[BaseException] | None, *error: object) -> None:
         """End; an exception ends nested operations too."""
         if self._recorder is not None:
             recorder, self._recorder = self._recorder, None
-            recorder.pop(self._depth, _now(), strict=error_type is None)
+            recorder.pop(self._depth, clock_ns(), strict=error_type is None)
 
 
 class Clock:
@@ -123,13 +125,13 @@ class Clock:
         self._keys, self._names = tuple(operations), tuple(operations.values())
         self._nanoseconds = [0] * len(self._keys)
         self._current = 0
-        self._since = _now()
+        self._since = clock_ns()
         self._noted: Log | None = None
         self._depth = 0
 
     def enter(self, index: int) -> None:
         """End the running operation and begin number ``index``."""
-        now = _now()
+        now = clock_ns()
         self._nanoseconds[self._current] += now - self._since
         self._since, self._current = now, index
         if self._noted is not None:

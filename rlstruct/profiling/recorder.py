@@ -32,7 +32,7 @@ from torch.profiler import ProfilerActivity
 
 from rlstruct.profiling import nvml
 from rlstruct.profiling.events import PLAIN, SWITCHING, WATCHED
-from rlstruct.profiling.operations import VARIABLE, Log, OperationError
+from rlstruct.profiling.operations import VARIABLE, Log, OperationError, clock_ns
 
 NVTX = "nvtx"  # value of the variable that shows operations to NVIDIA's tools instead
 _GROWTH = 3
@@ -45,7 +45,6 @@ _START = "start"  # creating a worker; a process that starts late opens no windo
 _SAMPLED = 17  # time every 17th mark; odd, because all ends of operations may have even indices
 _KINDS = [ProfilerActivity.CPU, ProfilerActivity.CUDA, ProfilerActivity.XPU]  # torch warns if one of them is missing
 _ONE_CYCLE = "Warning: Profiler clears events"  # torch 2.11 warns of this in every profile; ours have one cycle
-_now = time.perf_counter_ns
 _nvtx: Any = torch.cuda.nvtx  # without types
 
 
@@ -66,7 +65,7 @@ class Recorder:
         self._folder, self._share = Path(chosen["folder"]), float(chosen["operators"])
         self._origin, self._length = int(chosen["origin"]), int(chosen["window"])
         self._stack: list[str] = []
-        self._times: list[int] = []  # nanoseconds of time.perf_counter, which all processes of a machine share
+        self._times: list[int] = []  # of `clock_ns`
         self._marks: list[str | list[str] | None] = []  # an operation begins; one ends; [a phase] begins
         self._noted: list[int] = []  # nanoseconds to note the end of an operation, for a sample of them
         self._n_windows = self._n_extra = 0
@@ -79,7 +78,7 @@ class Recorder:
         # `torch.cuda.is_available` would open CUDA's driver, which reads the variables of MPS only then. NVML does not.
         is_first = multiprocessing.parent_process() is None and torch.backends.cuda.is_built()  # type: ignore[no-untyped-call]
         self._end_samples = nvml.sample(self._folder) if is_first else None
-        self._skip_windows(now := _now())
+        self._skip_windows(now := clock_ns())
         if self._turns_at <= now:
             self._turn(now)
         else:
@@ -118,7 +117,7 @@ class Recorder:
             self._times.extend([now] * (len(stack) - depth))
             self._marks.extend([None] * (len(stack) - depth))
             if not len(self._times) % _SAMPLED:
-                self._noted.append(_now() - now)
+                self._noted.append(clock_ns() - now)
         del stack[depth:]
         if now >= self._turns_at:
             self._turn(now)
@@ -127,7 +126,7 @@ class Recorder:
         """Begin a phase, for this process and those it starts from now on."""
         self.phase = name
         if self._is_on:
-            self._times.append(_now())
+            self._times.append(clock_ns())
             self._marks.append([name])
         if VARIABLE in os.environ:
             os.environ[VARIABLE] = json.dumps({**json.loads(os.environ[VARIABLE]), "phase": name})
@@ -145,7 +144,7 @@ class Recorder:
         finally:
             self._n_extra += 1
             self._write_window(-self._n_extra)
-            self._skip_windows(_now())
+            self._skip_windows(clock_ns())
 
     def close(self) -> None:
         """Write the open window."""
@@ -175,7 +174,7 @@ class Recorder:
             self._next_slice(now)
         else:
             self._end_window()
-            self._skip_windows(_now())
+            self._skip_windows(clock_ns())
 
     def _train(self, name: str, now: int) -> None:
         """Record a full window from here on: training begins."""
@@ -198,7 +197,7 @@ class Recorder:
             self._torch = torch.profiler.profile(activities=_KINDS[: 1 + uses_cuda])
             warnings.filterwarnings("ignore", _ONE_CYCLE, UserWarning)
             self._torch.start()
-        self._begun, self._unix = _now(), _between_clocks()
+        self._begun, self._unix = clock_ns(), _between_clocks()
         self._times, self._marks = [self._begun] * (1 + len(self._stack)), [[self.phase], *self._stack]
         self._slice, self._slices = 0, [(self._begun, WATCHED)]
         self._is_on = True
@@ -216,15 +215,15 @@ class Recorder:
         mode = WATCHED if self._slice * _GOLDEN % 1.0 < self._share else PLAIN
         if mode != self._slices[-1][1]:
             self._torch.toggle_collection_dynamic(mode == WATCHED, _KINDS)  # this thread only; takes microseconds
-            self._slices += [(now, SWITCHING), (_now(), mode)]
-        self._turns_at = min(_now() + _SLICE, self._closes_at)
+            self._slices += [(now, SWITCHING), (clock_ns(), mode)]
+        self._turns_at = min(clock_ns() + _SLICE, self._closes_at)
 
     def _end_window(self) -> None:
         self._write_window(self._n_windows)
         self._n_windows += 1
 
     def _write_window(self, number: int) -> None:
-        ended, self._is_on = _now(), False
+        ended, self._is_on = clock_ns(), False
         process, parent = multiprocessing.current_process().name, multiprocessing.parent_process()
         arrays = {
             "process": "main" if process == "MainProcess" else process,
@@ -263,13 +262,13 @@ class Recorder:
         log._times, log._marks, log._noted, log._turns_at, log._is_on = [], [], [], sys.maxsize, True
         taken, ends = [], []
         for _ in range(_N_TRIES):
-            start = _now()
+            start = clock_ns()
             for _ in range(_N_NOTED):
-                depth = log.push("cost", _now())
-                end = _now()
+                depth = log.push("cost", clock_ns())
+                end = clock_ns()
                 log.pop(depth, end, strict=True)
-                ends.append(_now() - end)
-            taken.append((_now() - start) / _N_NOTED)
+                ends.append(clock_ns() - end)
+            taken.append((clock_ns() - start) / _N_NOTED)
         slower = _typical(among) - _typical(ends) if among else 0.0
         return statistics.median(taken) + max(0.0, slower)
 

@@ -180,7 +180,7 @@ class GpuSharing(WorkerPlacement):
 
     def join(self) -> None:
         """Give this process the environment variables of worker 0 for good, since CUDA reads them only once."""
-        if self.mode == "none" or not _cuda_in_use():
+        if self.mode == "none" or not cuda_in_use():
             with ENVIRONMENT_LOCK:  # another thread would undo this at the end of its block
                 os.environ.update(self.environment(0))
             return
@@ -200,7 +200,7 @@ class GpuSharing(WorkerPlacement):
         super().close()
 
 
-def _cuda_in_use() -> bool:
+def cuda_in_use() -> bool:
     """Return True if any library of this process has initialised CUDA, and the driver has read the environment."""
     try:
         code: int = ctypes.CDLL("libcuda.so.1").cuDeviceGetCount(ctypes.byref(ctypes.c_int()))

@@ -13,7 +13,8 @@ from rlstruct.errors import LearnerError
 from rlstruct.sharing.gpu_sharing import GpuSharing, gpus
 
 # Kept for the life of the process, which can join one only.
-_shares: dict[tuple[str, Mode, float | None], GpuSharing] = {}
+JOINED: dict[tuple[str, Mode, float | None], GpuSharing] = {}
+"""Shares of GPUs that this process has joined, by device, mode and thread percentage."""
 
 
 def share_gpus(config: TrainingConfig) -> GpuSharing | None:
@@ -33,10 +34,10 @@ def share_gpus(config: TrainingConfig) -> GpuSharing | None:
             )
         return None
     asked = config.learner_device, config.sharing, config.thread_percentage
-    if asked not in _shares:
+    if asked not in JOINED:
         device = torch.device(config.learner_device)
         targets = gpus()[: None if device.index is None else 1]
         sharing = GpuSharing(device, config.n_learners, *asked[1:], gpus=targets, where=name)
         sharing.join()
-        _shares[asked] = sharing
-    return _shares[asked]
+        JOINED[asked] = sharing
+    return JOINED[asked]

@@ -34,7 +34,8 @@ StepTensors = tuple[Tensors, Tensors, Tensors, Tensors]
 """Changes to the carry; `reached`; `current` (empty if episodic, where it equals `reached`); the masks ``ran`` and
 ``running`` (episodic only). Masks that are False everywhere are omitted."""
 
-_MOST_ROWS = 1 << 16  # start states drawn at once: more do not fit into a cache
+MOST_ROWS = 1 << 16
+"""Most start states that are drawn at once: more do not fit into a cache."""
 
 
 class Simulation:
@@ -205,7 +206,7 @@ class StartStates:
         episode = carry["episode"]
         B, device = len(episode), episode.device
         more = 1 if episode.is_cpu else 2  # on a GPU, launches dominate
-        self._left = n = max(1, min(more * self.most, more * _MOST_ROWS // B)) if self.most > 1 else 1
+        self._left = n = max(1, min(more * self.most, more * MOST_ROWS // B)) if self.most > 1 else 1
         ahead = torch.arange(1, n + 1, device=device).unsqueeze(1) + episode  # [n, B]
         keys = carry["env_key"].expand(n, B).flatten()
         rows = torch.arange((n + 1) * B, device=device)

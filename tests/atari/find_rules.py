@@ -121,7 +121,7 @@ def in_words(what: str, said: np.ndarray, address: int) -> str:
     Returns:
         A word or condition of the rules, or the values; "" if it does not depend on it.
     """
-    from rlstruct.atari.rules import _SHAPES
+    from rlstruct.atari.rules import SHAPES
 
     if (said == said[0]).all():
         return ""
@@ -132,7 +132,7 @@ def in_words(what: str, said: np.ndarray, address: int) -> str:
                 if len(values) == 1 and not over & rest:
                     return f"over while {address}&{mask}{sign}{values.pop()}"
         return f"over at {np.flatnonzero(said).tolist()}"
-    for shape, values in _SHAPES.items():
+    for shape, values in SHAPES.items():
         for shift, mask in [(0, 255)] + [(s, (1 << n) - 1) for s in range(8) for n in range(1, 9 - s)] * (shape == "b"):
             part = (values >> shift) & mask
             k = int(np.argmax(part != part[0]))

@@ -264,7 +264,7 @@ def test_shares_have_together_the_environments_of_one_and_the_first_number_of_th
     def compare(kind: str, run: Any, where: dict[str, Any], *_: object) -> None:
         run.add(part=kind, **where, steps_per_second=float(where["N"]), ratio=1.0)
 
-    monkeypatch.setattr(_shares, "_compare", compare)
+    monkeypatch.setattr(_shares, "compare", compare)
     monkeypatch.setattr(_shares, "opened", lambda *_: contextlib.nullcontext())
     run = gpu.Run(torch.device("cpu"), quick=False, deadline=math.inf, silent=True)
     _shares.measure("serving", run, {"m": (4, 2), "N": (64, 16)})

@@ -221,7 +221,7 @@ def test_results_are_copied_out_while_they_are_written(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, on_gpu: Any
 ) -> None:
     folders = importlib.import_module("gpu_folders")
-    monkeypatch.setattr(folders, "_PERIOD", 0.01)
+    monkeypatch.setattr(folders, "PERIOD", 0.01)
     source, target = tmp_path / "source", tmp_path / "target"
     source.mkdir()
     (source / "gpu-other-abc.json").write_text("of another device")

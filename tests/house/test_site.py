@@ -112,7 +112,7 @@ def test_every_page_is_in_the_navigation() -> None:
 def test_public_names_are_explained(package: str) -> None:
     silent = []
     for name in build_docs.public_names(package):
-        found = build_docs._find(name)
+        found = build_docs.find(name)
         if (inspect.isclass(found) or inspect.isroutine(found) or inspect.ismodule(found)) and not found.__doc__:
             silent.append(name)
     assert silent == []

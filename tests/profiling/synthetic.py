@@ -76,10 +76,10 @@ class Script:
         return self
 
     def on_gpu(
-        self, start: int, ns: int, correlation: int, name: str = "kernel", blocks: int = 132, **more: int
+        self, start: int, ns: int, correlation: int, name: str = "kernel", blocks: int = 132, device: int = 0
     ) -> Script:
         """Something on the GPU, ``start`` ns after the beginning."""
-        args = {"device": 0, "stream": 7, "correlation": correlation}
+        args = {"device": device, "stream": 7, "correlation": correlation}
         category = "gpu_memcpy" if name.startswith("Memcpy") else "kernel"
         if category == "kernel":
             args |= {"grid": [blocks, 1, 1], "block": [128, 1, 1]}

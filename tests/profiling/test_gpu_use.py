@@ -16,7 +16,7 @@ from synthetic import Script, in_one_line
 
 from rlstruct.profiling import nvml, operation, profile, read
 from rlstruct.profiling.events import load_recordings
-from rlstruct.profiling.gpu import _weighted, use_of_gpus
+from rlstruct.profiling.gpu import use_of_gpus, weighted_length
 
 MS = 1_000_000
 
@@ -119,7 +119,7 @@ def test_the_weighted_share_is_what_brute_force_finds(found: list[tuple[int, int
     starts, lengths, eighths = np.asarray(found, dtype=np.int64).T
     ends, weights = starts + lengths, eighths / 8
     loads = [min(1.0, weights[(starts <= t) & (t < ends)].sum()) for t in range(45)]
-    assert _weighted(starts, ends, weights) == pytest.approx(sum(loads))
+    assert weighted_length(starts, ends, weights) == pytest.approx(sum(loads))
 
 
 class FakeError(Exception):
@@ -191,7 +191,7 @@ def test_without_a_driver_nothing_is_sampled(tmp_path: pathlib.Path, pynvml: typ
 def test_a_driver_that_hangs_does_not_keep_a_profile_from_ending(
     tmp_path: pathlib.Path, pynvml: types.ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(nvml, "_LONGEST_CALL", 0.1, raising=False)
+    monkeypatch.setattr(nvml, "LONGEST_CALL", 0.1)
     asked, over = threading.Event(), threading.Event()
 
     def hang(handle: int) -> types.SimpleNamespace:
@@ -250,8 +250,7 @@ def test_the_gpu_time_of_several_processes_is_a_union_and_stands_next_to_nvml(tm
     second = Script("rlstruct-worker-0", 2, parent=1).python(10 * MS).on_gpu(2 * MS, 2 * MS, 1)
     late = Script("rlstruct-worker-1", 3, parent=1, start=10**9 + 10 * MS, now=10**9 + 10 * MS).python(10 * MS)
     scripts = (Script().python(20 * MS).on_gpu(MS, 2 * MS, 1).on_gpu(8 * MS, MS, 2), second, late.on_gpu(0, MS, 1))
-    other = {"device": 1, "stream": 7, "correlation": 9}
-    second._event("kernel", "kernel", second.start + 5 * MS, MS, {**other, "grid": [1], "block": [1]})
+    second.on_gpu(5 * MS, MS, 9, device=1)
     for script in scripts:
         script.write(tmp_path)
         file = tmp_path / f"{script.pid}-0.operations.json"

@@ -118,7 +118,7 @@ def test_the_seconds_of_a_clock_are_those_of_its_operations(tmp_path: pathlib.Pa
 
 def test_every_second_of_a_clock_belongs_to_exactly_one_operation(monkeypatch: pytest.MonkeyPatch) -> None:
     now = iter([0, 1, 3, 7, 15, 31])
-    monkeypatch.setattr(operations, "_now", lambda: 10**9 * next(now))
+    monkeypatch.setattr(operations, "clock_ns", lambda: 10**9 * next(now))
     clock = Clock({"wait": "wait", "work": "work", "rest": None})
     clock.enter(1)  # waited 1 s
     clock.enter(0)  # worked 2 s
@@ -216,13 +216,25 @@ def test_a_training_on_the_cpu_is_recorded_alike_where_there_is_a_gpu(
 
 
 def test_noting_costs_its_mean_among_other_work(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    chosen = {"folder": str(tmp_path), "origin": time.perf_counter_ns(), "window": 60 * 10**9, "operators": 0.0}
-    one = Recorder({**chosen, "phase": "training"})
-    monkeypatch.setattr(recorder, "_now", itertools.count(step=100).__next__)  # an end takes 100 ns to note
-    one._noted = [100] * 20
-    alone = one._cost()
-    one._noted = [100] * 14 + [300] * 5 + [10**6]  # a quarter after heavy work; in one another program ran
-    assert one._cost() - alone == pytest.approx((14 * 100 + 5 * 300) / 19 - 100, abs=2)
+    chosen = {"origin": 0, "window": 60 * 10**9, "operators": 0.0, "phase": "training"}
+
+    def cost(name: str, noted: list[int]) -> float:
+        """Return what noting costs by a record of operations whose ends take so many ns to note."""
+        folder, times = tmp_path / name, itertools.count(step=100)
+        folder.mkdir()
+        monkeypatch.setattr(recorder, "clock_ns", times.__next__)  # an end takes 100 ns to note
+        one = Recorder({**chosen, "folder": str(folder)})
+        for taken in noted:
+            for _ in range(17):  # one end in so many is timed
+                depth, now = one.push("work", next(times)), next(times)
+                one.pop(depth, now + 100 - taken, strict=True)
+        one.close()
+        (file,) = folder.glob("*.operations.json")
+        return float(json.loads(file.read_text())["cost"])
+
+    alone = cost("alone", [100] * 20)
+    among = cost("among", [100] * 14 + [300] * 5 + [10**6])  # a quarter after heavy work; in one another program ran
+    assert among - alone == pytest.approx((14 * 100 + 5 * 300) / 19 - 100, abs=2)
 
 
 def test_a_log_that_ends_within_operations_is_closed() -> None:
@@ -319,14 +331,22 @@ def test_what_older_releases_of_torch_say_of_every_profile_is_kept_from_users(
     assert "aten::add" in load_recordings(tmp_path)[0].host.names
 
 
-def test_what_a_window_recorded_is_freed_at_its_end(tmp_path: pathlib.Path) -> None:
+def test_what_a_window_recorded_is_freed_at_its_end(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    held = []
+
+    class Kept(torch.profiler.profile):
+        def start(self) -> None:
+            super().start()
+            held.append(weakref.ref(self.profiler))
+
+    monkeypatch.setattr(torch.profiler, "profile", Kept)
     gc.disable()  # else it may be freed by chance
     try:
         with profile(tmp_path, window=60), operation("work"):
             torch.ones(3) + 1
-            assert operations._recorder is not None
-            held = weakref.ref(operations._recorder._torch.profiler)
-        assert held() is None
+            (one,) = held
+            assert one() is not None
+        assert one() is None
     finally:
         gc.enable()
 
@@ -361,13 +381,15 @@ def test_no_window_begins_or_ends_within_a_capture(tmp_path: pathlib.Path, monke
     with profile(tmp_path, window=0.1):  # windows begin after 0, 0.3 and 0.9 s
         at_work(0.05)
         with monkeypatch.context() as capturing:
-            capturing.setattr(recorder, "_is_capturing", lambda: True, raising=False)
+            capturing.setattr(torch.cuda, "is_initialized", lambda: True)
+            capturing.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
             first = at_work(0.2)  # in a window
             assert not list(tmp_path.glob("*.json"))
         at_work(0.01)
         assert len(list(tmp_path.glob("*.operations.json"))) == 1
         with monkeypatch.context() as capturing:
-            capturing.setattr(recorder, "_is_capturing", lambda: True, raising=False)
+            capturing.setattr(torch.cuda, "is_initialized", lambda: True)
+            capturing.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
             second = at_work(0.3)  # between two
         at_work(0.05)
     ends = [(one.begun, one.ended) for one in load_recordings(tmp_path)]

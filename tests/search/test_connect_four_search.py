@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from rlstruct.agents import ConvolutionalActorCritic
 from rlstruct.batchers import RL_Batcher
 from rlstruct.core import DictTensor
+from rlstruct.engine.runner import Runner
 from rlstruct.functional.random import child_key
 from rlstruct.search import GameModel, RolloutModel, SearchAgent, SearchConfig, TreeSearch
 from rlstruct.search.game import split_frames
@@ -31,10 +33,10 @@ class Network(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.inner = ConvolutionalActorCritic((2, 6, 7), 7, n_features=16, layers=[(8, 4, 1)])
-        self.n_rows = 0
+        self.rows: list[int] = []  # a number would be a setting, which ends a capture when it changes
 
     def forward(self, frame: Tensor) -> tuple[Tensor, Tensor]:
-        self.n_rows += len(frame)
+        self.rows.append(len(frame))
         logits, value = self.inner(frame)
         return logits * 30.0, value  # not uniform
 
@@ -79,13 +81,25 @@ def test_500_inferences_for_each_sample() -> None:
         batcher.execute()
         trajectories, _ = batcher.get()
     n_samples = trajectories.steps.lengths.sum()
-    assert counted.n_rows == agent.n_inferences == 500 * n_samples
+    assert sum(counted.rows) == agent.n_inferences == 500 * n_samples
     visits = trajectories.steps["action/action_visits"]
     assert (visits.sum(-1) == 499).all()
 
 
+def record_runners(monkeypatch: pytest.MonkeyPatch, module: str) -> list[Runner[Any]]:
+    """Return a list that gets every runner that a module makes from now on."""
+    made: list[Runner[Any]] = []
+    monkeypatch.setattr(
+        f"rlstruct.search.{module}.Runner", lambda *args, **named: made.append(Runner(*args, **named)) or made[-1]
+    )
+    return made
+
+
 @pytest.mark.parametrize("method", ["puct", "gumbel", "uct"])
-def test_on_an_accelerator_nothing_waits_and_a_graph_finds_the_same(method: str) -> None:
+def test_on_an_accelerator_nothing_waits_and_a_graph_finds_the_same(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runners = record_runners(monkeypatch, "agent")
     config = SearchConfig(method=method, n_simulations=6, max_depth=4)
     make = partial(SearchAgent, network(), create_simulator=ConnectFour, config=config)
     here, there = make(device="cpu"), make(device="sim:0")
@@ -96,7 +110,7 @@ def test_on_an_accelerator_nothing_waits_and_a_graph_finds_the_same(method: str)
             found, _ = there(DictTensor(), observation, DictTensor())
         for key, value in expected.items():
             torch.testing.assert_close(found[key].to("cpu"), value)
-    assert there._move.executor == "graph"
+    assert [runner.executor for runner in runners] == ["eager", "graph"]
     weights = {name: weight * 0.5 for name, weight in here.model.state_dict().items()}
     for agent in (here, there):
         agent.update(weights)
@@ -234,7 +248,8 @@ def test_compiled_simulations_are_refused_off_the_cpu() -> None:
 
 
 @pytest.mark.slow
-def test_compiled_simulations_find_the_same() -> None:
+def test_compiled_simulations_find_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    runners = record_runners(monkeypatch, "tree_search")
     config = SearchConfig(method="puct", n_simulations=12, max_depth=4)
     make = partial(SearchAgent, network(), create_simulator=ConnectFour)
     plain, compiled = make(config=config), make(config=replace(config, compiled=True))
@@ -246,8 +261,7 @@ def test_compiled_simulations_find_the_same() -> None:
         expected, found = (agent(DictTensor(), seen, DictTensor())[0] for agent in (plain, compiled))
         for key, value in expected.items():
             torch.testing.assert_close(found[key], value)
-    assert compiled.search._compiled is not None
-    assert compiled.search._compiled.executor == "compiled"
+    assert [runner.executor for runner in runners] == ["compiled"]
     for agent in (plain, compiled):
         weight = next(agent.model.parameters())
         weight.data = weight.data * 0.5  # in other memory, which the code must read from now on

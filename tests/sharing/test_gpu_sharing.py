@@ -368,14 +368,14 @@ def learners_of_a_gpu(h100: FakeMps, monkeypatch: pytest.MonkeyPatch) -> Iterato
     monkeypatch.setattr(
         learners, "GpuSharing", lambda device, *others, **named: GpuSharing(torch.device("cuda"), *others, **named)
     )
-    monkeypatch.setattr(learners, "_shares", {})
+    monkeypatch.setattr(learners, "JOINED", {})
     for name in NAMES:
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
     found = "CUDA_MPS_PIPE_DIRECTORY"
     monkeypatch.setattr(placement, "running_daemon", lambda: Path(os.environ[found]) if found in os.environ else None)
     yield h100
-    for sharing in learners._shares.values():
+    for sharing in learners.JOINED.values():
         sharing.close()
 
 
@@ -383,7 +383,7 @@ def test_the_first_learner_gets_its_share_once_and_before_it_uses_cuda(
     learners_of_a_gpu: FakeMps, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert launch.share_gpus(replace(SHARING, sharing="none", n_learners=1)) is None
-    monkeypatch.setattr(gpu_sharing, "_cuda_in_use", lambda: True)
+    monkeypatch.setattr(gpu_sharing, "cuda_in_use", lambda: True)
     with pytest.raises(SharingError, match=r"SharingConfig: sharing='mps': this process uses CUDA already.*or pass"):
         launch.share_gpus(SHARING)
     with caplog.at_level("INFO", "rlstruct"):
@@ -392,11 +392,11 @@ def test_the_first_learner_gets_its_share_once_and_before_it_uses_cuda(
     assert alone.environment(1) == {}
     assert "takes turns on the GPU: this process uses CUDA already" in caplog.text
     assert learners_of_a_gpu.orders("daemon") == []
-    monkeypatch.setattr(gpu_sharing, "_cuda_in_use", lambda: False)
+    monkeypatch.setattr(gpu_sharing, "cuda_in_use", lambda: False)
     sharing = launch.share_gpus(SHARING)
     assert sharing is not None
     assert {name: os.environ.get(name) for name in NAMES} == sharing.environment(1)
-    monkeypatch.setattr(gpu_sharing, "_cuda_in_use", lambda: True)  # as the first one of them, by now
+    monkeypatch.setattr(gpu_sharing, "cuda_in_use", lambda: True)  # as the first one of them, by now
     assert launch.share_gpus(replace(SHARING, n_learners=3)) is sharing
     assert GpuSharing(GPU, 2, "mps", 20).environment(1) == {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "20"}  # a worker
     assert len(learners_of_a_gpu.orders("daemon")) == 1

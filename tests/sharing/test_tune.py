@@ -32,8 +32,8 @@ LINUX = Path("/proc/self/smaps_rollup").exists()
 
 @pytest.fixture(autouse=True)
 def short_probes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measuring, "_TURN", 0.01)
-    monkeypatch.setattr(measuring, "_ROUND_SECONDS", 0.1)
+    monkeypatch.setattr(measuring, "TURN", 0.01)
+    monkeypatch.setattr(measuring, "ROUND_SECONDS", 0.1)
 
 
 class Pictures(gymnasium.Env[Any, Any]):
@@ -102,8 +102,8 @@ def test_memory_is_projected_within_5_percent_and_never_beyond_the_limit(
     length: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Batchers and their memory are real. Their speed is not, so that the climb goes on, however busy the machine is.
-    monkeypatch.setattr(measuring.Session, "rate", lambda session: 1e6 * session._batcher.n_envs())
-    monkeypatch.setattr(measuring, "_LONGEST_BATCH", (float("inf"), 0.0))
+    monkeypatch.setattr(measuring.Session, "rate", lambda session: 1e6 * session.batcher.n_envs())
+    monkeypatch.setattr(measuring, "LONGEST_BATCH", (float("inf"), 0.0))
     limit = memory_in_use(torch.device("cpu")) + 130 * 2**20
     answer = tune(
         FixedAgent, create_pictures, n_processes=(0,), n_envs=(2, 4, 8, 16, 32, 64, 128), n_timesteps=(32,),
@@ -188,9 +188,9 @@ def test_workers_share_a_gpu_under_a_daemon_that_runs_already(tmp_path: Path, mo
     gpu = torch.device("cuda:0")
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
     monkeypatch.setenv("PATH", "")  # neither MPS nor MIG can be asked for
-    assert tuning._space(gpu, None, None, (8,), None).n_processes == (0,)
+    assert tuning.search_space(gpu, None, None, (8,), None).n_processes == (0,)
     (tmp_path / "control").touch()
-    space = tuning._space(gpu, None, None, (8,), None)
+    space = tuning.search_space(gpu, None, None, (8,), None)
     assert space.n_processes[:3] == (0, 1, 2)
     assert space.sharing == ("none",)  # no second daemon
 

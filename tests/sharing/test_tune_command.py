@@ -40,9 +40,9 @@ def _elsewhere(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setattr(measuring, "_TURN", 0.01)
-    monkeypatch.setattr(measuring, "_ROUND_SECONDS", 0.1)
-    monkeypatch.setattr(measuring, "_LONGEST_BATCH", (100.0, 0.0))
+    monkeypatch.setattr(measuring, "TURN", 0.01)
+    monkeypatch.setattr(measuring, "ROUND_SECONDS", 0.1)
+    monkeypatch.setattr(measuring, "LONGEST_BATCH", (100.0, 0.0))
 
 
 def test_a_training_is_tuned_and_repeated_with_the_answer(capsys: Capture) -> None:

@@ -48,7 +48,7 @@ def drawn_alone(env: Short) -> Tensor:
 def test_every_episode_begins_with_the_state_that_it_draws_alone(
     most_rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(simulation, "_MOST_ROWS", most_rows)
+    monkeypatch.setattr(simulation, "MOST_ROWS", most_rows)
     env = Short(4, seed=3)
     action = DictTensor({"action": torch.zeros(4, dtype=torch.int64)})
     env.reset()

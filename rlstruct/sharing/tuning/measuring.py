@@ -25,10 +25,13 @@ from rlstruct.sharing.tuning.search import MIN_ALPHA, Candidate, Measured, NotSt
 Learn = Callable[[Trajectories], Mapping[str, Tensor] | None]
 CreateBatcher = Callable[[Candidate], RL_Batcher]
 
-_TURN = 0.05  # shortest time in seconds that a candidate collects before the other one's turn
+TURN = 0.05
+"""Shortest time in seconds that a candidate collects before the other one's turn."""
 _ROUNDS = 3, 20  # fewest rounds, and most rounds while the noise is too large
-_ROUND_SECONDS = 1.5  # after this time only the fewest rounds are completed
-_LONGEST_BATCH = 1.0, 1 / 40  # seconds, or this share of the search if that is longer: a probe takes four or more
+ROUND_SECONDS = 1.5
+"""Seconds after which only the fewest rounds are completed."""
+LONGEST_BATCH = 1.0, 1 / 40
+"""Seconds, or this share of the search if that is longer: a probe takes four or more."""
 
 
 class Session:
@@ -39,11 +42,12 @@ class Session:
         learn: called with every batch.
 
     Attributes:
+        batcher: the argument.
         bytes: memory in use by the batcher and its largest batch.
     """
 
     def __init__(self, batcher: RL_Batcher, learn: Learn | None) -> None:
-        self._batcher, self._learn = batcher, learn
+        self.batcher, self._learn = batcher, learn
         self._ended = True
         self.bytes = 0
         try:
@@ -52,7 +56,7 @@ class Session:
             batcher.close()
             raise
 
-    def rate(self, seconds: float = _TURN) -> float:
+    def rate(self, seconds: float = TURN) -> float:
         """Collect for at least this many seconds, and return the steps per second."""
         start, steps = time.perf_counter(), 0
         while True:
@@ -62,11 +66,11 @@ class Session:
 
     def close(self) -> None:
         """Close the batcher."""
-        self._batcher.close()
+        self.batcher.close()
 
     def _collect(self) -> int:
         """Collect a batch, learn from it, and return its number of steps."""
-        batcher = self._batcher
+        batcher = self.batcher
         if self._ended:
             batcher.reset()
         batcher.execute()
@@ -98,7 +102,7 @@ class Prober:
     def __call__(self, candidate: Candidate, best: Candidate | None, projected: float) -> Measured:
         """Measure a candidate, alternating with the fastest one so far; see `Measure`."""
         turn = self._turn(candidate)
-        if turn > max(_LONGEST_BATCH[0], _LONGEST_BATCH[1] * self.seconds):
+        if turn > max(LONGEST_BATCH[0], LONGEST_BATCH[1] * self.seconds):
             raise NotStarted(f"a batch would take {turn:.1f} s")
         a_round = turn + (self._turn(best) if best else 0.0)
         if self._rates and time.perf_counter() + self._opening + (_ROUNDS[0] + 1) * a_round > self._deadline:
@@ -109,7 +113,7 @@ class Prober:
             self.close()  # both batchers together would use too much
         session = self._open[candidate] = self._opened(candidate)
         rival = self._open.get(best) if best else None
-        rates, ratios, late = list[float](), list[float](), time.perf_counter() + _ROUND_SECONDS
+        rates, ratios, late = list[float](), list[float](), time.perf_counter() + ROUND_SECONDS
         while len(rates) < _ROUNDS[1]:
             reference = rival.rate() if rival else self._rates[best] if best else 1.0
             rates.append(session.rate())
@@ -124,7 +128,7 @@ class Prober:
     def _turn(self, candidate: Candidate) -> float:
         """Estimate the seconds of a turn from the highest speed with the same number of workers."""
         rates = [rate for other, rate in self._rates.items() if other.n_processes == candidate.n_processes]
-        return max(_TURN, candidate.n_steps() / max(rates)) if rates else _TURN
+        return max(TURN, candidate.n_steps() / max(rates)) if rates else TURN
 
     def _opened(self, candidate: Candidate) -> Session:
         before, begin = memory_in_use(self.device), time.perf_counter()

@@ -160,7 +160,7 @@ def tune(
         WorkerError: creating or running agent or environments failed.
     """
     device = resolve_device(device)
-    space = _space(device, n_processes, n_envs, n_timesteps, sharing)
+    space = search_space(device, n_processes, n_envs, n_timesteps, sharing)
     _check(memory_limit, alpha, seconds, env_args)
     begin = time.perf_counter()
     options = {"device": str(device), **batcher_options}
@@ -210,7 +210,7 @@ def default_sharing(device: torch.device) -> Mode:
     return best_mode("tune", device, 2, mig_instances() if device.type == "cuda" else [])
 
 
-def _space(
+def search_space(
     device: torch.device,
     n_processes: Sequence[int] | None,
     n_envs: Sequence[int] | None,
