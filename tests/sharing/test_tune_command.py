@@ -8,10 +8,11 @@ import pathlib
 import pytest
 
 from rlstruct.batchers import RL_Batcher
+from rlstruct.cli.commands import tune as command
 from rlstruct.cli.main import main
 from rlstruct.cli.stored_run import load_settings
 from rlstruct.sharing import Tuning
-from rlstruct.sharing.tuning import command, measuring
+from rlstruct.sharing.tuning import measuring
 from rlstruct.sharing.tuning.search import Candidate, Measured, Probe
 
 for package in ("tyro", "tqdm", "tensorboard", "matplotlib", "PIL"):
