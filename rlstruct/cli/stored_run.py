@@ -125,7 +125,10 @@ def load_trained(run: Path, *, auto_reset: bool, factories: Sequence[str] = ()) 
     try:
         checkpoint = read_checkpoint(file)
         policy = checkpoint.get("policy") or {}
-        if missing := missing_factories(policy) if policy else {}:
+        missing = dict(missing_factories(policy)) if policy else {}
+        if algorithm_of(settings.algorithm).agents == "search" and is_own(settings.task.env):
+            missing.pop("create_agent", None)  # around the user's game, which `prepare` has found by its name
+        if missing:
             raise UserError(f"{file} does not contain its whole policy: {', and '.join(missing.values())}.{_FACTORIES}")
         load_weights(model, checkpoint["model"], f"{file} does not fit the network of this version, {choice.kind}")
     except (ValueError, FileNotFoundError) as error:
