@@ -15,7 +15,7 @@ from rlstruct.device import DeviceLike, resolve_device
 from rlstruct.errors import BadTypeError, MissingMethodError
 
 ActionForm: TypeAlias = Literal["element", "index", "vector"]
-"""What an agent returns as ``action``; see `RL_Agent.action_form`."""
+"""Form of the action that an agent returns as ``action``; see `RL_Agent.action_form`."""
 CPU = torch.device("cpu")
 # Attributes of RL_Agent_CheckDevice itself; all others belong to the wrapped agent.
 _OWN_ATTRIBUTES = frozenset({"agent", "device", "_guard", "_name"})

@@ -54,7 +54,7 @@ class Restarter:
             seed = None
         base = self.vector.unwrapped
         if isinstance(base, AsyncVectorEnv) and not base.shared_memory and self.restarts_take_steps:
-            _finish_restarts(base, np.flatnonzero(self._pending).tolist())
+            _finish_restarts(base, np.flatnonzero(self._pending).tolist())  # sync: of CPU memory
         self._pending = np.zeros(self.n, np.bool_)
         self.options = options
         if self.by_row and options is not None and any(not equal_options(options[0], row) for row in options):
