@@ -65,14 +65,15 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, list
 def test_two_learners_equal_one_with_the_double_batch(name: str, found: tuple[Path, list[dict[str, Any]]]) -> None:
     first, second = (one["equal"][name] for one in found[1])
     expected, frames = train_as_one(name)
+    atol = 5e-6 if name == "sac" else 1e-6  # continuous actions carry rounding into frames and weights
     for mine, theirs, whole in zip(*(one["seen"][name] for one in found[1]), frames, strict=True):
         T = max(mine.shape[1], theirs.shape[1])  # whole episodes: each learner pads to its longest
         both = [torch.nn.functional.pad(half, (0, 0, 0, T - half.shape[1])) for half in (mine, theirs)]
-        torch.testing.assert_close(torch.cat(both), whole, rtol=0, atol=1e-6)
+        torch.testing.assert_close(torch.cat(both), whole, rtol=0, atol=atol)
     assert len(expected.losses["loss"]) >= 3
     for key, weight in expected.model.state_dict().items():
         assert torch.equal(first["weights"][key], second["weights"][key]), key
-        torch.testing.assert_close(first["weights"][key], weight, rtol=0, atol=1e-6)
+        torch.testing.assert_close(first["weights"][key], weight, rtol=0, atol=atol)
     for key, numbers in expected.losses.items():
         if key not in ("ratio_error", "explained_variance"):  # each learner's own, averaged
             torch.testing.assert_close(first["losses"][key], numbers, rtol=1e-4, atol=1e-5)
