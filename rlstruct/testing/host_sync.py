@@ -54,7 +54,7 @@ _CUDA_ALARM: Final = "called a synchronizing CUDA operation"
 _TORCH_FOLDER: Final = os.path.dirname(torch.__file__)
 # Files that stand between the user's code and torch: the simulated accelerator and the other guard.
 _TOOLS: Final = tuple(
-    os.path.join(os.path.dirname(__file__), name) for name in ("_sim_", "sim_device.py", "batch_writes.py")
+    os.path.join(os.path.dirname(__file__), name) for name in ("simulated", "sim_device.py", "batch_writes.py")
 )
 
 
