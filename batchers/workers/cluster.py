@@ -84,7 +84,7 @@ class RayLink:
     def __init__(self, factory: bytes, options: Mapping[str, Any]) -> None:
         self.answers: deque[tuple[Any, str]] = deque()
         self._actor = ray.remote(RayActor).options(**options).remote(factory, registered_backends(), versions())
-        self.progress = ActorProgress(self.answers)
+        self.progress: Progress = ActorProgress(self.answers)
         self.pid: int | None = None
         self._options, self._node, self._fate = options, "", ""
 
@@ -161,7 +161,7 @@ class ActorProgress(Progress):
         if not self._answers or self._answers[-1][1] != "close" or not ray.is_initialized():
             return False
         references = [reference for reference, _ in self._answers]
-        return ray.wait(references, num_returns=len(references), timeout=0.0)[1] == references[-1:]
+        return bool(ray.wait(references, num_returns=len(references), timeout=0.0)[1] == references[-1:])
 
 
 class RayActor:
