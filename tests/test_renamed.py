@@ -49,7 +49,7 @@ def test_an_old_path_is_the_module_of_the_new_one(old: str, new: str) -> None:
 def test_an_old_name_is_the_object_of_the_new_one(
     place: str, name: str, now: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delattr(importlib.import_module(place), name, raising=False)  # left by an import of an old path
+    monkeypatch.delitem(vars(importlib.import_module(place)), name, raising=False)  # left by an import of an old path
     with pytest.warns(DeprecationWarning, match=f"{place}.{name} is {now.replace(':', '.')} since") as caught:
         old = getattr(importlib.import_module(place), name)
     home, _, attribute = now.partition(":")

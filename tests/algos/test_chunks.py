@@ -20,7 +20,7 @@ from rlstruct.agents import (
 )
 from rlstruct.agents.convolutional import ConvolutionalTrunk
 from rlstruct.algos import ppo
-from rlstruct.algos.learner import replay_with_next_values
+from rlstruct.replay import replay_with_next_values
 from rlstruct.batchers import RL_Batcher
 from rlstruct.engine.torch_private import TorchDispatchMode
 from rlstruct.replay import replay_agent
