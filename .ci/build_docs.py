@@ -37,7 +37,12 @@ FIRST = (
     "GymEnv", "GymEnvInf", "GymVectorEnv", "run_training", "TrainingConfig", "TrainingResult", "RunFolder", "Callback",
     "ppo", "a2c", "dqn", "reinforce", "ActorCriticAgent", "ActorCritic", "make", "TensorEnv",
 )  # fmt: skip
-REDIRECTS = {"addons": ""}  # a page that has gone: the one that took its place, here the first
+REDIRECTS = {  # addresses of pages that have moved or gone, each with that of its successor
+    "addons.html": "index.html",
+    "reference/rlstruct_search.html": "reference/rlstruct.search.html",
+    "reference/rlstruct_search.alphazero.html": "reference/rlstruct.search.alphazero.html",
+    "reference/rlstruct_sharing.html": "reference/rlstruct.sharing.html",
+}
 HEADING = re.compile(r"# --- (.*?) -+$")
 # The last cell of a notebook whose tutorial draws pictures. It finds them in all folders below the notebook's own.
 SHOW = """\
@@ -261,9 +266,9 @@ def write_plain_text() -> None:
 def write_redirects() -> None:
     """Write a page at the address of each one that has gone, which leads on to its successor."""
     for old, new in REDIRECTS.items():
-        address = f"../{new}/" if new else "../"
+        address = os.path.relpath(SITE / new, (SITE / old).parent)
         head = f'<meta http-equiv="refresh" content="0; url={address}"><link rel="canonical" href="{address}">'
-        _write(SITE / old / "index.html", f'<!doctype html>{head}<a href="{address}">This page has moved.</a>\n')
+        _write(SITE / old, f'<!doctype html>{head}<a href="{address}">This page has moved.</a>\n')
 
 
 def main() -> int:

@@ -12,7 +12,7 @@ from rlstruct.algos.algorithm import Algorithm
 from rlstruct.algos.dqn import DQNConfig
 from rlstruct.algos.learner import GradientLearner, agent_around, evaluate_actions, mean_terms
 from rlstruct.algos.ppo import PPOConfig
-from rlstruct.algos.prioritised import PrioritisedReplayBuffer
+from rlstruct.algos.prioritised_replay import PrioritisedReplayBuffer
 from rlstruct.algos.reinforce import ReinforceConfig
 from rlstruct.algos.replay_buffer import ReplayBuffer
 from rlstruct.algos.replay_learner import PolyakAverage, ReplayConfig, ReplayLearner

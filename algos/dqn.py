@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from rlstruct import renamed
 from rlstruct.algos.algorithm import Algorithm
 from rlstruct.algos.learner import CreateAgent, agent_around
-from rlstruct.algos.prioritised import PrioritisedReplayBuffer
+from rlstruct.algos.prioritised_replay import PrioritisedReplayBuffer
 from rlstruct.algos.replay_buffer import ReplayBuffer
 from rlstruct.algos.replay_learner import PolyakAverage, ReplayConfig, ReplayLearner
 from rlstruct.algos.training.config import TrainingConfig

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from rlstruct import renamed
 from rlstruct.core import DictTensor, TemporalDictTensor, Trajectories
 from rlstruct.core.layout import as_signed, take_rows
 from rlstruct.device import DeviceLike, resolve_device
@@ -328,3 +329,6 @@ class ReplayBuffer:
                 f"{where}: {T} steps of {B} environments may take {needed} slots, and the capacity is "
                 f"{self.capacity}. Raise the capacity, or lower n_timesteps."
             )
+
+
+__getattr__ = renamed.attributes(__name__)

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from rlstruct import renamed
 from rlstruct.batchers.collector_factory import CollectorFactory, expect_type
 from rlstruct.core import DictTensor
 from rlstruct.device import DeviceLike, resolve_device
@@ -180,3 +181,6 @@ def split(info: DictTensor, n_envs: Sequence[int]) -> list[DictTensor]:
     """Split an agent_info or env_info [B] by collector. If it is empty, all parts are empty."""
     stops = [sum(n_envs[: i + 1]) for i in range(len(n_envs))]
     return [info if info.empty() else info.slice(stop - n, stop).clone() for n, stop in zip(n_envs, stops, strict=True)]
+
+
+__getattr__ = renamed.attributes(__name__)

@@ -33,9 +33,8 @@ from rlstruct.engine.torch_private import version_of
 from rlstruct.engine.validity import unchecked
 from rlstruct.errors import DeviceMismatchError, ShapeMismatchError
 from rlstruct.functional.random import step_keys
-from rlstruct.in_place import steps_into
 from rlstruct.rl_agent import RL_Agent, check_answer
-from rlstruct.vec_env import Capturable, Observed, VecEnv
+from rlstruct.vec_env import Capturable, Observed, VecEnv, steps_into
 
 # Checking whether every episode has ended stalls an accelerator, so check only once in this many steps.
 _STEPS_BETWEEN_CHECKS = 16

@@ -17,12 +17,11 @@ from torch import Tensor
 
 from rlstruct.core import DictTensor, Layout, TemporalDictTensor, expect
 from rlstruct.core.layout import as_signed, take_rows
-from rlstruct.core.named import part_of
+from rlstruct.core.named_tensors import part_of
 from rlstruct.engine.graph import copy_grouped
 from rlstruct.errors import UsageError
 from rlstruct.functional.random import StepKeys
-from rlstruct.in_place import FLAGS, Ended, ObservationBuffer
-from rlstruct.vec_env import Observed
+from rlstruct.vec_env import FLAGS, Ended, ObservationBuffer, Observed
 
 _BITS = {torch.bfloat16: torch.int16, torch.float8_e4m3fn: torch.uint8, torch.float8_e5m2: torch.uint8}
 

@@ -22,7 +22,7 @@ from rlstruct.algos.training.presets import PRESETS
 from rlstruct.cli.agents import algorithm_of, prepare, with_stacks
 from rlstruct.cli.tasks import Task
 from rlstruct.profiling import Report, operation, phase, profile, read
-from rlstruct.profiling.prices import WAIT
+from rlstruct.profiling.overhead import WAIT
 
 if TYPE_CHECKING:
     from _gpu_run import Ladder

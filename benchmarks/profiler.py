@@ -47,7 +47,7 @@ from rlstruct.envs import GymEnv, GymEnvInf
 from rlstruct.profiling.breakdown import break_down
 from rlstruct.profiling.events import load_recordings
 from rlstruct.profiling.operations import VARIABLE, start_if_requested, stop
-from rlstruct.profiling.prices import prices_of
+from rlstruct.profiling.overhead import prices_of
 from rlstruct.profiling.settings import settings
 
 Numbers = NDArray[np.float64]

@@ -2,7 +2,7 @@
 
 Importing rlstruct puts `OldModules` on ``sys.meta_path``, where ``import rlstruct.sims.atari.env`` finds the module
 that stands at ``rlstruct.atari.env`` today. A module with old names has the line
-``__getattr__ = renamed.attributes(__name__)``.
+``__getattr__ = renamed.attributes(__name__)``, a class the decorator `members`, a function `parameters`.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ import importlib
 import sys
 import warnings
 from collections.abc import Callable
-from functools import partial
+from functools import partial, wraps
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 SINCE = "0.4"
 
@@ -51,16 +51,22 @@ MODULES = {
     "rlstruct.algos.gpu_sums": "rlstruct.algos.distributed.gpu_all_reduce",
     "rlstruct.algos.others": "rlstruct.algos.distributed.peers",
     "rlstruct.algos.result": "rlstruct.algos.training.evaluation",
+    "rlstruct.algos.prioritised": "rlstruct.algos.prioritised_replay",
     "rlstruct.batchers.checks": "rlstruct.batchers.validation",
     "rlstruct.batchers.recipe": "rlstruct.batchers.collector_factory",
     "rlstruct.batchers.slab": "rlstruct.batchers.rollout_buffer",
     "rlstruct.batchers.workers.channel": "rlstruct.batchers.workers.transport",
     "rlstruct.sims.registry": "rlstruct.sims",
+    "rlstruct.core.named": "rlstruct.core.named_tensors",
+    "rlstruct.in_place": "rlstruct.vec_env",
+    "rlstruct.profiling.prices": "rlstruct.profiling.overhead",
+    "rlstruct.profiling.sentence": "rlstruct.profiling.summary",
     "rlstruct.cli.presets": "rlstruct.cli.initial_settings",
     "rlstruct.cli.complaint": "rlstruct.cli.messages",
     "rlstruct.cli.record": "rlstruct.cli.stored_run",
     "rlstruct.sharing.keeper": "rlstruct.sharing.supervisor",
     "rlstruct.sims.atari.judge": "rlstruct.atari.scoring",
+    "rlstruct.sims.atari.objects": "rlstruct.atari.tia_objects",
     "rlstruct.sims.atari.opening": "rlstruct.atari.ale_game",
     "rlstruct.sims.atari.quick": "rlstruct.atari.picture",
     "rlstruct.algos.arena": "rlstruct.search.arena",
@@ -85,12 +91,22 @@ NAMES = {
         "judge_actions": "rlstruct.algos.learner:evaluate_actions",
         "replay_with_next_values": "rlstruct.replay:replay_with_next_values",
     },
+    "rlstruct.algos.replay_buffer": {"least_capacity": "rlstruct.algos.replay_buffer:min_capacity"},
     "rlstruct.algos.replay_learner": {"Follower": "rlstruct.algos.replay_learner:PolyakAverage"},
     "rlstruct.algos.distributed.process_group": {"learners": "rlstruct.algos.distributed.process_group:learner_group"},
     "rlstruct.algos.training": {
+        "CreateModel": "rlstruct.algos.training.loop:CreateModel",
+        "Fetched": "rlstruct.algos.training.loop:Fetched",
         "TrainingLoop": "rlstruct.algos.training.loop:TrainingLoop",
         "run_training": "rlstruct.algos:run_training",
     },
+    "rlstruct.algos.training.build": {"PlacedEnv": "rlstruct.algos.training.build:DeviceEnvFactory"},
+    "rlstruct.batchers.arguments": {
+        "named": "rlstruct.batchers.arguments:as_arguments",
+        "refuse_call": "rlstruct.batchers.arguments:check_call_order",
+        "whole": "rlstruct.batchers.arguments:as_integer",
+    },
+    "rlstruct.cli.agents": {"named": "rlstruct.cli.agents:display_name"},
     "rlstruct.device": {"free_memory": "rlstruct.search.tree_search:free_memory"},
     "rlstruct.batchers": {
         "Tuning": "rlstruct.sharing:Tuning",
@@ -98,6 +114,14 @@ NAMES = {
     },
     "rlstruct.core": {"Specs": "rlstruct.core:Layout"},
     "rlstruct.core.layout": {"Specs": "rlstruct.core.layout:Layout"},
+    "rlstruct.core.pytree": {"Structure": "rlstruct.core.pytree:TreeSpec"},
+    "rlstruct.engine.executors": {"Answer": "rlstruct.engine.executors:AgentOutput"},
+    "rlstruct.engine.purity": {
+        "WeightsWatch": "rlstruct.engine.purity:WeightsMonitor",
+        "why_unlike": "rlstruct.engine.purity:mismatch_reason",
+    },
+    "rlstruct.engine.torch_private": {"Watching": "rlstruct.engine.torch_private:OperatorObserver"},
+    "rlstruct.policies.blueprint": {"describe_network": "rlstruct.policies.blueprint:describe"},
     "rlstruct.engine.graph": {"RecordingError": "rlstruct.engine.graph:CaptureError"},
     "rlstruct.search": {"Search": "rlstruct.search:TreeSearch"},
     "rlstruct.search.alphazero": {"Learner": "rlstruct.search.alphazero:AlphaZeroLearner"},
@@ -112,7 +136,12 @@ NAMES = {
 """Names of each module, old name to ``module:new name``, or to a module."""
 
 MEMBERS = {
-    "rlstruct.algos.distributed.process_group.LearnerGroup": {"from_first": "broadcast"},
+    "rlstruct.algos.distributed.launch.LearnerProcesses": {"refuse_dead": "raise_if_ended"},
+    "rlstruct.algos.distributed.peers.Peers": {"refuse_lost": "raise_if_lost"},
+    "rlstruct.algos.distributed.process_group.LearnerGroup": {
+        "from_first": "broadcast",
+        "refuse_lost": "raise_if_lost",
+    },
     "rlstruct.algos.learner.GradientLearner": {"learners": "group"},
     "rlstruct.algos.replay_learner.PolyakAverage": {"follow": "update"},
     "rlstruct.batchers.reports.BatcherStats": {"hand_over": "assembly"},
@@ -126,7 +155,15 @@ MEMBERS = {
 }
 """Attributes and methods of each class, old name to new name; the class has the decorator `members`."""
 
+PARAMETERS = {
+    "rlstruct.algos.training.config.load_config": {"kind": "cls"},
+    "rlstruct.algos.training.loop.run_training": {"kind": "learner_class"},
+}
+"""Keyword arguments of each function, old name to new name; the function has the decorator `parameters`."""
+
 C = TypeVar("C", bound=type)
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 def module_of(name: str) -> str | None:
@@ -169,6 +206,20 @@ def members(cls: C) -> C:
 def _member(cls: str, old: str, new: str, instance: object) -> Any:  # noqa: ANN401 - any attribute
     _warn(f"{cls}.{old}", f"{cls}.{new}")
     return getattr(instance, new)
+
+
+def parameters(function: Callable[P, R]) -> Callable[P, R]:
+    """Let a function take keyword arguments by their old names; a decorator."""
+    names = PARAMETERS[f"{function.__module__}.{function.__qualname__}"]
+
+    @wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        for old in names.keys() & kwargs.keys():
+            _warn(f"{function.__name__}({old}=…)", f"{function.__name__}({names[old]}=…)")
+            kwargs[names[old]] = kwargs.pop(old)
+        return function(*args, **kwargs)
+
+    return call
 
 
 class OldModules:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import json
 import pathlib
 import subprocess
@@ -21,6 +22,7 @@ DEEP = {  # one module inside each package that has moved, and packages themselv
 NAMES = [(place, name, now) for place, names in renamed.NAMES.items() for name, now in names.items()]
 
 MEMBERS = [(place, old, new) for place, names in renamed.MEMBERS.items() for old, new in names.items()]
+PARAMETERS = [(place, old, new) for place, names in renamed.PARAMETERS.items() for old, new in names.items()]
 
 
 @pytest.fixture
@@ -70,6 +72,23 @@ def test_an_old_attribute_is_the_new_one(place: str, old: str, new: str) -> None
         assert vars(cls)[old].fget(stand_in) == 7
     assert [warning.filename for warning in caught] == [__file__]
     assert hasattr(cls, new) or new in cls.__annotations__ or new == "group"
+
+
+@pytest.mark.parametrize(("place", "old", "new"), PARAMETERS)
+def test_an_old_keyword_argument_arrives_as_the_new_one(place: str, old: str, new: str) -> None:
+    module, _, name = place.rpartition(".")
+    function = getattr(importlib.import_module(module), name)
+    assert new in inspect.signature(function).parameters
+
+    def stand_in(**arguments: object) -> dict[str, object]:
+        return arguments
+
+    stand_in.__module__, stand_in.__qualname__, stand_in.__name__ = module, name, name
+    with pytest.warns(DeprecationWarning, match=rf"{name}\({old}=…\) is {name}\({new}=…\) since") as caught:
+        assert renamed.parameters(stand_in)(**{old: 7, "other": 8}) == {new: 7, "other": 8}
+    assert [warning.filename for warning in caught] == [__file__]
+    with pytest.warns(DeprecationWarning, match=name), pytest.raises(TypeError):
+        function(**{old: 7})  # the others are missing
 
 
 def test_a_name_that_never_was_is_missing_as_in_any_module() -> None:

@@ -23,6 +23,7 @@ import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
+from rlstruct import renamed
 from rlstruct.algos.distributed.peers import name
 from rlstruct.algos.distributed.process_group import DistributedLearnerGroup, LearnerGroup, use_group
 from rlstruct.algos.training.config import TrainingConfig
@@ -203,6 +204,7 @@ def gather_facts(
     return by_rank
 
 
+@renamed.members
 class LearnerProcesses:
     """Processes of the learners with ranks 1, 2, …, started by rank 0."""
 

@@ -16,6 +16,7 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
+from rlstruct import renamed
 from rlstruct.errors import LearnerError
 
 ANSWER_SECONDS = 1800.0
@@ -32,6 +33,7 @@ _STATES = {"T": "was stopped by a signal", "t": "is held by a debugger", "Z": "h
 _logger = logging.getLogger(__name__)
 
 
+@renamed.members
 class Peers:
     """The other learners, as seen by one of them through the store and this machine's process table.
 

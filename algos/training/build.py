@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from rlstruct import renamed
 from rlstruct.algos.distributed.process_group import learner_group
 from rlstruct.algos.seeds import Seeds, first_seed, training_seeds
 from rlstruct.algos.training.config import TrainingConfig
@@ -150,3 +151,6 @@ def create_batchers(
         seed=first_seed(seeds["evaluation"], config.evaluation_episodes, resumptions),
     )
     return collecting, evaluating
+
+
+__getattr__ = renamed.attributes(__name__)

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from rlstruct import renamed
 from rlstruct.batchers.workers.placement import Mode
 from rlstruct.errors import BadValueError, MissingFileError
 from rlstruct.options import Options, declared, option
@@ -127,6 +128,7 @@ class TrainingConfig(Options):
         return self.sharing != "none" and self.n_learners > 1 and self.learner_device.startswith("cuda")
 
 
+@renamed.parameters
 def load_config(path: str | Path, cls: type[AnyConfig]) -> AnyConfig:
     """Read the settings of a run, to train with them again.
 

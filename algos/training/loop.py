@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rlstruct import renamed
 from rlstruct.algos.distributed.launch import launch_learners
 from rlstruct.algos.learner import CreateAgent, GradientLearner
 from rlstruct.algos.seeds import Seeds, training_seeds
@@ -40,6 +41,7 @@ Fetched = tuple[Trajectories, int, int]
 
 
 @phase("training")
+@renamed.parameters
 def run_training(
     learner_class: type[GradientLearner],
     config: TrainingConfig,

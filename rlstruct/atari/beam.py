@@ -5,9 +5,9 @@ Most writes to the TIA repeat the current value, so the beam need not catch up f
 
 import warp as wp
 
-from rlstruct.atari.objects import NO_PIXELS, around, ball, missile, player, playfield
 from rlstruct.atari.state import MOST_INSTRUCTIONS, Outer, Registers, Shared, Two, pixels, set_pixels
 from rlstruct.atari.tia import BLANK, LINE, is_late, write_delay
+from rlstruct.atari.tia_objects import NO_PIXELS, around, ball, missile, player, playfield
 
 WORDS = 40  # of four pixels in a line
 FULL = wp.uint32(0xFFFFFFFF)

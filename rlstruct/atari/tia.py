@@ -6,8 +6,8 @@ delay until a write becomes visible, and HMOVE in the middle of a line.
 
 import warp as wp
 
-from rlstruct.atari.objects import around, has_copy, player_width
 from rlstruct.atari.state import Five, Outer, Registers, Two
+from rlstruct.atari.tia_objects import around, has_copy, player_width
 
 NEVER = 0x7FFFFFFF
 MOST_LINES, MOST_LINES_PAL = 290, 342  # after so many lines without VSYNC, any write ends the frame

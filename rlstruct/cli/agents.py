@@ -16,7 +16,7 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
-from rlstruct import agents
+from rlstruct import agents, renamed
 from rlstruct.algos import ALGORITHMS, Algorithm
 from rlstruct.algos.training.config import TrainingConfig
 from rlstruct.cli.messages import UserError, nearest
@@ -223,3 +223,6 @@ _BUNDLED: dict[str, dict[str, tuple[Callable[..., nn.Module], Callable[..., RL_A
         "recurrent": (agents.RecurrentActorCritic, agents.RecurrentAgent, "recurrent policy"),
     },
 }
+
+
+__getattr__ = renamed.attributes(__name__)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rlstruct.core.layout import Layout, as_dict, check_indices, expect, validate
-from rlstruct.core.named import NamedTensors, join
+from rlstruct.core.named_tensors import NamedTensors, join
 from rlstruct.errors import BadIndexError, BadTypeError, BadValueError, ShapeMismatchError
 
 if TYPE_CHECKING:

@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from rlstruct import renamed
 from rlstruct.core.dict_tensor import DictTensor, TemporalDictTensor
 from rlstruct.core.trajectories import Trajectories
 
@@ -122,3 +123,6 @@ def named_tensors(tree: Any) -> dict[tuple[object, ...], Tensor]:  # noqa: ANN40
 
 def _name_of(entry: Any) -> object:  # noqa: ANN401 - an entry of one of torch's paths
     return next((getattr(entry, name) for name in ("key", "name", "idx") if hasattr(entry, name)), entry)
+
+
+__getattr__ = renamed.attributes(__name__)

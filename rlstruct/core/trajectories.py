@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rlstruct.core.dict_tensor import DictTensor, TemporalDictTensor
 from rlstruct.core.layout import expect
-from rlstruct.core.named import Batched
+from rlstruct.core.named_tensors import Batched
 from rlstruct.device import DeviceLike
 from rlstruct.errors import BadTypeError, BadValueError
 

@@ -8,13 +8,14 @@ from typing import Any, Final
 
 import torch
 
+from rlstruct import renamed
 from rlstruct.core import DictTensor, TemporalDictTensor
 from rlstruct.core.pytree import TreeSpec
 from rlstruct.engine import torch_private
 from rlstruct.engine.compiled import Compiled
 from rlstruct.engine.graph import Graph, capture_on
 from rlstruct.engine.precision import EXACT
-from rlstruct.engine.purity import mismatch_reason, weights_of
+from rlstruct.engine.purity import check_repeatable, weights_of
 from rlstruct.engine.runner import Make, Runner
 from rlstruct.rl_agent import RL_Agent, check_answer
 
@@ -77,6 +78,9 @@ def inference_mode_agrees(agent: RL_Agent, *args: Any) -> bool:  # noqa: ANN401 
     """Return True if an agent acts the same in torch's inference mode, which computes no gradients. CPU only.
 
     The agent's tensors and torch's generator are restored.
+
+    Raises:
+        PurityError: it acts differently when it is asked again.
     """
     weights = weights_of(agent)
     before = {name: value.clone() for name, value in weights.items()}
@@ -96,9 +100,14 @@ def inference_mode_agrees(agent: RL_Agent, *args: Any) -> bool:  # noqa: ANN401 
         for name, value in weights.items():
             if not torch.equal(value, before[name]):
                 value.copy_(before[name])
-    mismatch_reason(expected, actual, lambda: act(mode=False), EXACT, torch.device("cpu"))
     structure = TreeSpec(expected)
-    if structure != TreeSpec(actual):
-        return False
-    pairs = zip(structure.flatten(expected), structure.flatten(actual), strict=True)
-    return all(one.dtype == other.dtype and torch.equal(one, other) for one, other in pairs)  # sync: once
+    agrees = structure == TreeSpec(actual) and all(
+        one.dtype == other.dtype and torch.equal(one, other)  # sync: once
+        for one, other in zip(structure.flatten(expected), structure.flatten(actual), strict=True)
+    )
+    if not agrees:
+        check_repeatable(expected, lambda: act(mode=False), EXACT, torch.device("cpu"))
+    return agrees
+
+
+__getattr__ = renamed.attributes(__name__)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rlstruct import renamed
 from rlstruct.core.pytree import named_tensors
 from rlstruct.engine.precision import EXACT, count_different, difference, flip_fraction
 from rlstruct.engine.streams import AsyncRead
@@ -106,18 +107,23 @@ def check_equal(expected: Any, actual: Any, eps: float = EXACT) -> None:  # noqa
         raise PurityError(f"{odd}. {FIX}")
 
 
+def check_repeatable(expected: Any, again: Callable[[], Any], eps: float, device: torch.device) -> None:  # noqa: ANN401
+    """Raise PurityError unless ``again()``, which runs a step once more, returns the same, up to rounding."""
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        if odd := difference(named_tensors(expected), named_tensors(again()), eps):
+            raise PurityError(f"{odd}. {FIX}")
+
+
 def mismatch_reason(expected: Any, actual: Any, again: Callable[[], Any], eps: float, device: torch.device) -> str:  # noqa: ANN401
     """Compare a step's results with those of its compiled code; return why the code cannot be used, or "".
 
     ``again`` runs the step once more, which distinguishes a broken promise from a wrong compilation.
     """
-    wanted = named_tensors(expected)
-    odd = difference(wanted, named_tensors(actual), eps)
-    if odd:
-        with torch.random.fork_rng([device] if device.type == "cuda" else []):
-            if difference(wanted, named_tensors(again()), eps):
-                raise PurityError(f"{odd}. {FIX}")
-    return odd and f"{odd}, more than rounding explains; run again, the step itself returns the same"
+    odd = difference(named_tensors(expected), named_tensors(actual), eps)
+    if not odd:
+        return ""
+    check_repeatable(expected, again, eps, device)
+    return f"{odd}, more than rounding explains; run again, the step itself returns the same"
 
 
 class PurityProbe:
@@ -170,3 +176,6 @@ def _parts(value: object, path: str = "") -> Iterator[_Part]:
         inner = dict(enumerate(value))
     for key, part in inner.items():
         yield from _parts(part, f"{path}.{key}".strip("."))
+
+
+__getattr__ = renamed.attributes(__name__)

@@ -20,6 +20,7 @@ from typing import Any, Final
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from rlstruct import renamed
 from rlstruct.errors import UsageError
 
 __all__ = ["TESTED", "OperatorObserver", "TorchDispatchMode", "check", "is_composite", "missing", "schema_of"]
@@ -225,3 +226,6 @@ def source_of(module: str) -> str:
     """Read the source of a torch module; "" if there is none."""
     file = pathlib.Path(torch.__path__[0]).joinpath(*module.split(".")[1:]).with_suffix(".py")
     return file.read_text(encoding="utf-8") if file.exists() else ""
+
+
+__getattr__ = renamed.attributes(__name__)

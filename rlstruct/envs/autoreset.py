@@ -14,8 +14,8 @@ from gymnasium.wrappers.vector import NormalizeObservation, NormalizeReward, Rec
 from rlstruct.envs.codec import Arrays, SpaceCodec
 from rlstruct.envs.rows import RESET_RETURNS, STEP_RETURNS, Mask, Options, old_api, write_rewards
 from rlstruct.errors import BadValueError, ShapeMismatchError
-from rlstruct.in_place import ObservationBuffer
 from rlstruct.spaces import Element
+from rlstruct.vec_env import ObservationBuffer
 
 Vector = VectorEnv[Any, Any, Any]
 

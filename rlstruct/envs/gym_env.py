@@ -24,11 +24,10 @@ from rlstruct.envs.rows import (
     write_rewards,
 )
 from rlstruct.errors import BadTypeError, BadValueError, ShapeMismatchError, tag_environment
-from rlstruct.in_place import Ended, ObservationBuffer
 from rlstruct.options import check_seed
 from rlstruct.profiling import operation
 from rlstruct.spaces import Element, advice_on
-from rlstruct.vec_env import Observed
+from rlstruct.vec_env import Ended, ObservationBuffer, Observed
 
 _logger = logging.getLogger(__name__)
 _NOTHING = object()  # result of an environment that raised
@@ -96,7 +95,7 @@ class GymEnv(RowsEnv):
     def step_into(
         self, action: DictTensor, before: ObservationBuffer, out: ObservationBuffer, final: ObservationBuffer | None
     ) -> Ended | None:
-        """Take one step in every environment that runs; see `VecEnv.step` and `rlstruct.in_place.StepsInto`.
+        """Take one step in every environment that runs; see `VecEnv.step` and `rlstruct.vec_env.StepsInto`.
 
         Raises:
             ShapeMismatchError: as in `RowsEnv.step_into`, or an environment returned an invalid reward, end or frame.

@@ -14,10 +14,9 @@ from rlstruct.envs.autoreset import autoreset_mode as find_mode
 from rlstruct.envs.autoreset import make_restarter
 from rlstruct.envs.rows import RowsEnv, copy_idle_rows, options_of, restart
 from rlstruct.errors import BadTypeError, BadValueError, tag_environment
-from rlstruct.in_place import Ended, ObservationBuffer
 from rlstruct.options import check_seed
 from rlstruct.profiling import operation
-from rlstruct.vec_env import Observed
+from rlstruct.vec_env import Ended, ObservationBuffer, Observed
 
 
 class GymVectorEnv(RowsEnv):

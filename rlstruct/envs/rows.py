@@ -13,9 +13,8 @@ from rlstruct.core import DictTensor, expect
 from rlstruct.engine.validity import StepChecks
 from rlstruct.envs.codec import Arrays, SpaceCodec
 from rlstruct.errors import BadTypeError, ShapeMismatchError, UsageError, tag_environment
-from rlstruct.in_place import FLAGS, Ended, ObservationBuffer
 from rlstruct.spaces import Space
-from rlstruct.vec_env import IdleGuard, StepResult, VecEnv, check_action, expect_on_cpu
+from rlstruct.vec_env import FLAGS, Ended, IdleGuard, ObservationBuffer, StepResult, VecEnv, check_action, expect_on_cpu
 
 Array = np.ndarray[Any, Any]
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
@@ -117,7 +116,7 @@ class RowsEnv(VecEnv):
     def step_into(
         self, action: DictTensor, before: ObservationBuffer, out: ObservationBuffer, final: ObservationBuffer | None
     ) -> Ended | None:
-        """Take one step and write the observations into buffers; see `rlstruct.in_place.StepsInto`.
+        """Take one step and write the observations into buffers; see `rlstruct.vec_env.StepsInto`.
 
         Raises:
             TypeError: the action is not a DictTensor.

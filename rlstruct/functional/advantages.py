@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from rlstruct.errors import BadValueError
-from rlstruct.functional._checks import fractions, same_shape
+from rlstruct.functional.checks import fractions, same_shape
 from rlstruct.functional.returns import episode_ends
 from rlstruct.functional.scan import backward_recurrence
 

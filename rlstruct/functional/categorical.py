@@ -7,7 +7,7 @@ from torch import Tensor
 
 from rlstruct.errors import BadValueError
 from rlstruct.functional import random
-from rlstruct.functional._checks import axes
+from rlstruct.functional.checks import axes
 
 
 def sample(logits: Tensor, key: Tensor) -> Tensor:

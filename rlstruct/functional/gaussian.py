@@ -10,7 +10,7 @@ import math
 from torch import Tensor
 
 from rlstruct.functional import random
-from rlstruct.functional._checks import axes
+from rlstruct.functional.checks import axes
 
 _HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
 

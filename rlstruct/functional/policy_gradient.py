@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from rlstruct.functional._checks import learnable, same_shape
+from rlstruct.functional.checks import learnable, same_shape
 from rlstruct.functional.statistics import masked_mean, masked_means
 
 

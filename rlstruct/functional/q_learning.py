@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import huber_loss
 
-from rlstruct.functional._checks import axes, same_shape
+from rlstruct.functional.checks import axes, same_shape
 
 
 def n_step_reward(reward: Tensor, real: Tensor, discount: float) -> tuple[Tensor, Tensor]:

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from rlstruct.errors import BadValueError, ShapeMismatchError
-from rlstruct.functional._checks import axes
+from rlstruct.functional.checks import axes
 
 #: Default stream of each distribution. Callers choose streams below 2^28, which never overlap these. `categorical`,
 #: which most agents call in every step, needs no stream: it uses the key's lower bits, number 0 the upper ones.

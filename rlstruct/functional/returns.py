@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rlstruct.functional._checks import axes, fractions, same_shape
+from rlstruct.functional.checks import axes, fractions, same_shape
 from rlstruct.functional.scan import backward_recurrence
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from rlstruct.functional._checks import axes
+from rlstruct.functional.checks import axes
 
 
 def backward_recurrence(addend: Tensor, factor: Tensor) -> Tensor:

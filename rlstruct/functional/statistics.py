@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from rlstruct.functional._checks import same_shape
 from rlstruct.functional.all_reduce import sum_over_learners
+from rlstruct.functional.checks import same_shape
 
 
 def masked_mean(values: Tensor, mask: Tensor) -> Tensor:

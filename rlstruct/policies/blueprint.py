@@ -175,3 +175,6 @@ def _found(place: str, *, called: bool) -> Any:  # noqa: ANN401 - a class, or a 
         f"rlstruct.load: the checkpoint names {place}, expected a network or an agent of rlstruct or torch.nn: it may "
         "be made to do harm. If you trust it, pass create_model and create_agent."
     )
+
+
+__getattr__ = renamed.attributes(__name__)

@@ -17,7 +17,7 @@ from rlstruct.core import TensorSpec, Trajectories
 from rlstruct.device import DeviceLike
 from rlstruct.errors import BadTypeError, BadValueError, MissingFileError
 from rlstruct.policies.blueprint import build, describe
-from rlstruct.policies.likeness import differences, same_bits
+from rlstruct.policies.comparison import differences, same_bits
 from rlstruct.policies.policy import Policy
 from rlstruct.rl_agent import RL_Agent, RL_Agent_CheckDevice
 

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlstruct.profiling.events import N_KINDS, PLAIN, SWITCHING, WATCHED, Key, Recording
+from rlstruct.profiling.overhead import Prices, delays_of, payments_of, prices_of
 from rlstruct.profiling.overlap import Floats, Integers, Segments, Times, lookup, sweep
-from rlstruct.profiling.prices import Prices, delays_of, payments_of, prices_of
 
 REGIONS = ("python", "backend", "simulator", "cuda")
 """Activities of the CPU: Python, torch's operators, a simulator with its operators and kernels, calls of CUDA's API."""

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 
 from rlstruct.profiling.breakdown import N_REGIONS, REGIONS, Process
+from rlstruct.profiling.overhead import WAIT
 from rlstruct.profiling.overlap import Floats
-from rlstruct.profiling.prices import WAIT
-from rlstruct.profiling.sentence import WORDS, main_process
+from rlstruct.profiling.summary import WORDS, main_process
 
 _COLORS = ("#4c72b0", "#dd8452", "#55a868", "#8172b3")
 _WAITING = "#c8c8c8"

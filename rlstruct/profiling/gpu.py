@@ -10,6 +10,7 @@ import numpy as np
 
 from rlstruct.profiling.events import Recording, Table
 from rlstruct.profiling.nvml import MISSING, read_samples, utilisation
+from rlstruct.profiling.overhead import WAIT
 from rlstruct.profiling.overlap import (
     Floats,
     Intervals,
@@ -21,7 +22,6 @@ from rlstruct.profiling.overlap import (
     union,
     union_length,
 )
-from rlstruct.profiling.prices import WAIT
 
 DATA = {WAIT, "assembly", "copy", "replay buffer"}
 """Operations that move data: a GPU that is idle during one waits for data."""

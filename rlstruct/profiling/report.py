@@ -17,7 +17,7 @@ from rlstruct.profiling.events import load_recordings
 from rlstruct.profiling.gpu import GpuUse, SharedUse, shared_use, use_of_gpus
 from rlstruct.profiling.nvml import read_samples
 from rlstruct.profiling.perfetto import write_trace
-from rlstruct.profiling.sentence import main_process, sentence_of
+from rlstruct.profiling.summary import main_process, sentence_of
 
 Key = tuple[str, str, tuple[str, ...]]  # kind of process, phase and path of an operation
 _WIDTH = 80  # of a terminal

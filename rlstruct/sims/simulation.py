@@ -22,7 +22,7 @@ from torch import Tensor
 
 from rlstruct.core import DictTensor, Layout, TensorSpec, expect
 from rlstruct.core.layout import take_rows
-from rlstruct.core.named import part_of
+from rlstruct.core.named_tensors import part_of
 from rlstruct.engine.torch_private import version_of
 from rlstruct.errors import UsageError
 from rlstruct.functional.masks import rows_of, zero_rows

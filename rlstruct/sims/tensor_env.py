@@ -26,7 +26,7 @@ from torch import Tensor
 from rlstruct import renamed
 from rlstruct.core import DictTensor, Layout, expect
 from rlstruct.core.layout import check_indices, take_rows
-from rlstruct.core.named import part_of
+from rlstruct.core.named_tensors import part_of
 from rlstruct.device import DeviceLike, resolve_device
 from rlstruct.engine.compiled import Compiled
 from rlstruct.engine.validity import StepChecks

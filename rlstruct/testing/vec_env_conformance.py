@@ -14,7 +14,6 @@ from rlstruct.core import DictTensor, Layout
 from rlstruct.device import resolve_device
 from rlstruct.engine.validity import unchecked
 from rlstruct.functional.masks import masked_dicttensor
-from rlstruct.in_place import ObservationBuffer, steps_into
 from rlstruct.spaces import leaves, sample
 from rlstruct.testing.conformance import (
     check_bounds,
@@ -28,7 +27,7 @@ from rlstruct.testing.conformance import (
     on_cpu,
     short,
 )
-from rlstruct.vec_env import EnvWrapper, Observed, StepResult, VecEnv
+from rlstruct.vec_env import EnvWrapper, ObservationBuffer, Observed, StepResult, VecEnv, steps_into
 
 _COLUMNS = {
     "reward": torch.float32,
@@ -79,7 +78,7 @@ def check_vec_env(
     The checks: B, devices, keys, dtypes, shapes and the bounds of the observation space; values after a reset; masks;
     reached and current; restarts, in the step that ends an episode or in the next one (`VecEnv.restarts_take_steps`);
     idle rows; returned tensors never change, and actions are not written to; ``env_info`` may be missing or empty;
-    equal seeds give equal results, even with ``step_into`` (see `rlstruct.in_place.StepsInto`) if the environment has
+    equal seeds give equal results, even with ``step_into`` (see `rlstruct.vec_env.StepsInto`) if the environment has
     it; `close` may be called twice.
 
     Args:

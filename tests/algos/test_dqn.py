@@ -14,7 +14,7 @@ from rlstruct import DictTensor
 from rlstruct.agents import QAgent, QNetwork
 from rlstruct.algos import dqn
 from rlstruct.algos.dqn import DQNConfig, DQNLearner, train
-from rlstruct.algos.prioritised import PrioritisedReplayBuffer
+from rlstruct.algos.prioritised_replay import PrioritisedReplayBuffer
 from rlstruct.algos.training.evaluation import TrainingResult
 from rlstruct.algos.training.run_folder import RunFolder
 from rlstruct.batchers import RL_Batcher

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rlstruct import DeviceMismatchError, DictTensor, ShapeMismatchError, TemporalDictTensor, Trajectories
-from rlstruct.algos.prioritised import PrioritisedReplayBuffer, running_maximum
+from rlstruct.algos.prioritised_replay import PrioritisedReplayBuffer, running_maximum
 from rlstruct.algos.replay_buffer import ReplayBuffer
 from rlstruct.batchers import RL_Batcher
 from rlstruct.envs import GymEnvInf

@@ -19,8 +19,7 @@ from rlstruct.batchers import RL_Batcher
 from rlstruct.core import DictTensor
 from rlstruct.envs import GymEnv, GymEnvInf, GymVectorEnv
 from rlstruct.errors import DeviceMismatchError, ShapeMismatchError, UsageError
-from rlstruct.in_place import ObservationBuffer, steps_into
-from rlstruct.vec_env import EnvWrapper
+from rlstruct.vec_env import EnvWrapper, ObservationBuffer, steps_into
 
 
 def vector(envs: list[Counting], seed: int) -> GymVectorEnv:

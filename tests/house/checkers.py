@@ -32,7 +32,6 @@ LAYERS = {
     "rlstruct.spaces": 1,
     "rlstruct.functional": 1,
     "rlstruct.vec_env": 2,
-    "rlstruct.in_place": 2,
     "rlstruct.indexed_actions": 2,
     "rlstruct.rl_agent": 2,
     "rlstruct.replay": 2,
@@ -60,7 +59,6 @@ SAME_LAYER = {
     ("rlstruct.functional", "rlstruct.core"),  # masked_dicttensor builds a DictTensor
     ("rlstruct.replay", "rlstruct.rl_agent"),  # replays one
     ("rlstruct.policies", "rlstruct.rl_agent"),  # acts with one
-    ("rlstruct.in_place", "rlstruct.vec_env"),  # one that writes in place
     ("rlstruct.indexed_actions", "rlstruct.vec_env"),  # wraps one
     ("rlstruct.indexed_actions", "rlstruct.rl_agent"),  # for which it is wrapped
 }

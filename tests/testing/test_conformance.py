@@ -22,11 +22,10 @@ from rlstruct.core import DictTensor
 from rlstruct.envs import GymEnv, GymEnvInf
 from rlstruct.errors import DeviceMismatchError, ShapeMismatchError
 from rlstruct.functional.masks import masked_dicttensor
-from rlstruct.in_place import ObservationBuffer
 from rlstruct.rl_agent import RL_Agent
 from rlstruct.testing import ConformanceError, HostSyncError, check_agent, check_vec_env
 from rlstruct.testing.conformance import fail
-from rlstruct.vec_env import StepResult
+from rlstruct.vec_env import ObservationBuffer, StepResult
 
 EMPTY = DictTensor()
 B = 3

@@ -14,7 +14,7 @@ import warp as wp
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from rlstruct.core.named import part_of
+from rlstruct.core.named_tensors import part_of
 from rlstruct.engine.fused import FusedRollout, Layers, Perceptron
 from rlstruct.errors import BadValueError, ShapeMismatchError
 from rlstruct.sims.kernels import GameKernel, quietly, start

@@ -23,7 +23,7 @@ from rlstruct.algos.training.shipped_callbacks import BestCheckpoint
 from rlstruct.cli.commands.export import run as export_run
 from rlstruct.cli.messages import UserError
 from rlstruct.cli.stored_run import load_trained
-from rlstruct.policies.likeness import differences
+from rlstruct.policies.comparison import differences
 from rlstruct.policies.loading import describe_network, description, missing_factories
 
 

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 
 from rlstruct.profiling.breakdown import SIMULATOR, Process, Row
 from rlstruct.profiling.gpu import GpuUse
+from rlstruct.profiling.overhead import WAIT
 from rlstruct.profiling.overlap import Floats
-from rlstruct.profiling.prices import WAIT
 
 WORDS = ("Python", "torch's operators", "the simulator", "calls of CUDA")
 """Names of `rlstruct.profiling.breakdown.REGIONS` in a sentence."""
