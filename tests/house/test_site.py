@@ -108,6 +108,17 @@ def test_every_page_is_in_the_navigation() -> None:
     assert pages - listed == set()
 
 
+def test_an_address_that_has_gone_leads_to_a_page(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(build_docs, "SITE", tmp_path)
+    build_docs.write_redirects()
+    pages = re.findall(r"\b([\w./]+)\.md$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+    for old in build_docs.REDIRECTS:
+        (link,) = Page((tmp_path / old).read_text()).links[1:]  # after that of the canonical address
+        successor = ((tmp_path / old).parent / link).resolve().relative_to(tmp_path.resolve())
+        assert str(successor.with_suffix("")) in pages
+        assert old.removesuffix(".html") not in pages
+
+
 @pytest.mark.parametrize("package", build_docs.PACKAGES)
 def test_public_names_are_explained(package: str) -> None:
     silent = []
