@@ -263,8 +263,8 @@ class ReplayBuffer:
         age_before = torch.where(broken, 0, state["age"]).unsqueeze(1)
         age = times - torch.where(initial, times, -age_before).cummax(dim=1).values
         # A row that starts mid-episode has no full stacks at first.
-        whole = (state["whole"] & ~broken).unsqueeze(1) | (initial.cumsum(1) > 0)
-        ready = real & (whole | (age >= self.n_stack - 1))
+        full_stacks = (state["whole"] & ~broken).unsqueeze(1) | (initial.cumsum(1) > 0)
+        ready = real & (full_stacks | (age >= self.n_stack - 1))
         taken = real.to(torch.int64) + done  # a final observation takes an extra slot
         place = head.unsqueeze(1) + taken.cumsum(1) - taken
 
@@ -275,7 +275,7 @@ class ReplayBuffer:
         state["next_step"] = step + T
         state["ended"] = torch.where(some, done.gather(1, last).squeeze(1), state["ended"] | broken)
         state["age"] = torch.where(some, age.gather(1, last).squeeze(1) + 1, age_before.squeeze(1))
-        state["whole"] = torch.where(some, whole.gather(1, last).squeeze(1), state["whole"] & ~broken)
+        state["whole"] = torch.where(some, full_stacks.gather(1, last).squeeze(1), state["whole"] & ~broken)
         return place, age, ready
 
     def _find_range(self) -> None:

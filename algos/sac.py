@@ -71,8 +71,8 @@ def losses(
         of the actions taken, ``temperature``, and ``entropy`` in the units of ``target_entropy``.  [] each
     """
     networks: Any = model  # nn.Module does not declare its parts
-    seen, action = batch.truncate_key("observation/"), batch["action/action"]
-    frame = frame_of(seen)
+    observation, action = batch.truncate_key("observation/"), batch["action/action"]
+    frame = frame_of(observation)
     temperature: Tensor = networks.log_temperature.exp()
     with torch.no_grad():
         reached = batch.truncate_key("_observation/")
@@ -82,7 +82,7 @@ def losses(
         target = td_target(batch["reward"] * config.reward_scale, batch["discount"], batch["terminated"], next_value)
     values: Tensor = networks.critics(frame, action)  # [N, K]
     critic_loss = 0.5 * (values - target).square().mean(-1).sum()
-    output, _ = agent(DictTensor(), seen, DictTensor())
+    output, _ = agent(DictTensor(), observation, DictTensor())
     log_probability = output["log_probability"]
     q = networks.critics(frame, output["action"], constant=True).amin(0)
     policy_loss = (temperature.detach() * log_probability - q).mean()

@@ -117,7 +117,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class Failure:
-    """A collector's exception, in a form that can be pickled; ``seen`` describes the inputs of the agent."""
+    """A collector's exception, in a form that can be pickled; ``inputs`` describes the inputs of the agent."""
 
     error: bytes | None
     summary: str
@@ -125,7 +125,7 @@ class Failure:
     phase: Phase
     step: int | None
     environment: int | None
-    seen: str = ""
+    inputs: str = ""
 
 
 def describe_failure(error: BaseException, progress: Progress, inputs: str = "") -> Failure:
@@ -139,7 +139,7 @@ def describe_failure(error: BaseException, progress: Progress, inputs: str = "")
         phase=phase,
         step=(progress.step if step is None else step) if within_a_step else None,
         environment=getattr(error, "environment_index", None),
-        seen=inputs if phase is Phase.AGENT and not isinstance(error, ShapeMismatchError) else "",
+        inputs=inputs if phase is Phase.AGENT and not isinstance(error, ShapeMismatchError) else "",
     )
 
 
@@ -169,8 +169,8 @@ def worker_error(
     # The message has the index within the VecEnv; users see the index within the batch.
     summary = re.sub(rf"\benvironment {index}\b", where, failure.summary)
     text = f"{who} raised in {failure.phase.words}, {where}, seed {seed}{step}: {summary}"
-    if failure.seen:
-        text += f"\nThe agent was called with {failure.seen}."
+    if failure.inputs:
+        text += f"\nThe agent was called with {failure.inputs}."
     if not here and failure.traceback:
         text += f"\n\nTraceback of the worker:\n{failure.traceback}"
     error = WorkerError(

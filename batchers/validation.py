@@ -57,7 +57,8 @@ class BatchValidator:
         if n_steps and (steps.running.is_cpu or not self._read):
             self._read = True
             first = [(name, int(_first(wrong))) for name, wrong in self._wrong(steps, n_steps)]  # sync: in one batch
-            self._raise_first(first, B, steps)
+            if first:
+                self._raise_first(first, B, steps)
         elif n_steps:
             self._later.append((B, AsyncRead(self.first_invalid(steps, n_steps) if invalid is None else invalid)))
             while self._later and (places := self._later[0][1].read()) is not None:

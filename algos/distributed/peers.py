@@ -52,7 +52,7 @@ class Peers:
         self._store = store.clone() if hasattr(store, "clone") else store
         self._beats: dict[int, tuple[bytes, float]] = {}  # by rank: last heartbeat, and its time
         self.lost: LearnerError | None = None
-        self._seen = time.monotonic()
+        self._last_progress = time.monotonic()
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
         if abort is not None:
@@ -61,7 +61,7 @@ class Peers:
 
     def raise_if_lost(self) -> None:
         """Record that this learner makes progress; raise LearnerError if another one is lost."""
-        self._seen = time.monotonic()
+        self._last_progress = time.monotonic()
         if self.lost is not None:
             raise self.lost
 
@@ -125,7 +125,7 @@ class Peers:
     def _watch(self, abort: Callable[[], None]) -> None:
         while not self._over.wait(_SECONDS_BETWEEN_CHECKS):
             try:
-                self.watch(time.monotonic() - self._seen)
+                self.watch(time.monotonic() - self._last_progress)
             except LearnerError as error:
                 self.lost = error  # before the waiting thread continues
                 _logger.error("%s", error)

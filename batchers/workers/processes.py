@@ -80,12 +80,12 @@ class Leftovers:
         for name in self._names:
             with contextlib.suppress(FileNotFoundError):
                 (_SHARED_MEMORY / name).unlink()
-            registered, kind = (
+            tracked_name, resource_type = (
                 f"/{name.removeprefix('sem.')}",
                 "semaphore" if name.startswith("sem.") else "shared_memory",
             )
             for call in (resource_tracker.register, resource_tracker.unregister):  # it may not know the name
-                call(registered, kind)
+                call(tracked_name, resource_type)
 
 
 def _descendants(pid: int) -> list[int]:

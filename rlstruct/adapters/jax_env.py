@@ -140,7 +140,7 @@ def _as_gymnax(env: Jax, params: Jax) -> Jax:
         fix = "(observation_size, action_size; no params). Pass it without its library's wrappers."
         raise BadTypeError(f"JaxEnv: {type(env).__name__} has neither gymnax's interface (step_env) nor Brax's {fix}")
 
-    def seen(state: Jax) -> Jax:
+    def as_step(state: Jax) -> Jax:
         return state.obs, state, state.reward, state.done > 0, {}
 
     def box(size: Jax, bound: float = np.inf) -> spaces.Box:
@@ -149,7 +149,8 @@ def _as_gymnax(env: Jax, params: Jax) -> Jax:
     size = env.observation_size
     frames = spaces.Dict({key: box(size[key]) for key in size}) if isinstance(size, Mapping) else box(size)
     return SimpleNamespace(
-        default_params=None, reset_env=lambda key, params: seen(env.reset(key))[:2],
-        step_env=lambda key, state, action, params: seen(env.step(state, action)), is_truncated=lambda _, params: False,
+        default_params=None, reset_env=lambda key, params: as_step(env.reset(key))[:2],
+        step_env=lambda key, state, action, params: as_step(env.step(state, action)),
+        is_truncated=lambda _, params: False,
         observation_space=lambda params: frames, action_space=lambda params: box(env.action_size, 1.0),
     )  # fmt: skip

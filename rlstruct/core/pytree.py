@@ -57,7 +57,7 @@ class TreeSpec:
     """
 
     def __init__(self, tree: Any) -> None:  # noqa: ANN401 - any pytree
-        self._kind = cls = type(tree)
+        self._class = cls = type(tree)
         self._keys: tuple[str, ...] | None = None
         self._parts: list[TreeSpec] | None = None
         rest: object = None
@@ -80,9 +80,9 @@ class TreeSpec:
         if not self.n_tensors:
             return []
         if self._keys is not None:
-            tensors = tree if self._kind is dict else tree._tensors
+            tensors = tree if self._class is dict else tree._tensors
             values = [tensors[key] for key in self._keys]
-            return [*values, tree.lengths] if self._kind is TemporalDictTensor else values
+            return [*values, tree.lengths] if self._class is TemporalDictTensor else values
         if self._parts is not None:
             members = zip(self._parts, self._members(tree), strict=True)
             return [tensor for part, member in members for tensor in part.flatten(member)]
@@ -93,7 +93,7 @@ class TreeSpec:
         return self._build(iter(tensors))
 
     def _build(self, tensors: Iterator[Tensor]) -> Any:  # noqa: ANN401
-        cls = self._kind
+        cls = self._class
         if self._keys is not None:
             named = dict(zip(self._keys, tensors, strict=False))
             if cls is DictTensor:
@@ -105,14 +105,14 @@ class TreeSpec:
         return pytree.tree_unflatten([next(tensors) if one is None else one[0] for one in self._constants], self._spec)
 
     def _members(self, tree: Any) -> Sequence[Any]:  # noqa: ANN401
-        return (tree.info, tree.steps) if self._kind is Trajectories else tree
+        return (tree.info, tree.steps) if self._class is Trajectories else tree
 
     def __eq__(self, other: object) -> bool:
         """Compare classes, keys and constants."""
         return isinstance(other, TreeSpec) and self._form == other._form
 
     def __hash__(self) -> int:
-        return hash((self._kind, self._keys))
+        return hash((self._class, self._keys))
 
 
 def named_tensors(tree: Any) -> dict[tuple[object, ...], Tensor]:  # noqa: ANN401 - any pytree

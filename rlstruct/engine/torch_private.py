@@ -62,7 +62,7 @@ def missing(executor: str) -> list[str]:
     """Return the names that an executor needs and the installed torch lacks."""
     if executor in _CUDA_ONLY and not torch.backends.cuda.is_built():  # type: ignore[no-untyped-call]
         return []
-    return [name for name in NEEDED[executor] if not _found(name)]
+    return [name for name in NEEDED[executor] if not _exists(name)]
 
 
 def check() -> None:
@@ -212,7 +212,7 @@ def wrap_backward(wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> N
     torch.autograd._engine_run_backward = wrap(torch.autograd._engine_run_backward)  # type: ignore[attr-defined]
 
 
-def _found(needed: str) -> bool:
+def _exists(needed: str) -> bool:
     """Look up an entry of `NEEDED`. Modules that are not imported are searched as text, which takes less time."""
     module, mark, name = re.split("([:#])", needed)
     if mark == ":" and (loaded := sys.modules.get(module)) is not None:

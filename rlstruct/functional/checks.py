@@ -36,7 +36,8 @@ def axes(where: str, **tensors: tuple[Tensor, str]) -> None:
         fits = n >= 0 and (free or n == 0)
         if fits:
             lengths = [tensor.shape[:n], *tensor.shape[n:]] if free else [*tensor.shape]
-            fits = all([sizes.setdefault(letter, size) == size for letter, size in zip(letters, lengths, strict=True)])
+            for letter, size in zip(letters, lengths, strict=True):
+                fits = fits and sizes.setdefault(letter, size) == size
         if not fits:
             wanted = "; ".join(f"{key} [{', '.join(one.split())}]" for key, (_, one) in tensors.items())
             shapes = ", ".join(f"{key} {list(one.shape)}" for key, (one, _) in tensors.items())

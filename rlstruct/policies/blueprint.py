@@ -85,7 +85,7 @@ def build(plain: Any) -> Any:  # noqa: ANN401 - what was described
         return {key: build(one) for key, one in value.items()}
     if form not in ("name", "call", "partial"):
         raise BadValueError(f"rlstruct.load: the description has {form!r}, which this version does not know.")
-    target = _found(value, called=form == "call")
+    target = _look_up(value, called=form == "call")
     if form == "name":
         return target
     args, named = build(plain["args"]), build(plain["named"])
@@ -135,10 +135,10 @@ def _place(value: Callable[..., Any]) -> str:
     is_class_or_factory = isinstance(value, type) or isinstance(owner, type)
     if not (is_class_or_factory and module.startswith(TRUSTED)):
         raise BadTypeError(_name(value))
-    found: Any = sys.modules.get(module)
+    value_there: Any = sys.modules.get(module)
     for part in name.split("."):
-        found = getattr(found, part, None)
-    if found != value:  # made while the program runs, like the classes of torch.nn.utils.parametrizations
+        value_there = getattr(value_there, part, None)
+    if value_there != value:  # made while the program runs, like the classes of torch.nn.utils.parametrizations
         raise BadTypeError(_name(value))
     return f"{module}:{name}"
 
@@ -147,7 +147,7 @@ def _name(value: Callable[..., Any]) -> str:
     return f"{value.__module__}.{value.__qualname__}"
 
 
-def _found(place: str, *, called: bool) -> Any:  # noqa: ANN401 - a class, or a factory of one
+def _look_up(place: str, *, called: bool) -> Any:  # noqa: ANN401 - a class, or a factory of one
     """Import a network, an agent's settings or a factory of agents; refuse anything else, since it will be called."""
     module, _, name = str(place).partition(":")
     module = module.replace("rlstruct_search.", "rlstruct.search.")  # a name that was never released

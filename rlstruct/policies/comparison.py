@@ -18,76 +18,82 @@ _IGNORED = {"training", "_arguments"}  # policies act in eval mode; the argument
 _UNNAMED = {"_modules", "_parameters", "_buffers"}  # left out of the names of parts, as torch does
 
 
-def differences(found: Any, expected: Any) -> Iterator[str]:  # noqa: ANN401 - networks, agents and their parts
+def differences(rebuilt: Any, expected: Any) -> Iterator[str]:  # noqa: ANN401 - networks, agents and their parts
     """Yield a description of each difference that may change what a network or an agent computes.
 
     Args:
-        found: the rebuilt object, on the same device.
+        rebuilt: the rebuilt object, on the same device.
         expected: the original.
     """
-    for path, what in _differences(found, expected, (), set()):
+    for path, what in _differences(rebuilt, expected, (), set()):
         yield f"{'.'.join(part for part in path if part not in _UNNAMED) or type(expected).__name__} {what}"
 
 
 _Path = tuple[str, ...]
 
 
-def _differences(found: Any, expected: Any, path: _Path, seen: set[tuple[int, int]]) -> Iterator[tuple[_Path, str]]:  # noqa: ANN401
-    if (id(found), id(expected)) in seen:
+def _differences(
+    rebuilt: Any,  # noqa: ANN401
+    expected: Any,  # noqa: ANN401
+    path: _Path,
+    visited: set[tuple[int, int]],
+) -> Iterator[tuple[_Path, str]]:
+    if (id(rebuilt), id(expected)) in visited:
         return
-    seen.add((id(found), id(expected)))
+    visited.add((id(rebuilt), id(expected)))
     if isinstance(expected, Tensor):
-        if not (isinstance(found, Tensor) and same_bits(found, expected)):
-            yield path, f"is {_shown(expected)}, and {_shown(found)} after it was rebuilt"
-    elif isinstance(expected, Mapping) and isinstance(found, Mapping):
-        yield from _entries(found, expected, path, seen)
-    elif isinstance(expected, list | tuple) and isinstance(found, list | tuple):
-        pairs = dict(enumerate(found)), dict(enumerate(expected))
-        yield from _entries(*pairs, path, seen)
-    elif isinstance(expected, partial) and isinstance(found, partial):
+        if not (isinstance(rebuilt, Tensor) and same_bits(rebuilt, expected)):
+            yield path, f"is {_shown(expected)}, and {_shown(rebuilt)} after it was rebuilt"
+    elif isinstance(expected, Mapping) and isinstance(rebuilt, Mapping):
+        yield from _entries(rebuilt, expected, path, visited)
+    elif isinstance(expected, list | tuple) and isinstance(rebuilt, list | tuple):
+        pairs = dict(enumerate(rebuilt)), dict(enumerate(expected))
+        yield from _entries(*pairs, path, visited)
+    elif isinstance(expected, partial) and isinstance(rebuilt, partial):
         for name in ("func", "args", "keywords"):
-            yield from _differences(getattr(found, name), getattr(expected, name), (*path, name), seen)
-    elif isinstance(expected, nn.Module | RL_Agent) and type(found) is type(expected):
+            yield from _differences(getattr(rebuilt, name), getattr(expected, name), (*path, name), visited)
+    elif isinstance(expected, nn.Module | RL_Agent) and type(rebuilt) is type(expected):
         if (patched := _patched(type(expected))) is not None:
             yield path, f"is of a class whose method {patched} was replaced"
         ignored = _IGNORED if isinstance(expected, KeepsArguments) else _IGNORED - {"_arguments"}
-        kept = [{name: value for name, value in vars(one).items() if name not in ignored} for one in (found, expected)]
-        yield from _entries(kept[0], kept[1], path, seen)
-    elif not _equal(found, expected):
-        yield path, f"is {_shown(expected)}, and {_shown(found)} after it was rebuilt"
+        attributes = (vars(rebuilt), vars(expected))
+        kept = [{name: value for name, value in some.items() if name not in ignored} for some in attributes]
+        yield from _entries(kept[0], kept[1], path, visited)
+    elif not _equal(rebuilt, expected):
+        yield path, f"is {_shown(expected)}, and {_shown(rebuilt)} after it was rebuilt"
 
 
 def _entries(
-    found: Mapping[Any, Any], expected: Mapping[Any, Any], path: _Path, seen: set[tuple[int, int]]
+    rebuilt: Mapping[Any, Any], expected: Mapping[Any, Any], path: _Path, visited: set[tuple[int, int]]
 ) -> Iterator[tuple[_Path, str]]:
-    for name in [*expected, *(name for name in found if name not in expected)]:
-        if name not in found:
+    for name in [*expected, *(name for name in rebuilt if name not in expected)]:
+        if name not in rebuilt:
             yield (*path, str(name)), "was added after it was made"
         elif name not in expected:
             yield (*path, str(name)), "was removed after it was made"
         else:
-            yield from _differences(found[name], expected[name], (*path, str(name)), seen)
+            yield from _differences(rebuilt[name], expected[name], (*path, str(name)), visited)
 
 
-def same_bits(found: Tensor, expected: Tensor) -> bool:
+def same_bits(actual: Tensor, expected: Tensor) -> bool:
     """Return True if two tensors have the same shape, dtype and bits, so that NaN equals NaN."""
-    if found.shape != expected.shape or found.dtype != expected.dtype:
+    if actual.shape != expected.shape or actual.dtype != expected.dtype:
         return False
-    a, b = (one.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8) for one in (found, expected))
+    a, b = (one.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8) for one in (actual, expected))
     return torch.equal(a, b)  # sync: for a checkpoint
 
 
-def _equal(found: Any, expected: Any) -> bool:  # noqa: ANN401 - values of any kind
-    if isinstance(found, float) and isinstance(expected, float) and math.isnan(found) and math.isnan(expected):
+def _equal(rebuilt: Any, expected: Any) -> bool:  # noqa: ANN401 - values of any kind
+    if isinstance(rebuilt, float) and isinstance(expected, float) and math.isnan(rebuilt) and math.isnan(expected):
         return True
-    if type(found) is type(expected) and type(expected).__module__.startswith(TRUSTED):
+    if type(rebuilt) is type(expected) and type(expected).__module__.startswith(TRUSTED):
         return True  # such as the simulator of an agent that searches, which its factory describes
-    return bool(found is expected or found == expected)
+    return bool(rebuilt is expected or rebuilt == expected)
 
 
-def _patched(kind: type) -> str | None:
+def _patched(cls: type) -> str | None:
     """Return the name of a method that a program has put into a class of rlstruct or torch.nn."""
-    for base in kind.__mro__:
+    for base in cls.__mro__:
         for name, value in vars(base).items() if base.__module__.startswith(TRUSTED) else ():
             method = getattr(value, "__func__", value)
             if isinstance(method, FunctionType) and not str(method.__module__).startswith(("torch.", *TRUSTED)):

@@ -56,11 +56,11 @@ def description(
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         network, again = _rebuilt(lambda: describe_network(model))
         acting, _ = _rebuilt(lambda: _rebuilt_agent(create_agent, model, again, step))
-    seen = {} if step is None else shown_by(step.steps.specs())
+    layouts = {} if step is None else shown_by(step.steps.specs())
     return {
         "model": network,
         "agent": acting,
-        "observation": {key: [list(s.shape), str(s.dtype).removeprefix("torch.")] for key, s in seen.items()},
+        "observation": {key: [list(s.shape), str(s.dtype).removeprefix("torch.")] for key, s in layouts.items()},
         "actions": None if actions is None else actions.plain(),
         "stochastic": stochastic,
         "agent_info": dict(agent_info),
@@ -74,12 +74,12 @@ def missing_factories(policy: Mapping[str, Any]) -> dict[str, str]:
     {'create_agent': 'the agent is mine.Agent'}
     """
     words = {"model": "network", "agent": "agent"}
-    found = {name: policy.get(name) or {"foreign": ""} for name in words}
+    descriptions = {name: policy.get(name) or {"foreign": ""} for name in words}
     return {
         f"create_{name}": f"the {words[name]} is {part['foreign']}"
         if part["foreign"]
         else f"it does not say which {words[name]} it has"
-        for name, part in found.items()
+        for name, part in descriptions.items()
         if "made" not in part
     }
 
@@ -125,8 +125,8 @@ def _rebuilt_agent(
     if again is not None and step is not None:
         acting = agent if agent.pure else agent.creator()(model, **arguments)  # a compiled search rounds differently
         with torch.no_grad(), _evaluating(model):
-            expected, found = (one.call_replay(step, 0, None)[0] for one in (acting, made))
-        wrong = (key for key in expected.keys() if not same_bits(found[key], expected[key]))
+            expected, actual = (one.call_replay(step, 0, None)[0] for one in (acting, made))
+        wrong = (key for key in expected.keys() if not same_bits(actual[key], expected[key]))
         _refuse(agent, (f"{key} differs for the same observation" for key in wrong))
     return plain, made
 
@@ -135,8 +135,8 @@ def _device_of(model: nn.Module) -> torch.device:
     return next((tensor.device for tensor in model.state_dict().values()), torch.device("cpu"))
 
 
-def _refuse(part: object, found: Iterator[str]) -> None:
-    if text := ", ".join(islice(found, _MOST_DIFFERENCES)):
+def _refuse(part: object, differing: Iterator[str]) -> None:
+    if text := ", ".join(islice(differing, _MOST_DIFFERENCES)):
         raise BadTypeError(f"{_name(part)}, which was changed after it was made: {text}")
 
 

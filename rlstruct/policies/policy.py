@@ -76,7 +76,7 @@ class Policy:
         self.agent_info = {key: torch.as_tensor(value, device="cpu") for key, value in (agent_info or {}).items()}
         self._agents: dict[bool, RL_Agent] = {}
         self.actions = actions if self.agent(stochastic).action_form == "index" else None
-        self._found: dict[str, Tensor] = {}  # on an accelerator, whether a message applies to an earlier call.  [] bool
+        self._problems: dict[str, Tensor] = {}  # by message, if an earlier call on an accelerator had it.  [] bool
         if self.agent(stochastic).require_history():
             raise BadTypeError(
                 f"Policy: {type(self.agent(stochastic)).__name__} needs the history of a batch, which only a batcher "
@@ -127,7 +127,7 @@ class Policy:
             ShapeMismatchError: ``where`` does not fit the last observations.
             ValueError: on an accelerator, an earlier observation or action was impossible; see `act`.
         """
-        self._raise_found()
+        self._raise_problems()
         if where is None:
             self._episode, self._step = self._episode + 1, 0
             self._state: DictTensor | None = None
@@ -225,7 +225,7 @@ class Policy:
         if self.actions is not None:
             parts[""] = self.actions.elements(parts[""], self.actions.starts(self.device))
         if back is None or back.type == "cpu":
-            self._raise_found()  # the host waits here anyway
+            self._raise_problems()  # the host waits here anyway
         moved = {key: tensor.to(back or "cpu", copy=True) for key, tensor in parts.items()}  # sync: the caller acts
         answer: dict[str, Any] = dict(moved)
         if back is None:
@@ -236,13 +236,13 @@ class Policy:
     def _check(self, wrong: Tensor, message: str) -> None:
         """Raise ValueError if anything is wrong; on an accelerator, remember it there."""
         if not wrong.is_cpu:
-            self._found[message] = wrong.any() | self._found.get(message, False)
+            self._problems[message] = wrong.any() | self._problems.get(message, False)
         elif bool(wrong.any()):  # sync: of CPU memory
             raise BadValueError(message)
 
-    def _raise_found(self) -> None:
-        found, self._found = self._found, {}
-        for message, wrong in found.items():
+    def _raise_problems(self) -> None:
+        problems, self._problems = self._problems, {}
+        for message, wrong in problems.items():
             if bool(wrong):  # sync: where the caller waits anyway, or once per episode
                 raise BadValueError(message)
 

@@ -61,11 +61,11 @@ class GameModel:
             )
         self.simulator, self.network, self.discount = simulator, network, discount
         self._keeps_key = False
-        self._kind: type[Any] = type(None)  # the class of states, known after the first
+        self._state_class: type[Any] = type(None)  # the class of states, known after the first
 
     def begin(self, state: Any, key: Tensor) -> Tensors:  # noqa: ANN401 - the simulator's own class
         """Convert simulator states [B, ...] to search states; random games draw from ``key`` [B] int64."""
-        self._kind = type(state)
+        self._state_class = type(state)
         return {**vars(state), _KEY: key} if self._keeps_key else dict(vars(state))
 
     def advance(self, state: Tensors, action: Tensor) -> tuple[Tensors, Tensor, Tensor]:
@@ -90,7 +90,7 @@ class GameModel:
         return self.network(frame)
 
     def _inner(self, state: Tensors) -> Any:  # noqa: ANN401 - the simulator's own class
-        return self._kind(**{name: part for name, part in state.items() if name != _KEY})
+        return self._state_class(**{name: part for name, part in state.items() if name != _KEY})
 
 
 class RolloutModel(GameModel):

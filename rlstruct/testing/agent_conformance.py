@@ -195,12 +195,12 @@ class _Kit:
         """Begin an episode with the state of every step: the output must be that with the initial state."""
         last = self.steps[-1]
         begins = DictTensor({"initial_state": torch.ones_like(last.observation["initial_state"])})
-        seen = _changed(last.observation, begins)
+        observation = _changed(last.observation, begins)
         fresh = self.agent.initial_state(self.agent_info, self.B)
-        expected = self._answer(replace(last, state=fresh, observation=seen))
+        expected = self._answer(replace(last, state=fresh, observation=observation))
         for t, step in enumerate(self.steps):
             where = f"{self.name}.__call__ with initial_state True and the state of step {t}"
-            got = self._answer(replace(last, state=step.state, observation=seen))
+            got = self._answer(replace(last, state=step.state, observation=observation))
             check_same(where, got, expected, _MEMORY, tolerance=self.tolerance)
 
     @torch.no_grad()

@@ -1,6 +1,9 @@
-"""The way of one batch is short: distinct functions of the library that a steady update, execute and get call.
+"""The way of one batch is short: few functions lie between a call of the user and the result.
 
-Up to Python 3.11 a comprehension is a function, too.
+Counted are the distinct functions of rlstruct that this process calls in one steady turn of update, execute and get,
+with an agent of the user's in CartPole-v1: all of them without worker processes, those of the parent with two.
+Functions of torch, gymnasium, numpy and of this file do not count; a function that is called for every step counts
+once; up to Python 3.11 a comprehension is a function, too.
 """
 
 from __future__ import annotations
@@ -72,7 +75,7 @@ def functions_of_one_batch(n_processes: int) -> Counter[str]:
     return Counter(file.removeprefix(f"{ROOT}/").partition("/")[0] for file in files)
 
 
-@pytest.mark.parametrize(("n_processes", "most", "most_in_batchers"), [(0, 77, 35), (2, 38, 29)])
+@pytest.mark.parametrize(("n_processes", "most", "most_in_batchers"), [(0, 74, 30), (2, 38, 27)])
 def test_one_batch_takes_few_functions(n_processes: int, most: int, most_in_batchers: int) -> None:
     found = functions_of_one_batch(n_processes)
     assert found["batchers"] <= most_in_batchers, found

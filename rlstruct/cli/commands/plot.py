@@ -92,9 +92,9 @@ def read_panels(folders: Sequence[Path], metric: str) -> dict[str, dict[str, lis
 def _described(folder: Path) -> tuple[str, str, dict[str, Any], dict[str, Any]]:
     """Return a run's environment, name, and the settings of task and algorithm, without the seed."""
     try:
-        _, known = read_settings(folder)
-        if known["algorithm"] not in ALGORITHMS:  # nothing is imported for a curve
-            return known["task"]["env"], known["algorithm"], known["task"], {**known["config"], "seed": 0}
+        _, plain = read_settings(folder)
+        if plain["algorithm"] not in ALGORITHMS:  # nothing is imported for a curve
+            return plain["task"]["env"], plain["algorithm"], plain["task"], {**plain["config"], "seed": 0}
         run = load_settings(folder)
     except ForeignRun:  # a program of the user's trained there: several runs of one have the same name
         stored = json.loads((folder / "config.json").read_text())

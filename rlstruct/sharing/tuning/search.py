@@ -113,12 +113,12 @@ class Climb:
     limit: float = float("inf")  # bytes that may be in use
     alpha: float | None = None  # see `rlstruct.sharing.tune`
     best: Probe | None = field(default=None, init=False)
-    _seen: dict[Candidate, Probe] = field(default_factory=dict, init=False)
+    _probes: dict[Candidate, Probe] = field(default_factory=dict, init=False)
 
     @property
     def probes(self) -> list[Probe]:
         """All candidates that were considered, in order."""
-        return list(self._seen.values())
+        return list(self._probes.values())
 
     def run(self) -> Probe | None:
         """Search, and return the fastest candidate; None if none could be started."""
@@ -134,7 +134,7 @@ class Climb:
                 climbed.add(line)
                 self._climb(self.best, line[0])
         except TimeIsUp:
-            if self._seen:
+            if self._probes:
                 self.probes[-1].explain("time is up")
         return self.best
 
@@ -165,7 +165,7 @@ class Climb:
     def projected(self, candidate: Candidate) -> float:
         """Project the bytes in use while a candidate runs: batches by arithmetic, the rest from measurements."""
         lines: dict[tuple[int, Mode], dict[int, float]] = {}  # bytes of each process, by workers, sharing, environments
-        for probed, probe in self._seen.items():
+        for probed, probe in self._probes.items():
             if probe.measured:
                 bytes_ = probe.measured.memory - self.size(probed) - self.start
                 line = lines.setdefault((probed.n_processes, probed.sharing), {})
@@ -198,7 +198,7 @@ class Climb:
 
     def _probe(self, candidate: Candidate) -> Probe | None:
         """Measure a candidate unless it has been measured before. Return None if it is not started."""
-        if candidate not in self._seen:
+        if candidate not in self._probes:
             probe = Probe(candidate, self.projected(candidate))
             best = self.best
             try:
@@ -211,8 +211,8 @@ class Climb:
                 probe.score = probe.measured.ratio * (best.score if best else 1.0)
                 if best is None or probe.score > best.score:
                     self.best = probe
-            self._seen[candidate] = probe
-        probe = self._seen[candidate]
+            self._probes[candidate] = probe
+        probe = self._probes[candidate]
         return probe if probe.measured else None
 
 
