@@ -12,14 +12,10 @@ import pytest
 from checkers import (
     IMITATING,
     ROOT,
-    all_files,
     craft_complaints,
     factory_complaints,
-    folder_import_complaints,
     imports,
-    layer_complaints,
     library_files,
-    module_name,
     private_complaints,
     sync_complaints,
     unexplained_complaints,
@@ -35,19 +31,6 @@ def in_all(files: list[pathlib.Path], checker: Checker) -> list[str]:
 @pytest.mark.parametrize("checker", [factory_complaints, sync_complaints, craft_complaints])
 def test_the_library_keeps_the_rule(checker: Checker) -> None:
     complaints = in_all(library_files(), checker)
-    assert not complaints, "\n".join(complaints)
-
-
-def test_nobody_imports_a_folder_by_its_own_name() -> None:
-    assert in_all(all_files(), folder_import_complaints) == []
-
-
-def test_imports_go_downward() -> None:
-    complaints = [
-        f"{file.relative_to(ROOT)}:{complaint}"
-        for file in library_files()
-        for complaint in layer_complaints(file.read_text(), module_name(file), file.name == "__init__.py")
-    ]
     assert not complaints, "\n".join(complaints)
 
 
