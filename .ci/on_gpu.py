@@ -172,8 +172,8 @@ class Session:
             f"missing = [name for name in {[*_NEEDED, *_USED]} if u.find_spec(name) is None]\n"
             f"needed = [name for name in missing if name in {_NEEDED}]\n"
             "if needed: print(json.dumps({'needed': needed})); sys.exit()\n"
-            "import _report\n"
-            "print(json.dumps(_report.machine() | {'missing': missing}))"
+            "from common import reporting\n"
+            "print(json.dumps(reporting.machine() | {'missing': missing}))"
         )
         run = subprocess.run([sys.executable, "-c", code], env=self.environment, capture_output=True, text=True)
         if run.returncode:

@@ -13,7 +13,7 @@ import json
 import pathlib
 import sys
 
-from _report import RESULTS, machine
+from common.reporting import RESULTS, machine
 
 FILE = RESULTS / "atari_exact.json"
 

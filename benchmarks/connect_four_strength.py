@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from _plain_search import FULL, Node, PlainSearchAgent
-from _plain_search import four_in_line as wins
-from _report import Row, write
+from common.plain_search import FULL, Node, PlainSearchAgent
+from common.plain_search import four_in_line as wins
+from common.reporting import Row, write
 from torch import nn
 
 from rlstruct.algos.training.checkpoint import read_checkpoint

@@ -25,9 +25,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import _report
 import tables
-from _contenders import HERE, PEERS_PYTHON, Entry, Result, compete
+from common import reporting
+from common.contenders import HERE, PEERS_PYTHON, Entry, Result, compete
 
 T = 128
 # A batch takes a quarter of a second here. A turn begins and ends with a wait for all, which a training does not have.
@@ -74,7 +74,7 @@ def row(result: Result, rates: dict[str, float | None], n_envs: int) -> dict[str
     ours = {key: None if result.name in OURS else rates[name] for key, name in RATIOS.items()}
     return {
         "name": result.name, "n_envs": n_envs, "rate": result.rate, "rates": result.rates,
-        **{key: _report.ratio(rate, result.rate) for key, rate in ours.items()},
+        **{key: reporting.ratio(rate, result.rate) for key, rate in ours.items()},
         "why": result.why, "versions": result.versions, "reports": result.reports,
     }  # fmt: skip
 
@@ -122,7 +122,7 @@ import json, multiprocessing, sys, time
 sys.path.insert(0, sys.argv[1])
 import psutil
 from rlstruct_batcher import Ours
-from _serve import Task
+from serve import Task
 
 def first_batch(n_processes):
     start = time.perf_counter()
@@ -170,13 +170,15 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7, help="fewer than 5 write nothing")
     parser.add_argument("--seconds", type=float, default=1.5, help="about how long a turn takes")
     options = parser.parse_args()
-    print(f"Machine: {_report.machine()}", file=sys.stderr)
+    print(f"Machine: {reporting.machine()}", file=sys.stderr)
     for name in options.part:
         rows = PARTS[name](options)
         print(tables.text(name, rows))
         print(*(f"not run: {one['name']}: {one['why']}" for one in rows if one.get("why")), sep="\n")
         few = options.rounds < 5  # a look whether it runs: a median of so few says nothing
-        print("Not written: --rounds 5 at least." if few else f"Written: {_report.write(f'cpu_collect_{name}', rows)}")
+        print(
+            "Not written: --rounds 5 at least." if few else f"Written: {reporting.write(f'cpu_collect_{name}', rows)}"
+        )
 
 
 if __name__ == "__main__":

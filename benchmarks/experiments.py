@@ -20,15 +20,10 @@ from functools import partial
 from itertools import product
 from typing import Any
 
-import _atari
-import _atari_score
-import _fusion
-import _gpu_run
-import _report
-import _shares
-import _survey
+from common import reporting, resumable_run
+from papers import atari, atari_score, fusion, gpu_shares, time_survey
 
-RESULTS, DOCS = _report.RESULTS, _report.RESULTS.parents[1] / "docs"
+RESULTS, DOCS = reporting.RESULTS, reporting.RESULTS.parents[1] / "docs"
 Sizes = Mapping[str, Sequence[int]]
 
 
@@ -39,9 +34,9 @@ class Experiment:
     system: str  # whose experiment it is
     page: str  # where its table stands, and what the system's own numbers are
     sizes: Mapping[str, Sizes]  # for ``cpu``, ``cuda`` and ``quick``, by the name of what is varied
-    measure: Callable[[_gpu_run.Ladder, Sizes], None]  # adds rows whose part is the experiment's name
-    table: Callable[[Sequence[_report.Row]], list[str]]  # of its rows, as lines of markdown
-    lines: Callable[[Sequence[_report.Row]], _report.Panels] | None = None  # of its figure, if its page has one
+    measure: Callable[[resumable_run.Ladder, Sizes], None]  # adds rows whose part is the experiment's name
+    table: Callable[[Sequence[reporting.Row]], list[str]]  # of its rows, as lines of markdown
+    lines: Callable[[Sequence[reporting.Row]], reporting.Panels] | None = None  # of its figure, if its page has one
     axes: tuple[str, str] = ("environments", "environment steps per second")  # their labels
 
 
@@ -64,12 +59,12 @@ EXPERIMENTS = {
             "cuda": {"K": _STEPS, "N": _MANY, "W": (0, 124, 60, 12)},
             "quick": {"K": (1, 4), "N": (8, 16), "W": (0, 12)},
         },
-        _fusion.measure_fusion, _fusion.fusion_table, _fusion.fusion_lines,
+        fusion.measure_fusion, fusion.fusion_table, fusion.fusion_lines,
         ("steps in a launch", "speed, over one step a launch"),
     ),
     "compilers": _GLEESON(
         {"cpu": {"K": (1, 64), "N": _FEW}, "cuda": {"K": (1, 64), "N": _MANY}, "quick": {"K": (1, 4), "N": (8,)}},
-        _fusion.measure_compilers, _fusion.compilers_table, _fusion.compilers_lines,
+        fusion.measure_compilers, fusion.compilers_table, fusion.compilers_lines,
     ),
     "atari": _CULE(
         {
@@ -80,7 +75,7 @@ EXPERIMENTS = {
             },
             "quick": {"game": ("Pong",), "N": (1, 2), "CPU engines": (2,)},
         },
-        _atari.measure_atari, _atari.atari_table, _atari.atari_lines,
+        atari.measure_atari, atari.atari_table, atari.atari_lines,
         ("games", "frames per second"),
     ),
     "atari_score": _CULE(
@@ -93,14 +88,14 @@ EXPERIMENTS = {
                 "Pong", steps=480, n_envs=20, on_cpu=2, limit=8, evaluations=1, episodes=2, seconds=60
             ),
         },
-        _atari_score.measure_score, _atari_score.score_table,
+        atari_score.measure_score, atari_score.score_table,
     ),
     "atari_starts": _CULE(
         {
             "cpu": {"N": (64,), "later": (100,)}, "cuda": {"N": (512, 4096, 32768), "later": (250,)},
             "quick": {"N": (2,), "later": (2,)},
         },
-        _atari.measure_starts, _atari.starts_table,
+        atari.measure_starts, atari.starts_table,
     ),
     "atari_layout": Experiment(
         "Atari consoles of ours: the numbers in rlstruct/atari/machine.py", "docs/coming_from_cule.md",
@@ -109,7 +104,7 @@ EXPERIMENTS = {
             "cuda": {"N": (4096, 32768), "threads": (64, 32, 128, 256), "apart": (1, 32, 8, 4, 2)},
             "quick": {"N": (2,), "threads": (32,), "apart": (1,)},
         },
-        _atari.measure_layout, _atari.atari_table,
+        atari.measure_layout, atari.atari_table,
     ),
     "survey": Experiment(
         "RL-Scope (Gleeson et al., MLSys 2021)", "docs/profiling.md",
@@ -117,7 +112,7 @@ EXPERIMENTS = {
             "cpu": {"ms": (4_000,), "workers": (0, 2)}, "cuda": {"ms": (1_000,), "workers": (16, 0, 4)},
             "quick": {"ms": (50,), "workers": (0,)},
         },
-        _survey.measure_survey, _survey.survey_table,
+        time_survey.measure_survey, time_survey.survey_table,
     ),
     **{
         kind: _GMI(
@@ -125,14 +120,14 @@ EXPERIMENTS = {
                 "cpu": {"m": (2,), "N": few}, "cuda": {"m": (4, 10, 2, 7), "N": (1 << 14, 1 << 16, 4096)},
                 "quick": {"m": (2,), "N": (8,)},
             },
-            partial(_shares.measure, kind), partial(_shares.tabulate, kind),
+            partial(gpu_shares.measure, kind), partial(gpu_shares.tabulate, kind),
         )
         for kind, few in (("serving", (64, 512, 4096)), ("training", (16, 64)))  # an update takes longer than a batch
     },
 }  # fmt: skip
 
 
-class Run(_gpu_run.Ladder):
+class Run(resumable_run.Ladder):
     """A run of some experiments."""
 
     name = "experiments"
@@ -154,14 +149,14 @@ def measure(name: str, run: Run) -> None:
         print(f"Drawn: {path}")
 
 
-def rows_in(rows: Sequence[_report.Row], name: str) -> list[_report.Row]:
+def rows_in(rows: Sequence[reporting.Row], name: str) -> list[reporting.Row]:
     """Return the rows of an experiment, but those that say of the whole of it that it was cut or failed."""
     return [row for row in rows if row["part"] == name and row.keys() != {"part", "left_out"}]
 
 
 def forget_older(run: Run, names: Sequence[str]) -> None:
     """Remove older results of experiments that this run has completed on the same device."""
-    cut = {row["part"] for row in run.rows if row.get("left_out") == _gpu_run.NO_TIME}
+    cut = {row["part"] for row in run.rows if row.get("left_out") == resumable_run.NO_TIME}
     ending = run.path.stem.rpartition("-")[2]
     for name, path in product(set(names) - cut, run.path.parent.glob(run.path.name.replace(ending, "*"))):
         if path != run.path:
@@ -172,9 +167,9 @@ def forget_older(run: Run, names: Sequence[str]) -> None:
                 path.unlink()
 
 
-def rows_of(name: str, device: str = "cpu") -> tuple[list[_report.Row], str]:
+def rows_of(name: str, device: str = "cpu") -> tuple[list[reporting.Row], str]:
     """Return the newest rows of an experiment, and their commit; none where it has not been measured."""
-    for path in sorted(_report.RESULTS.glob(f"experiments-{device}-*.json")):
+    for path in sorted(reporting.RESULTS.glob(f"experiments-{device}-*.json")):
         found = json.loads(path.read_text())
         if rows := rows_in(found["rows"], name):
             return rows, found["machine"]["commit"]
@@ -183,9 +178,9 @@ def rows_of(name: str, device: str = "cpu") -> tuple[list[_report.Row], str]:
 
 def main() -> None:
     parts = {name: partial(measure, name) for name in EXPERIMENTS}
-    options = _gpu_run.parser(__doc__, parts).parse_args()
-    run = _gpu_run.begin(Run, options)
-    _gpu_run.measure(run, {name: parts[name] for name in options.parts})
+    options = resumable_run.parser(__doc__, parts).parse_args()
+    run = resumable_run.begin(Run, options)
+    resumable_run.measure(run, {name: parts[name] for name in options.parts})
     if not options.quick:
         forget_older(run, options.parts)
 

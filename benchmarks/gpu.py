@@ -19,23 +19,27 @@ What cannot run here (CUDA, Warp) is left out, and the file says so. Exit code 7
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
+from typing import Any
 
-import _gpu_run
-import _gpu_rungs
-import _report
 import torch
-from _gpu_profiles import profiling
-from _learning import learning_seconds
+from common import ladder_rungs, reporting, resumable_run
+from common.learning import learning_seconds
 
 from rlstruct.agents import ActorCritic, ActorCriticAgent
 from rlstruct.algos import a2c
 from rlstruct.algos.ppo import PPOConfig, PPOLearner
 from rlstruct.batchers import RL_Batcher
+from rlstruct.profiling import operation, profile, read
 from rlstruct.sims import make
 
 WAYS = {
@@ -43,9 +47,30 @@ WAYS = {
     "compiled, graph": {"graph": True, "compile_update": True},
 }  # fmt: skip
 SECONDS = 45  # for some ways at one size, compiling included
+N_PROCESSES = 8  # in the part ``profiling``
+NO_CUDA, NO_NVML = "there is no CUDA device", "nvidia-ml-py is not installed: pip install nvidia-ml-py"
+# One of several processes: kernels of 20 microseconds, between which the host sleeps.
+SHORT_KERNELS = """
+import sys, time, torch
+from rlstruct.profiling import operation, profile
+start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+torch.cuda._sleep(1_000_000)
+start.record()
+torch.cuda._sleep(1_000_000)
+end.record()
+torch.cuda.synchronize()
+cycles = int(20e-3 * 1_000_000 / start.elapsed_time(end))  # of 20 us; the events say milliseconds
+with profile(sys.argv[1], window=600):
+    end = time.perf_counter() + float(sys.argv[2])
+    while time.perf_counter() < end:
+        with operation("kernel"):
+            torch.cuda._sleep(cycles)
+            torch.cuda.synchronize()
+        time.sleep(0.002)
+"""
 
 
-class Run(_gpu_run.Ladder):
+class Run(resumable_run.Ladder):
     """One run of the benchmark."""
 
     name = "gpu"
@@ -56,7 +81,7 @@ def first_launch(run: Run) -> None:
     if run.measured("first_launch"):
         return
     start = time.perf_counter()
-    for rung in run.made("first_launch", _gpu_rungs.policy_rungs(64, run.device)[-1:], N=64):
+    for rung in run.made("first_launch", ladder_rungs.policy_rungs(64, run.device)[-1:], N=64):
         seconds = time.perf_counter() - start
         rung.run()
         run.add(part="first_launch", rung=rung.name, N=64, seconds=seconds)
@@ -73,7 +98,7 @@ def targets(run: Run) -> None:
 def simulation(run: Run, sizes: Sequence[int] = ()) -> None:
     every = sizes or ([1, 64] if run.quick else [1 << n for n in range(0, 21, 2)])
     for where in run.todo("simulation", 8, ({"N": n} for n in every)):
-        run.rate("simulation", _gpu_rungs.simulation_rungs(where["N"], run.device), **where)
+        run.rate("simulation", ladder_rungs.simulation_rungs(where["N"], run.device), **where)
     if run.device.type == "cpu" and not sizes and not run.measured("simulation", rung="CUDA graph", N=None):
         run.add(part="simulation", rung="CUDA graph", left_out="there is no CUDA device")
 
@@ -81,7 +106,7 @@ def simulation(run: Run, sizes: Sequence[int] = ()) -> None:
 def launches(run: Run) -> None:
     if run.measured("launches"):
         return
-    for rung in run.made("launches", _gpu_rungs.our_rungs(4096, run.device), N=4096):
+    for rung in run.made("launches", ladder_rungs.our_rungs(4096, run.device), N=4096):
         with run.caught(part="launches", rung=rung.name, N=4096):
             counts = counted(rung, run.device)
             run.add(part="launches", rung=rung.name, N=4096, steps=rung.steps, **counts)
@@ -91,7 +116,7 @@ def policy(run: Run, sizes: Sequence[int] = ()) -> None:
     every = [64] if run.quick else [64, 1024, 4096]
     every += [] if run.quick or run.device.type == "cpu" else [1 << 14, 1 << 16, 1 << 18, 1 << 20]
     for where in run.todo("policy", 15, ({"N": n} for n in sizes or every)):
-        run.rate("policy", _gpu_rungs.policy_rungs(where["N"], run.device), **where)
+        run.rate("policy", ladder_rungs.policy_rungs(where["N"], run.device), **where)
 
 
 def training(run: Run) -> None:
@@ -108,7 +133,7 @@ def training(run: Run) -> None:
     for where in run.todo("training", 60, ({"seed": seed} for seed in range(3))):
         with run.caught(part="training", **where):
             seeded = replace(config, **where)
-            create_env = partial(_gpu_rungs.create_simulator, device=run.device, backend="torch")
+            create_env = partial(ladder_rungs.create_simulator, device=run.device, backend="torch")
             result = a2c.train(seeded, partial(ActorCritic, 4, 2), ActorCriticAgent, create_env)
             reached = result.evaluations[-2].mean_return >= 475.0 if len(result.evaluations) > 1 else False
             seconds = learning_seconds(result)
@@ -116,7 +141,7 @@ def training(run: Run) -> None:
             run.add(part="training", **where, N=4096, reached=reached, seconds=seconds, env_steps=steps)
 
 
-def ppo_loop(config: PPOConfig, backend: str) -> _gpu_rungs.Loop:
+def ppo_loop(config: PPOConfig, backend: str) -> ladder_rungs.Loop:
     """Return a training loop without evaluations: collect, learn, publish the weights."""
     device = torch.device(config.learner_device)
     torch.manual_seed(0)
@@ -127,7 +152,7 @@ def ppo_loop(config: PPOConfig, backend: str) -> _gpu_rungs.Loop:
         env_args={"n_envs": config.n_envs}, device=device, seed=0,
         compile_agent=config.compile_update and device.type == "cpu",
     )  # fmt: skip
-    loop = _gpu_rungs.Loop(batcher, device, learner)
+    loop = ladder_rungs.Loop(batcher, device, learner)
     for _ in range(2):  # the first update runs eagerly, the second is recorded
         loop.iterate()
     return loop
@@ -154,7 +179,7 @@ def trained(run: Run) -> None:
             with run.caught(**row, rung=ways[-1]):
                 loops = {way: ppo_loop(replace(config, **WAYS[way]), backend) for way in ways}
                 rungs = [
-                    partial(_gpu_rungs.Rung, f"{way}{what}", call, config.n_timesteps)
+                    partial(ladder_rungs.Rung, f"{way}{what}", call, config.n_timesteps)
                     for way, loop in loops.items()
                     for what, call in (("", loop.iterate), (", collecting", loop.collect), (", learning", loop.learn))
                 ]
@@ -163,7 +188,7 @@ def trained(run: Run) -> None:
                     loop.batcher.close()
 
 
-def counted(rung: _gpu_rungs.Rung, device: torch.device) -> dict[str, float]:
+def counted(rung: ladder_rungs.Rung, device: torch.device) -> dict[str, float]:
     """Count per step: operators that Python calls, launches of the host, kernels of the device (CUDA only)."""
     activities = [torch.profiler.ProfilerActivity.CPU]
     if device.type == "cuda":
@@ -183,6 +208,84 @@ def counted(rung: _gpu_rungs.Rung, device: torch.device) -> dict[str, float]:
     return found
 
 
+def profiling(run: Run) -> None:
+    """Compare the profiler with NVML and CUDA's events: utilisation, busy share, SM-weighted share, kernels."""
+    for name, measure in WORK.items():
+        if run.measured("profiling", work=name):
+            continue
+        needs_nvml = measure is not _matrices
+        if run.device.type != "cuda":
+            run.add(part="profiling", work=name, left_out=NO_CUDA)
+        elif needs_nvml and importlib.util.find_spec("pynvml") is None:
+            run.add(part="profiling", work=name, left_out=NO_NVML)
+        elif run.left(60 if measure is _short_kernels else 10, "profiling"):
+            with run.caught(part="profiling", work=name):
+                run.add(part="profiling", work=name, **measure(run))
+
+
+def _one_block(run: Run) -> dict[str, Any]:
+    """A block of one thread, always busy: NVML calls that a full GPU."""
+    seconds = 1.0 if run.quick else 4.0
+    with tempfile.TemporaryDirectory() as folder:
+        _keep_one_block_busy(run.device, 2.0)  # the driver's periods reach back
+        with profile(folder, window=600.0), operation("busy"):
+            _keep_one_block_busy(run.device, seconds)
+        (use,) = read(folder).gpus
+    found = {"nvml": use.nvml, "busy": use.busy, "weighted": use.weighted}
+    met = use.nvml is not None and use.nvml >= 0.95 and use.weighted <= 0.01
+    return {**found, "target": "NVML >= 0.95, weighted <= 0.01", "met": met}
+
+
+def _keep_one_block_busy(device: torch.device, seconds: float) -> None:
+    end = time.perf_counter() + seconds
+    with torch.cuda.device(device):
+        while time.perf_counter() < end:
+            for _ in range(20):
+                torch.cuda._sleep(10_000_000)  # clock cycles: some 6 ms
+            torch.cuda.synchronize()
+
+
+def _short_kernels(run: Run) -> dict[str, Any]:
+    """Many processes that hardly use the GPU, which takes turns: the true share is the sum of theirs."""
+    seconds = "2" if run.quick else "6"
+    with tempfile.TemporaryDirectory() as folder:
+        script = Path(folder) / "short_kernels.py"
+        script.write_text(SHORT_KERNELS)
+        folders = [Path(folder) / str(i) for i in range(N_PROCESSES)]
+        started = [subprocess.Popen([sys.executable, str(script), str(one), seconds]) for one in folders]
+        status = [process.wait() for process in started]
+        if any(status):
+            raise RuntimeError(f"processes of short kernels ended with {status}")
+        uses = [use for one in folders for use in read(one).gpus]
+    nvml = max((use.nvml for use in uses if use.nvml is not None), default=0.0)
+    busy, of_one = sum(use.busy for use in uses), max(use.busy for use in uses)
+    found = {"processes": N_PROCESSES, "nvml": nvml, "busy": busy, "busiest_process": of_one}
+    return {**found, "ratio": nvml / busy, "target": "NVML >= 3 times busy", "met": nvml >= 3.0 * busy}
+
+
+def _matrices(run: Run) -> dict[str, Any]:
+    """Kernels one after the other without gaps: their sum is the time between two events."""
+    size, count = (512, 50) if run.quick else (4096, 200)
+    left = torch.randn(size, size, device=run.device)
+    torch.mm(left, left)
+    torch.cuda.synchronize(run.device)
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    with tempfile.TemporaryDirectory() as folder:
+        with profile(folder, window=600.0), operation("matrices"):
+            start.record()
+            for _ in range(count):
+                torch.mm(left, left)
+            end.record()
+            torch.cuda.synchronize(run.device)
+        (use,) = read(folder).gpus
+    ratio = use.kernels / (1e-3 * start.elapsed_time(end))
+    return {"kernels": use.kernels, "ratio": ratio, "target": "0.95 to 1.05", "met": abs(ratio - 1.0) <= 0.05}
+
+
+WORK = {"one busy block": _one_block, "8 processes of 20 us kernels": _short_kernels, "matrices": _matrices}
+"""Measurements, as functions of a run; tests/profiling/test_profiler_on_a_gpu.py takes them too."""
+
+
 def summary(run: Run) -> None:
     """Compute ratios, and compare them with their targets."""
 
@@ -190,7 +293,7 @@ def summary(run: Run) -> None:
         return max(((run.best(part, rung=rung, **where) or 0.0) for rung in rungs), default=0.0) or None
 
     graph = [
-        _report.ratio(rate("simulation", "CUDA graph", N=n), rate("simulation", "torch eager", N=n))
+        reporting.ratio(rate("simulation", "CUDA graph", N=n), rate("simulation", "torch eager", N=n))
         for n in (64, 256, 1024, 4096)
     ]
     fused, recorded = (rate("policy", rung, N=4096) for rung in ("Warp fused policy", "torch, batcher's CUDA graph"))
@@ -199,8 +302,8 @@ def summary(run: Run) -> None:
     run.summarise(
         [
             ("graph over eager, N <= 4096", min(filter(None, graph), default=None), 4.0),
-            ("policy as one kernel over one graph, N = 4096", _report.ratio(fused, recorded), 1.1),
-            ("vectorised (best N) over SyncVectorEnv (best N)", _report.ratio(vectorised, one_by_one), 1000.0),
+            ("policy as one kernel over one graph, N = 4096", reporting.ratio(fused, recorded), 1.1),
+            ("vectorised (best N) over SyncVectorEnv (best N)", reporting.ratio(vectorised, one_by_one), 1000.0),
             ("policy in the loop, steps per second", run.best("policy"), 1e8),
             ("trained steps per second, 4,096 environments", trained_at.pop(4096), 1e6),
             ("trained steps per second, 65,536 or more", max(filter(None, trained_at.values()), default=None), 1e7),
@@ -215,9 +318,9 @@ PARTS: dict[str, Callable[[Run], None]] = {
 
 
 def main() -> None:
-    options = _gpu_run.parser(__doc__, PARTS).parse_args()
-    run = _gpu_run.begin(Run, options)
-    _gpu_run.measure(run, {name: PARTS[name] for name in options.parts}, summary)
+    options = resumable_run.parser(__doc__, PARTS).parse_args()
+    run = resumable_run.begin(Run, options)
+    resumable_run.measure(run, {name: PARTS[name] for name in options.parts}, summary)
 
 
 if __name__ == "__main__":

@@ -18,8 +18,8 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-import _learning
-from _tasks import TASKS
+from common import learning
+from common.tasks import TASKS
 
 from rlstruct.algos.training.learning_curve import Curve, draw_panels
 
@@ -37,7 +37,7 @@ def draw_pages() -> None:
     """Draw the pictures of README.md and docs/algorithms/, every seed of each training, from the stored results."""
     from tables import GAME, load
 
-    curves = {"REINFORCE": _learning.curves_of(load("reinforce_cartpole")[0])}
+    curves = {"REINFORCE": learning.curves_of(load("reinforce_cartpole")[0])}
     draw_panels({"REINFORCE on CartPole-v1": curves}, DOCS / "learning_curve.png", metric="return")
     if found := load("connect_four_strength")[0]:
         whole = Curve(*zip(*found[0]["returns"], strict=True))
@@ -48,7 +48,7 @@ def draw_pages() -> None:
         if rows := load(name)[0]:
             kind, _, game = name.partition(GAME)
             page, title = ("minatar", game) if game else (kind.partition("_")[0], task.about)
-            pages[page][title][kind.partition("_")[0].upper()] = _learning.curves_of(rows)
+            pages[page][title][kind.partition("_")[0].upper()] = learning.curves_of(rows)
     for name, panels in pages.items():
         draw_panels(panels, DOCS / "algorithms" / f"{name}.png", metric="return", columns=3)
 
@@ -71,7 +71,7 @@ if __name__ == "__main__":
     else:
         task = TASKS[options.task]
         seeds = options.seeds or task.seeds()
-        _learning.run_task(options.task, task, seeds, dict(options.settings), options.jobs)
+        learning.run_task(options.task, task, seeds, dict(options.settings), options.jobs)
         for library, words in (("sb3", []), ("cleanrl", [options.cleanrl])):
             if options.peers and None not in words:
-                _learning.run_peer(options.task, task, seeds, [options.peers, PEER, library], words)
+                learning.run_peer(options.task, task, seeds, [options.peers, PEER, library], words)

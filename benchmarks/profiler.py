@@ -36,7 +36,7 @@ import gymnasium
 import numpy as np
 import tables
 import torch
-from _report import interval, machine, write
+from common.reporting import interval, machine, write
 from numpy.typing import NDArray
 
 from rlstruct.algos import ALGORITHMS, Callback, TrainingContext

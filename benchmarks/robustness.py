@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import _report
-from _contenders import PEERS, PEERS_PYTHON, Lines
+from common import reporting
+from common.contenders import PEERS, PEERS_PYTHON, Lines
 
 if TYPE_CHECKING:  # imported where it is used, so that a benchmark's --help works without it
     import psutil
@@ -270,7 +270,7 @@ def spell(n: int, one: str, many: str = "") -> str:
     return f"{n} {one}" if n == 1 else f"{n} {many or f'{one}s'}"
 
 
-def report(rows: list[_report.Row]) -> list[str]:
+def report(rows: list[reporting.Row]) -> list[str]:
     """Return a table of all faults, and a section with the messages and times of each."""
     found = {(row["fault"], row["library"]): row for row in rows}
     versions = {f"{package} {number}" for row in rows for package, number in row["versions"].items()}
@@ -282,24 +282,24 @@ def report(rows: list[_report.Row]) -> list[str]:
 
     lines = [f"{', '.join(sorted(versions))}; load {min(loads):.0f} to {max(loads):.0f} (this benchmark included).", ""]
     summary = [[title, *cells(fault, "short")] for fault, title in FAULTS.items()]
-    lines += _report.table(f"| {' | '.join(heads)}", summary, 1 + len(heads))
+    lines += reporting.table(f"| {' | '.join(heads)}", summary, 1 + len(heads))
     for fault, title in FAULTS.items():
         messages = zip(COLUMNS.values(), cells(fault, "cell"), strict=True)
-        lines += ["", f"## {title}", "", *_report.table("library | what happened", list(messages), 2)]
+        lines += ["", f"## {title}", "", *reporting.table("library | what happened", list(messages), 2)]
     return lines
 
 
 def compare(peers: str, libraries: list[str], faults: list[str]) -> None:
     """Cause the faults in the libraries; what this commit has measured before stays."""
-    rows = _report.written("robustness")
+    rows = reporting.written("robustness")
     for fault in faults:
         for library in libraries:
             outcome = break_one(sys.executable if library == "rlstruct" else peers, library, fault)
             print(f"{FAULTS[fault]} | {COLUMNS[library]} | {outcome.cell}", flush=True)
             rows = [row for row in rows if (row["fault"], row["library"]) != (fault, library)]
             rows.append({"library": library, "fault": fault, **vars(outcome), "load": os.getloadavg()[0]})
-            _report.write("robustness", rows)
-    print(f"Written: {_report.result_path('robustness')}")
+            reporting.write("robustness", rows)
+    print(f"Written: {reporting.result_path('robustness')}")
 
 
 def main() -> None:

@@ -7,7 +7,7 @@ of 256-256 units from batches of 256 random steps.
 import argparse
 import statistics
 
-from _contenders import PEERS_PYTHON, Entry, compete
+from common.contenders import PEERS_PYTHON, Entry, compete
 
 TASK = {"n_envs": 4, "n_processes": 0, "n_timesteps": 1250, "environment": "Pendulum-v1"}
 

@@ -13,8 +13,8 @@ import statistics
 
 import tables
 import torch
-from _contenders import PEERS_PYTHON, Entry, compete
-from _report import Row, calls_in, machine, seconds_of, write
+from common.contenders import PEERS_PYTHON, Entry, compete
+from common.reporting import Row, calls_in, machine, seconds_of, write
 from gymnasium import spaces
 from torch import Tensor
 

@@ -4,12 +4,13 @@
     python benchmarks/sharing.py --resume               go on where a run with the same commit was cut
     python benchmarks/sharing.py --quick --out DIR      a look whether it runs, under a minute
 
-The workload of SURF's comparison of MPS and MIG: each process plays a game by MCTS with a small network, 500 inferences
-for each sample (a position with its visits). The processes search as such programs do, one inference at a time
-(`_plain_search`); compared with them is one process that searches in many games at once (`rlstruct.search`). Every
-inference is counted. What shares a row was timed in turns, in one run: medians of five rounds after a warm-up. Every
-row is written after its first round, and again after each; what cannot run says why. Part ``tune`` is Algorithm 1 of
-GMI-DRL: the number of environments at which one learner trains fastest, then numbers of such learners on the same GPU.
+The workload of SURF's comparison of MPS and MIG: each process plays a game by MCTS with a small network, 500
+inferences for each sample (a position with its visits). The processes search as such programs do, one inference at a
+time (`common/plain_search.py`); compared with them is one process that searches in many games at once
+(`rlstruct.search`). Every inference is counted. What shares a row was timed in turns, in one run: medians of five
+rounds after a warm-up. Every row is written after its first round, and again after each; what cannot run says why.
+Part ``tune`` is Algorithm 1 of GMI-DRL: the number of environments at which one learner trains fastest, then numbers
+of such learners on the same GPU.
 """
 
 from __future__ import annotations
@@ -25,10 +26,9 @@ from dataclasses import replace
 from functools import partial
 from itertools import product
 
-import _gpu_run
-import _report
 import torch
-from _plain_search import PlainSearchAgent, SmallNet
+from common import reporting, resumable_run
+from common.plain_search import PlainSearchAgent, SmallNet
 
 from rlstruct import Trajectories
 from rlstruct.agents import ActorCritic, ActorCriticAgent
@@ -46,11 +46,11 @@ MAX_DEPTH = 16  # moves that a search looks ahead
 MODES = ("none", "mps", "mig")
 Collect = Callable[[], tuple[int, int]]  # takes samples; how many, and after how many inferences
 Make = Callable[[], contextlib.AbstractContextManager[Collect]]
-Maker = tuple[_report.Row, Make]
+Maker = tuple[reporting.Row, Make]
 create_model = partial(ActorCritic, 4, 2, hidden=(256, 128, 64))  # of most tasks of GMI-DRL
 
 
-class Run(_gpu_run.Run):
+class Run(resumable_run.Run):
     """One run of the benchmark."""
 
     name = "sharing"
@@ -63,13 +63,13 @@ class Run(_gpu_run.Run):
         if all(self.measured(**row) for row, _ in makers):
             return
         for row, _ in makers:
-            self.rows = [old for old in self.rows if not row.items() <= old.items() or _gpu_run.UNFINISHED in old]
+            self.rows = [old for old in self.rows if not row.items() <= old.items() or resumable_run.UNFINISHED in old]
         with contextlib.ExitStack() as open_ones:
-            made: list[tuple[_report.Row, Make, Collect, tuple[int, int], list[float]]] = []
+            made: list[tuple[reporting.Row, Make, Collect, tuple[int, int], list[float]]] = []
             for row, make in makers:
                 with self.caught(**row):  # whatever it is, the others are measured all the same
                     if time.perf_counter() > self.deadline:
-                        raise SharingError(_gpu_run.NO_TIME)
+                        raise SharingError(resumable_run.NO_TIME)
                     collect = open_ones.enter_context(make())
                     counts = collect()  # a warm-up: kernels are loaded, graphs recorded
                     collect()
@@ -86,9 +86,9 @@ class Run(_gpu_run.Run):
             written = self.add(**row, **_found(counts, seconds))
             with self.caught(part="use", **{name: value for name, value in row.items() if name != "part"}):
                 written |= self.use(make)
-                _report.write(self.name, self.rows)
+                reporting.write(self.name, self.rows)
 
-    def use(self, make: Make) -> _report.Row:
+    def use(self, make: Make) -> reporting.Row:
         """NVML's utilisation of a GPU, and the share in which any process is busy there, from a separate profile."""
         if self.device.type != "cuda" or time.perf_counter() > self.deadline:
             return {}
@@ -97,10 +97,10 @@ class Run(_gpu_run.Run):
                 end = time.perf_counter() + (0.5 if self.quick else 4.0)
                 while time.perf_counter() < end:
                     collect()
-            return _gpu_run.use_in(f"{folder}/profile")
+            return resumable_run.use_in(f"{folder}/profile")
 
 
-def _found(counts: tuple[int, int], seconds: Sequence[float]) -> _report.Row:
+def _found(counts: tuple[int, int], seconds: Sequence[float]) -> reporting.Row:
     samples, inferences = counts
     return {
         "samples_per_second": samples / statistics.median(seconds),
@@ -242,14 +242,14 @@ def summary(run: Run) -> None:
         batched = rate("table", processes=1, against=n)
         none, mps = (rate("table", sharing=mode, processes=n) for mode in ("none", "mps"))
         ratios += [
-            (f"one batched process over {n} under MPS", _report.ratio(batched, mps), 1.0 if n == 16 else None),
-            (f"one batched process over {n} in turns", _report.ratio(batched, none), None),
-            (f"{n} under MPS over {n} in turns", _report.ratio(mps, none), 2.0 if n == 16 else None),
+            (f"one batched process over {n} under MPS", reporting.ratio(batched, mps), 1.0 if n == 16 else None),
+            (f"one batched process over {n} in turns", reporting.ratio(batched, none), None),
+            (f"{n} under MPS over {n} in turns", reporting.ratio(mps, none), 2.0 if n == 16 else None),
         ]
     at_128 = rate("simulations", simulations=128)
     train = partial(run.best, "tune")
     for n in (2, 4, 8):
-        over_one = _report.ratio(train(learners=n, sharing="mps"), train(learners=1))
+        over_one = reporting.ratio(train(learners=n, sharing="mps"), train(learners=1))
         ratios.append((f"training by {n} learners under MPS over one learner", over_one, None))
     run.summarise([*ratios, ("simulations per second, 128 for each move", at_128 and 128 * at_128, 1e6)])
 
@@ -258,10 +258,10 @@ PARTS: dict[str, Callable[[Run], None]] = {"simulations": simulations, "table": 
 
 
 def main() -> None:
-    options = _gpu_run.parser(__doc__, PARTS).parse_args()
-    run = _gpu_run.begin(Run, options)
+    options = resumable_run.parser(__doc__, PARTS).parse_args()
+    run = resumable_run.begin(Run, options)
     torch.set_num_threads(1)
-    _gpu_run.measure(run, {name: PARTS[name] for name in options.parts}, summary)
+    resumable_run.measure(run, {name: PARTS[name] for name in options.parts}, summary)
 
 
 if __name__ == "__main__":

@@ -21,9 +21,9 @@ import atari_exact
 import experiments
 import robustness
 import time_to_475
-from _learning import last_five
-from _report import Row, machine, table
-from _tasks import TASKS
+from common.learning import last_five
+from common.reporting import Row, machine, table
+from common.tasks import TASKS
 
 from rlstruct.algos import ALGORITHMS, TrainingConfig
 from rlstruct.options import described

@@ -8,8 +8,8 @@ has its own process with one thread; the contenders take turns, seed by seed, an
 Start-up is not counted, compiling (with what Inductor's cache on disk holds) has its own column, and no
 clock runs during evaluations, of which all contenders of an algorithm have as many. CleanRL trains with the settings
 that its script has, stable-baselines3 with those that rl-baselines3-zoo publishes for CartPole-v1, ours with those of
-benchmarks/_tasks.py. A training that does not reach 475 counts with all its time; CleanRL's, which is stopped after
-200,000 steps, so counts with less than it needs.
+benchmarks/common/tasks.py. A training that does not reach 475 counts with all its time; CleanRL's, which is stopped
+after 200,000 steps, so counts with less than it needs.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import _report
 import torch
-from _contenders import PEERS_PYTHON
-from _learning import learning_seconds
-from _tasks import TASKS
+from common import reporting
+from common.contenders import PEERS_PYTHON
+from common.learning import learning_seconds
+from common.tasks import TASKS
 
 from rlstruct.algos import a2c, dqn, ppo
 from rlstruct.engine.compiled import Compiled
@@ -45,7 +45,7 @@ class Contender:
 
     name: str  # as the table says it
     algorithm: str  # ``a2c``, ``dqn`` or ``ppo``
-    task: str | None  # one of ours in `_tasks.TASKS`; None for peers
+    task: str | None  # one of ours in `common.tasks.TASKS`; None for peers
     kind: str  # how the policy is evaluated, with actions that are ``sampled`` or ``greedy``
     apart: bool = False  # its environments are others, so that it is not compared
     compiled: bool = False  # TorchInductor compiles agent and update
@@ -116,14 +116,14 @@ def measure(
     once = list(dict.fromkeys(commands))  # one training of theirs is evaluated in both ways
     answers: dict[tuple[str, ...], dict[str, Any]] = {}
     measured = {(one.name, one.kind, seed) for one, seed in turns}
-    before = _report.written("time_to_475")
+    before = reporting.written("time_to_475")
     others = [row for row in before if (row["name"], row["evaluation"], row["seed"]) not in measured]
     rows: list[dict[str, Any]] = []
     with ThreadPoolExecutor(jobs) as pool:
         for command, answer in zip(once, pool.map(_ask, once), strict=True):
             answers[command] = answer
             rows = [_row(*turn, answers[key]) for turn, key in zip(turns, commands, strict=True) if key in answers]
-            _report.write("time_to_475", [*others, *rows])
+            reporting.write("time_to_475", [*others, *rows])
     return [*others, *rows]
 
 
@@ -209,7 +209,7 @@ def main() -> None:
     contenders = [one for one in contenders if has_cleanrl or one.name != CLEANRL]
     rows = measure(options.seeds, options.peers, options.cleanrl, contenders, options.jobs)
     print(table(rows))
-    print(f"\nMachine: {_report.machine()}\nWritten: {_report.write('time_to_475', rows)}")
+    print(f"\nMachine: {reporting.machine()}\nWritten: {reporting.write('time_to_475', rows)}")
 
 
 if __name__ == "__main__":

@@ -21,13 +21,13 @@ from itertools import product
 from multiprocessing import get_context
 from typing import Any
 
-import _report
 import gymnasium
 import numpy as np
 import tables
 import torch
+from common import reporting
 from gymnasium import spaces
-from peers._serve import SlowEnv
+from peers.serve import SlowEnv
 
 from rlstruct import RL_Agent, VecEnv, sims
 from rlstruct.agents import ActorCritic, ActorCriticAgent, RandomAgent
@@ -161,7 +161,7 @@ def main() -> None:
         rows.append(one)
         print(tables.text("tune", [one]), flush=True)
         if options.task == list(TASKS):  # after every task: one that is cut short leaves what it has
-            _report.write("tune", rows)
+            reporting.write("tune", rows)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from _serve import Batches, Task, act, make_env, make_policy, serve
+from serve import Batches, Task, act, make_env, make_policy, serve
 from torch import nn
 
 

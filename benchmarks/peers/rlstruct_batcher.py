@@ -10,7 +10,7 @@ import statistics
 import sys
 from typing import Any
 
-from _serve import Task, make_env, make_policy, serve
+from serve import Task, make_env, make_policy, serve
 from torch import nn
 
 from rlstruct import DictTensor, RL_Agent, TemporalDictTensor, VecEnv

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
-from _serve import Batches, Task, serve
+from serve import Batches, Task, serve
 
 from rlstruct import DictTensor, RL_Agent, Trajectories, replay_agent
 from rlstruct.agents import ActorCritic, ActorCriticAgent, QAgent, QNetwork

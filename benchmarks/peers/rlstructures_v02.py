@@ -14,7 +14,7 @@ from typing import Any
 
 import gymnasium
 import torch
-from _serve import Batches, Task, make_env, make_policy, serve
+from serve import Batches, Task, make_env, make_policy, serve
 
 gym = ModuleType("gym")
 gym.__dict__.update(spaces=gymnasium.spaces, Env=gymnasium.Env, Wrapper=gymnasium.Wrapper)

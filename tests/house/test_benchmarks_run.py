@@ -92,7 +92,15 @@ def test_the_pages_of_the_algorithms_say_what_every_setting_does(monkeypatch: py
 def test_two_commits_are_measured_side_by_side(tmp_path: pathlib.Path) -> None:
     if subprocess.run(["git", "-C", str(ROOT), "rev-parse", "HEAD"], capture_output=True, check=False).returncode:
         pytest.skip("needs a checkout with git")
-    command = [sys.executable, str(ROOT / "benchmarks" / "ab.py"), "HEAD", "--rounds", "5", "--seconds", "0.01"]
+    command = [
+        sys.executable,
+        str(ROOT / "benchmarks" / "compare_commits.py"),
+        "HEAD",
+        "--rounds",
+        "5",
+        "--seconds",
+        "0.01",
+    ]
     loops = ["--only", "eager, 4 in this process", "Trajectories"]
     run = subprocess.run([*command, *loops], cwd=tmp_path, capture_output=True, text=True, timeout=280, check=False)
     assert run.returncode == 0, run.stdout + run.stderr
@@ -109,7 +117,7 @@ def test_two_commits_are_measured_side_by_side(tmp_path: pathlib.Path) -> None:
 
 def test_the_interval_of_a_median(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    from _report import interval
+    from common.reporting import interval
 
     # The median of n draws lies below the k-th smallest as rarely as k - 1 of n coins show heads, or fewer.
     assert interval(range(1, 6)) == (1, 5)  # 2 / 2^5 = 6 % outside: of five draws there is nothing narrower
@@ -181,23 +189,23 @@ def test_the_experiments_with_atari_measure_every_row_and_are_resumed(device: st
 
 def test_costs_of_starts_are_ratios_of_times(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    import _atari
+    from papers import atari
 
     rates = {"in lockstep": 40.0, "later": 20.0, "restart in every step": 10.0, "emulation": 80.0}
     rows = [{"rung": name, "N": 4, "steps_per_second": rate} for name, rate in rates.items()]
     # Half as fast later; a step takes 0.2 s later, 0.4 s with a restart; 94 / 4 of emulation take 1.175 s, not 0.4 s.
-    assert _atari.starts_table(rows)[2] == "| 4 | 0.50 | 2.00 | 2.94 |"
+    assert atari.starts_table(rows)[2] == "| 4 | 0.50 | 2.00 | 2.94 |"
 
 
 def test_a_score_counts_seconds_of_learning_and_has_a_target_in_both_games(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    import _atari_score
+    from papers import atari_score
 
     row = {"part": "atari_score", "way": "plain batches", "N": 8, "steps": 100, "seconds": 5.0, "updates": 6}
     curve = [[0, 0.001, 1.0], [200, 1.0, 20.0], [400, 2.0, 32.0]]  # 5 s with the evaluations, 2 s without
     rows = [{**row, "game": "Breakout", "target": None, "curve": curve},
             {**row, "game": "Pong", "curve": [[0, 0.001, -21.0], [400, 4.0, 17.0]]}]  # fmt: skip
-    assert _atari_score.score_table(rows)[2:] == [
+    assert atari_score.score_table(rows)[2:] == [
         "| Breakout | plain batches | 8 | 400 | 2 | 200 | 3.0 | 1.0 to 32.0 | 31.8: 400 frames, 2 s |",
         "| Pong | plain batches | 8 | 400 | 4 | 100 | 1.5 | -21.0 to 17.0 | 18: no |",
     ]
@@ -206,26 +214,26 @@ def test_a_score_counts_seconds_of_learning_and_has_a_target_in_both_games(monke
 def test_a_training_to_a_score_starts_only_where_its_whole_time_is_left(
     monkeypatch: pytest.MonkeyPatch, gpu: ModuleType
 ) -> None:
-    import _atari_score
+    from papers import atari_score
 
-    monkeypatch.setattr(_atari_score, "train", lambda *_: {"curve": []})
+    monkeypatch.setattr(atari_score, "train", lambda *_: {"curve": []})
     run = gpu.Run(torch.device("cpu"), quick=True, deadline=time.perf_counter() + 90, silent=True)
     sizes = {"game": ("Pong", "Breakout"), "seconds": (60,)}
-    _atari_score.measure_score(run, sizes)  # with games on the CPU it has twice as long: 120
+    atari_score.measure_score(run, sizes)  # with games on the CPU it has twice as long: 120
     trained = [(row["game"], row["way"]) for row in run.rows if "curve" in row]
-    short = [(game, way) for game in sizes["game"] for way in (_atari_score.WINDOW, _atari_score.PLAIN)]
+    short = [(game, way) for game in sizes["game"] for way in (atari_score.WINDOW, atari_score.PLAIN)]
     assert trained == short
     run.deadline += 60
-    _atari_score.measure_score(run, sizes)
+    atari_score.measure_score(run, sizes)
     trained = [(row["game"], row["way"]) for row in run.rows if "curve" in row]
-    assert trained == short + [(game, _atari_score.ON_CPU) for game in sizes["game"]]
+    assert trained == short + [(game, atari_score.ON_CPU) for game in sizes["game"]]
 
 
 def test_a_survey_that_is_cut_on_a_gpu_has_what_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    import _survey
+    from papers import time_survey
 
-    names = [work.name for work in _survey.works(cuda=True, workers=(16, 0, 4), quick=False)]
+    names = [work.name for work in time_survey.works(cuda=True, workers=(16, 0, 4), quick=False)]
     assert names[:5] == [
         "A2C, CartPole-v1",
         "DQN, CartPole-v1",
@@ -233,7 +241,7 @@ def test_a_survey_that_is_cut_on_a_gpu_has_what_is_compared(monkeypatch: pytest.
         "A2C, CartPole-v1, simulator, graph",
         "ALPHAZERO, ConnectFour-v0, 16 workers",
     ]
-    others = {work.name for work in _survey.works(cuda=False, workers=(16, 0, 4), quick=False)}
+    others = {work.name for work in time_survey.works(cuda=False, workers=(16, 0, 4), quick=False)}
     assert len(names) == len(set(names)) == len(others) + 2
     assert set(names) > others
 
@@ -241,7 +249,7 @@ def test_a_survey_that_is_cut_on_a_gpu_has_what_is_compared(monkeypatch: pytest.
 def test_a_cut_run_of_fusion_has_all_floats_for_the_first_number_of_environments(
     monkeypatch: pytest.MonkeyPatch, gpu: ModuleType
 ) -> None:
-    import _fusion
+    from papers import fusion
 
     run = gpu.Run(torch.device("cpu"), quick=True, deadline=math.inf, silent=True)
     cells: list[tuple[int, object]] = []
@@ -251,7 +259,7 @@ def test_a_cut_run_of_fusion_has_all_floats_for_the_first_number_of_environments
         run.deadline = math.inf if len(cells) < 4 else 0.0
 
     monkeypatch.setattr(run, "rate", rate)
-    _fusion.measure_fusion(run, {"K": (1,), "N": (64, 1024), "W": (0, 124)})
+    fusion.measure_fusion(run, {"K": (1,), "N": (64, 1024), "W": (0, 124)})
     assert cells == [(64, 0), (64, 0), (64, 124), (64, 124)]
     assert run.rows[-1]["left_out"] == "the time budget is used up"
 
@@ -259,18 +267,18 @@ def test_a_cut_run_of_fusion_has_all_floats_for_the_first_number_of_environments
 def test_shares_have_together_the_environments_of_one_and_the_first_number_of_them_also_as_many_each(
     monkeypatch: pytest.MonkeyPatch, gpu: ModuleType
 ) -> None:
-    import _shares
+    from papers import gpu_shares
 
     def compare(kind: str, run: Any, where: dict[str, Any], *_: object) -> None:
         run.add(part=kind, **where, steps_per_second=float(where["N"]), ratio=1.0)
 
-    monkeypatch.setattr(_shares, "compare", compare)
-    monkeypatch.setattr(_shares, "opened", lambda *_: contextlib.nullcontext())
+    monkeypatch.setattr(gpu_shares, "compare", compare)
+    monkeypatch.setattr(gpu_shares, "opened", lambda *_: contextlib.nullcontext())
     run = gpu.Run(torch.device("cpu"), quick=False, deadline=math.inf, silent=True)
-    _shares.measure("serving", run, {"m": (4, 2), "N": (64, 16)})
+    gpu_shares.measure("serving", run, {"m": (4, 2), "N": (64, 16)})
     measured = [(row["m"], row["N"]) for row in run.rows if row["sharing"] == "none"]
     assert measured == [(1, 64), (1, 16), (4, 16), (4, 64), (2, 32)]
-    lines = [line.split(" | ")[:3] for line in _shares.tabulate("serving", run.rows)[2:] if " | none | " in line]
+    lines = [line.split(" | ")[:3] for line in gpu_shares.tabulate("serving", run.rows)[2:] if " | none | " in line]
     assert lines == [["| 1", "none", "16"], ["| 1", "none", "64"], ["| 2", "none", "32"], ["| 4", "none", "16"],
                      ["| 4", "none", "64"]]  # fmt: skip
 
@@ -279,10 +287,10 @@ def test_shares_have_together_the_environments_of_one_and_the_first_number_of_th
 def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> ModuleType:
     """The benchmark as a module, with results that go elsewhere."""
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    import _report
     import gpu
+    from common import reporting
 
-    monkeypatch.setattr(_report, "RESULTS", tmp_path)
+    monkeypatch.setattr(reporting, "RESULTS", tmp_path)
     return gpu
 
 
@@ -291,15 +299,15 @@ def test_an_experiment_that_was_cut_shows_what_it_has(
 ) -> None:
     """The last row says of the whole experiment that its time is up."""
     pytest.importorskip("matplotlib", reason="needs the extra train")
-    import _gpu_run
     import experiments
+    from common import resumable_run
 
     monkeypatch.setattr(experiments, "RESULTS", tmp_path / "results")  # figures of these are part of the pages
     measured = {path: json.loads(path.read_text())["rows"] for path in (ROOT / "benchmarks" / "results").glob("exp*")}
     for name, one in experiments.EXPERIMENTS.items():
         rows = [row for rows in measured.values() for row in rows if row["part"] == name]
         run = experiments.Run(torch.device("cpu"), quick=True, deadline=0.0, silent=True)
-        run.rows = [*rows, {"part": name, "left_out": _gpu_run.NO_TIME}]
+        run.rows = [*rows, {"part": name, "left_out": resumable_run.NO_TIME}]
         run.path = tmp_path / f"{name}.json"
         shown = dataclasses.replace(one, measure=lambda run, sizes: None)
         monkeypatch.setitem(experiments.EXPERIMENTS, name, shown)
@@ -310,22 +318,22 @@ def test_an_experiment_that_was_cut_shows_what_it_has(
 def test_each_part_of_a_benchmark_has_eight_minutes(
     monkeypatch: pytest.MonkeyPatch, gpu: ModuleType, tmp_path: pathlib.Path
 ) -> None:
-    import _gpu_run
+    from common import resumable_run
 
     monkeypatch.setattr(gpu.Run, "watch", lambda run: None)
     monkeypatch.setattr(torch, "set_num_threads", lambda n: None)
-    parser = _gpu_run.parser("", {"a": print, "b": print, "c": print})
+    parser = resumable_run.parser("", {"a": print, "b": print, "c": print})
     for words, minutes in (([], 24), (["--parts", "a"], 8), (["--minutes", "3"], 3)):
-        run = _gpu_run.begin(gpu.Run, parser.parse_args(["--device", "cpu", "--out", str(tmp_path), *words]))
+        run = resumable_run.begin(gpu.Run, parser.parse_args(["--device", "cpu", "--out", str(tmp_path), *words]))
         assert run.deadline - time.perf_counter() == pytest.approx(60 * minutes, abs=20)
 
 
 def test_a_resumed_run_measures_what_lacked_time_or_a_package_and_keeps_the_rest(
     gpu: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import _gpu_run
-    from _gpu_profiles import NO_NVML
-    from _gpu_rungs import Rung
+    from common import resumable_run
+    from common.ladder_rungs import Rung
+    from gpu import NO_NVML
 
     def games() -> Rung:
         importlib.import_module("arrives_later")
@@ -338,7 +346,7 @@ def test_a_resumed_run_measures_what_lacked_time_or_a_package_and_keeps_the_rest
     first.rate("simulation", [games], N=64)
     first.rate("simulation", [broken], N=1)
     first.add(part="profiling", work="one busy block", left_out=NO_NVML)
-    first.add(part="policy", left_out=_gpu_run.NO_TIME)
+    first.add(part="policy", left_out=resumable_run.NO_TIME)
     gpu.summary(first)
     summary = [row for row in first.rows if row["part"] == "summary"]
     monkeypatch.setitem(sys.modules, "arrives_later", ModuleType("arrives_later"))
@@ -357,7 +365,7 @@ def test_a_resumed_run_measures_what_lacked_time_or_a_package_and_keeps_the_rest
 def test_a_run_that_is_cut_keeps_what_it_has_and_measures_it_again(
     gpu: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from _gpu_rungs import Rung
+    from common.ladder_rungs import Rung
 
     def rung(name: str, calls: int | None) -> object:
         left = iter(range(calls or 10**9))
@@ -414,7 +422,7 @@ def test_processes_that_share_a_device_are_written_round_by_round(
 
 
 def test_a_rung_that_raises_costs_itself_and_no_other(gpu: ModuleType) -> None:
-    from _gpu_rungs import Rung
+    from common.ladder_rungs import Rung
 
     calls = iter(range(1000))
 
@@ -443,13 +451,13 @@ def test_a_rung_that_raises_costs_itself_and_no_other(gpu: ModuleType) -> None:
 def test_a_rung_that_hangs_ends_the_program_and_is_left_out_when_it_is_resumed(
     gpu: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import _gpu_run
-    from _gpu_rungs import Rung
+    from common import resumable_run
+    from common.ladder_rungs import Rung
 
     ended = threading.Event()
 
     def leave(code: int) -> None:
-        assert code == _gpu_run.BROKEN
+        assert code == resumable_run.BROKEN
         ended.set()
 
     def hanging(name: str) -> object:
@@ -471,7 +479,7 @@ def test_a_rung_that_hangs_ends_the_program_and_is_left_out_when_it_is_resumed(
 def test_many_steps_in_a_launch_are_those_of_many_launches(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("warp", reason="needs the extra warp")
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    from _fusion_kernel import Launch
+    from papers.fusion_kernel import Launch
 
     single, fused, recorded = (
         Launch(5, *how, torch.device("cpu")) for how in ((1, 3, True), (200, 3, False), (200, 3, True))
@@ -492,7 +500,7 @@ def test_many_steps_in_a_launch_are_those_of_many_launches(monkeypatch: pytest.M
 
 def test_gains_of_fusion_are_ratios_to_one_step_of_the_fewest_environments(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    import _fusion
+    from papers import fusion
 
     rates = {(8, 1): 10.0, (8, 4): 30.0, (16, 1): 20.0, (16, 4): 80.0}
     rows = [
@@ -507,8 +515,8 @@ def test_gains_of_fusion_are_ratios_to_one_step_of_the_fewest_environments(monke
         for (n, k), rate in rates.items()
         for record in (False, True)
     ]
-    assert _fusion.gains(rows) == [{"W": 0, "N": 8, "vectorised": 2.0, "fused": 3.0, "both": 8.0, "product": 6.0}]
-    table = _fusion.fusion_table(rows)
+    assert fusion.gains(rows) == [{"W": 0, "N": 8, "vectorised": 2.0, "fused": 3.0, "both": 8.0, "product": 6.0}]
+    table = fusion.fusion_table(rows)
     assert table[2:4] == ["| 0 | 8 | 5e+07 / 1e+08 | 3.00 / 3.00 |", "| 0 | 16 | 2.5e+07 / 5e+07 | 4.00 / 4.00 |"]
     assert table[-1] == "| 0 | 2.0 | 3.0 | 6.0 | 8.0 |"
 
@@ -543,13 +551,13 @@ def test_the_quick_experiments_measure_every_row(device: str, tmp_path: pathlib.
 
 def test_the_survey_shows_shares_and_what_was_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    import _survey
+    from papers import time_survey
 
     row = {"part": "survey", "work": "A2C, CartPole-v1", "envs": 8, "timesteps": 32, "steps_per_second": 1e4,
            "seconds": 0.3, "simulation": 0.4, "inference": 0.1, "learning": 0.4, "other": 0.1, "python": 0.5,
            "to_torch": 7.0, "busiest": None, "nvml": 1.0, "busy": 0.03}  # fmt: skip
     left_out = {"part": "survey", "work": "SAC, HalfCheetah-v5", "left_out": "mujoco is not installed"}
-    text = _survey.survey_table([row, left_out])
+    text = time_survey.survey_table([row, left_out])
     cells = "| A2C, CartPole-v1 | 8 x 32 | 10,000 | 300 | 40 % | 10 % | 40 % | 10 % | 50 % | 7 | 3.0 % |  | 100.0 % |"
     assert text[2:] == [cells, "", "SAC, HalfCheetah-v5: mujoco is not installed."]
 
@@ -577,7 +585,7 @@ def test_processes_that_share_a_device_are_compared_with_one(device: str, tmp_pa
 
 def test_the_plain_search_plays_connect_four(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    from _plain_search import Node, PlainSearchAgent, SmallNet
+    from common.plain_search import Node, PlainSearchAgent, SmallNet
 
     from rlstruct import DictTensor
     from rlstruct.sims import ConnectFour

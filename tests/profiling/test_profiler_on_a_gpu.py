@@ -25,7 +25,7 @@ def test_what_it_says_is_what_nvml_and_events_say(work: str, monkeypatch: pytest
     if work != "matrices":
         pytest.importorskip("pynvml", reason="needs the extra nvml")
     monkeypatch.syspath_prepend(str(pathlib.Path(__file__).parents[2] / "benchmarks"))
-    from _gpu_profiles import WORK
+    from gpu import WORK
 
     found = WORK[work](types.SimpleNamespace(device=torch.device("cuda:0"), quick=False))
     assert found["met"], found

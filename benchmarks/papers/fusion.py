@@ -14,15 +14,15 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import _gpu_rungs
 import torch
-from _gpu_rungs import MakeRung, Rung, synchronize
-from _report import Panels, Row, pivot, table
+from common import ladder_rungs
+from common.ladder_rungs import MakeRung, Rung, synchronize
+from common.reporting import Panels, Row, pivot, table
 
 from rlstruct.sims import cart_pole as game
 
 if TYPE_CHECKING:
-    from _gpu_run import Ladder
+    from common.resumable_run import Ladder
 
 Sizes = Mapping[str, Sequence[int]]
 STEPS = 64  # single steps between two waits for the device
@@ -31,7 +31,7 @@ MOST_RECORDED = 1 << 26  # environment steps in one launch: what they show takes
 
 def fused_rung(name: str, n_envs: int, n_steps: int, n_extra: int, record: bool, device: torch.device) -> Rung:
     """Return K steps in a launch, and so many launches as take 64 steps at least."""
-    from _fusion_kernel import Launch
+    from papers.fusion_kernel import Launch
 
     launch, n_launches = Launch(n_envs, n_steps, n_extra, record, device), max(1, STEPS // n_steps)
 
@@ -105,9 +105,9 @@ def measure_compilers(run: Ladder, sizes: Sizes) -> None:
         run.add(part="compilers", rung="JAX", left_out="not installed")
     for where in run.todo("compilers", 45, ({"N": n} for n in sizes["N"])):
         n_envs = where["N"]
-        rungs: list[MakeRung] = _gpu_rungs.simulation_rungs(n_envs, run.device)
+        rungs: list[MakeRung] = ladder_rungs.simulation_rungs(n_envs, run.device)
         if not run.quick:
-            rungs.append(partial(_gpu_rungs.step_rung, "torch.compile", n_envs, run.device, "compile"))
+            rungs.append(partial(ladder_rungs.step_rung, "torch.compile", n_envs, run.device, "compile"))
         for k in sizes["K"]:
             rungs.append(partial(fused_rung, f"Warp, {a_launch(k)}", n_envs, k, 0, True, run.device))
             if has_jax:

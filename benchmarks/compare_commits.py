@@ -1,6 +1,6 @@
 """The same loops with the working tree and with another commit, in turn, in CPU time.
 
-    python benchmarks/ab.py COMMIT [--loops collect update] [--only "4 in"] [--rounds 11] [--seconds 1]
+    python benchmarks/compare_commits.py COMMIT [--loops collect update] [--only "4 in"] [--rounds 11] [--seconds 1]
 
 Run it before a change to a loop lands. Both packages are copied into a temporary folder; each loop runs in its own
 process for each of them, and for a bare loop where there is one, and these take turns. CPU time counts all processes of
@@ -23,8 +23,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import _report
-from _contenders import Entry, Result, compete
+from common import reporting
+from common.contenders import Entry, Result, compete
 
 ROOT = Path(__file__).parent.parent
 FOLDERS = ("rlstruct", "agents", "batchers", "algos")
@@ -122,7 +122,7 @@ def row(loop: Loop, results: Sequence[Result]) -> str:
 
 
 def spell(values: Sequence[float], digits: int | None = None) -> str:
-    low, high = _report.interval(values)
+    low, high = reporting.interval(values)
     if digits is None:
         digits = 1 if statistics.median(values) < 1000 else 0
     return f"{statistics.median(values):,.{digits}f} ({low:,.{digits}f} to {high:,.{digits}f})"
@@ -142,7 +142,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         before = package_of(options.commit, Path(folder, "before"))
         now = package_of(options.now, Path(folder, "now"))
-        print(_report.machine())
+        print(reporting.machine())
         print(f"| CPU µs | {options.commit} | {options.now or 'now'} | now / {options.commit} | share of a bare loop: "
               f"{options.commit} | now |\n|---|---:|---:|---:|---:|---:|")  # fmt: skip
         for loop in LOOPS:

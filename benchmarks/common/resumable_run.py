@@ -18,9 +18,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
-import _report
 import torch
-from _gpu_rungs import MakeRung, Rung
+from common import reporting
+from common.ladder_rungs import MakeRung, Rung
 
 from rlstruct.device import resolve_device
 from rlstruct.errors import SharingError
@@ -41,16 +41,16 @@ class Run:
     device: torch.device  # under test
     quick: bool  # only look whether everything runs
     deadline: float  # when to stop, of time.perf_counter
-    rows: list[_report.Row] = field(default_factory=list)  # found so far, written after each
+    rows: list[reporting.Row] = field(default_factory=list)  # found so far, written after each
     path: Path = Path()  # of the JSON file
     silent: bool = False  # write rows without showing them
-    _now: tuple[float, _report.Row] | None = None  # when what is going on hangs, and the row that says so
+    _now: tuple[float, reporting.Row] | None = None  # when what is going on hangs, and the row that says so
 
-    def add(self, **row: Any) -> _report.Row:  # noqa: ANN401 - plain values
+    def add(self, **row: Any) -> reporting.Row:  # noqa: ANN401 - plain values
         """Write a row, in place of an unfinished one about the same thing, and show it if it is complete."""
         self.rows = [old for old in self.rows if not _replaces(row, old)]
         self.rows.append(row)
-        self.path = _report.write(self.name, self.rows)
+        self.path = reporting.write(self.name, self.rows)
         if UNFINISHED in row:
             return row
         shown = [(key, f"{value:.4g}" if isinstance(value, float) else value) for key, value in row.items()]
@@ -58,7 +58,7 @@ class Run:
             print("  ".join(f"{key} {value}" for key, value in shown if key != "rounds"), flush=True)
         return row
 
-    def add_unfinished(self, about: _report.Row, found: _report.Row) -> None:
+    def add_unfinished(self, about: reporting.Row, found: reporting.Row) -> None:
         """Write what has been found so far: a run that is cut keeps it, and one that is resumed measures it again."""
         self.add(**about, **found, **{UNFINISHED: list(about)})
 
@@ -99,7 +99,7 @@ class Run:
         self.add(part=what, left_out=NO_TIME)
         return False
 
-    def todo(self, part: str, seconds: float, places: Iterable[_report.Row]) -> Iterator[_report.Row]:
+    def todo(self, part: str, seconds: float, places: Iterable[reporting.Row]) -> Iterator[reporting.Row]:
         """Yield the places of a part that have not been measured, while there is time for each."""
         for where in places:
             if not self.measured(part, **where):
@@ -112,7 +112,7 @@ class Run:
 
         What was left out for want of time, or of a package that may be there by now, is measured again.
         """
-        found = _report.written(self.name)
+        found = reporting.written(self.name)
         self.rows = [row for row in found if not _MAY_BE_MEASURED_NOW.match(row.get("left_out", ""))]
 
     @contextlib.contextmanager
@@ -136,7 +136,7 @@ class Run:
                 torch.cuda.synchronize(self.device)
             except RuntimeError:
                 row["broke"] = True
-                _report.write(self.name, self.rows)
+                reporting.write(self.name, self.rows)
                 raise SystemExit(BROKEN) from error
 
     def best(self, part: str, unit: str = "steps_per_second", **where: object) -> float | None:
@@ -153,7 +153,7 @@ class Run:
                 self.add(part="summary", ratio=name, value=value, target=target, met=met)
 
 
-def use_in(folder: str | Path) -> _report.Row:
+def use_in(folder: str | Path) -> reporting.Row:
     """Return NVML's utilisation of a GPU, and the share in which any process is busy there, from a profile."""
     report = read(folder)
     # Of several processes their union; of one that shares with nothing else, its own.
@@ -165,7 +165,7 @@ class Ladder(Run):
     """A run that times rungs side by side."""
 
     def rate(
-        self, part: str, makers: Sequence[MakeRung], look: Callable[[Rung], _report.Row] | None = None,
+        self, part: str, makers: Sequence[MakeRung], look: Callable[[Rung], reporting.Row] | None = None,
         **where: Any,  # noqa: ANN401 - plain values
     ) -> None:  # fmt: skip
         """Measure rungs side by side, one row each; one that raises gets a row too, and the others go on.
@@ -177,13 +177,13 @@ class Ladder(Run):
             where: what all rows say, with the number of environments as N.
         """
 
-        def found(rung: Rung, seconds: list[float]) -> _report.Row:
+        def found(rung: Rung, seconds: list[float]) -> reporting.Row:
             rate = where["N"] * rung.steps / statistics.median(seconds)
             return {"steps": rung.steps, "steps_per_second": rate, "rounds": seconds}
 
         def first_look(rung: Rung) -> None:
             self.add_unfinished(
-                {"part": part, "rung": rung.name, **where}, found(rung, [_report.seconds_of(rung.run, 1)])
+                {"part": part, "rung": rung.name, **where}, found(rung, [reporting.seconds_of(rung.run, 1)])
             )
 
         rungs, n_envs = self.made(part, makers, first_look, **where), where["N"]
@@ -194,15 +194,15 @@ class Ladder(Run):
                 if rung in rungs:
                     try:
                         if rung.name in counts:
-                            rounds[rung.name].append(_report.seconds_of(rung.run, counts[rung.name]))
+                            rounds[rung.name].append(reporting.seconds_of(rung.run, counts[rung.name]))
                         else:
-                            counts[rung.name] = _report.calls_in(rung.run, 0.002 if self.quick else 0.08)
+                            counts[rung.name] = reporting.calls_in(rung.run, 0.002 if self.quick else 0.08)
                     except Exception as error:  # whatever it is, the others are measured all the same
                         rungs.remove(rung)
                         self.failed(error, part=part, rung=rung.name, **where)
         for rung in rungs:
             carry = {} if rung.env is None else rung.env.state_tensors()
-            also: _report.Row = {}
+            also: reporting.Row = {}
             if look is not None:
                 with self.caught(part=part, rung=rung.name, look=True, **where):
                     also = look(rung)
@@ -233,7 +233,7 @@ class Ladder(Run):
         return rungs
 
 
-def _replaces(row: _report.Row, old: _report.Row) -> bool:
+def _replaces(row: reporting.Row, old: reporting.Row) -> bool:
     return UNFINISHED in old and all(row.get(key) == old[key] for key in old[UNFINISHED])
 
 
@@ -255,22 +255,22 @@ def parser(doc: str | None, parts: Mapping[str, Callable[..., None]]) -> argpars
     made.add_argument("--device", default="cuda:0" if torch.cuda.is_available() else "cpu")
     made.add_argument("--minutes", type=float, help="time budget of the whole; 8 for each part by default")
     made.add_argument("--quick", action="store_true", help="few sizes, short repeats: does it run?")
-    made.add_argument("--out", type=Path, default=_report.RESULTS, help="folder of JSON and picture")
+    made.add_argument("--out", type=Path, default=reporting.RESULTS, help="folder of JSON and picture")
     made.add_argument("--resume", action="store_true", help="keep the rows of the same device and commit in --out")
     return made
 
 
 def begin(kind: type[R], options: argparse.Namespace) -> R:
     """Return a run with these options, which watches what hangs."""
-    _report.RESULTS = options.out
+    reporting.RESULTS = options.out
     minutes = 8.0 * len(options.parts) if options.minutes is None else options.minutes
     run = kind(resolve_device(options.device), options.quick, time.perf_counter() + 60 * minutes)
-    run.path = _report.result_path(kind.name)
+    run.path = reporting.result_path(kind.name)
     if options.resume:
         run.resume()
     if run.device.type == "cpu":
         torch.set_num_threads(1)
-    print(_report.machine())
+    print(reporting.machine())
     run.watch()
     return run
 

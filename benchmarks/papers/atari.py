@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from _gpu_rungs import Loop, MakeRung, Rung, synchronize
-from _report import Panels, Row, pivot, table
+from common.ladder_rungs import Loop, MakeRung, Rung, synchronize
+from common.reporting import Panels, Row, pivot, table
 
 from rlstruct import DictTensor, VecEnv, sims
 from rlstruct.agents import ActorCriticAgent, ConvolutionalActorCritic, StackingAgent
@@ -30,7 +30,7 @@ from rlstruct.profiling import profile, read
 from rlstruct.vec_env import DeviceEnv
 
 if TYPE_CHECKING:
-    from _gpu_run import Ladder
+    from common.resumable_run import Ladder
 
 Sizes = Mapping[str, Sequence[Any]]
 SKIP, T = 4, 5  # frames of a step; steps of a batch, as in CuLE's benchmark

@@ -14,9 +14,9 @@ from multiprocessing import get_context
 from operator import itemgetter
 from typing import Any
 
-import _report
 import torch
-from _report import Row
+from common import reporting
+from common.reporting import Row
 
 from rlstruct.algos.training.evaluation import TrainingResult
 from rlstruct.algos.training.learning_curve import Curve
@@ -55,9 +55,11 @@ def run_task(name: str, task: Task, seeds: Sequence[int], settings: dict[str, An
             reached = "never" if row["steps_to_target"] is None else f"{row['steps_to_target']:,}"
             final = f"{row['final_return']:.1f} ± {row['final_std']:.1f} | {last_five(row):.1f}"
             print(f"| {row['seed']} | {reached} | {final} | {row['env_steps']:,} | {row['seconds']:.1f} |", flush=True)
-            rows = sorted({one["seed"]: one for one in (*_report.written(name), row)}.values(), key=itemgetter("seed"))
-            path = _report.write(name, rows)
-    print(f"\nMachine: {_report.machine()}\nWritten: {path}")
+            rows = sorted(
+                {one["seed"]: one for one in (*reporting.written(name), row)}.values(), key=itemgetter("seed")
+            )
+            path = reporting.write(name, rows)
+    print(f"\nMachine: {reporting.machine()}\nWritten: {path}")
 
 
 def run_peer(name: str, task: Task, seeds: Sequence[int], command: Sequence[object], words: Sequence[object]) -> None:
@@ -65,13 +67,13 @@ def run_peer(name: str, task: Task, seeds: Sequence[int], command: Sequence[obje
 
     ``command`` ends with the library; environment, seed and steps follow, and then the ``words``.
     """
-    env, n_steps, rows = task.about.rpartition(" ")[2], _report.written(name)[0]["env_steps"], []
+    env, n_steps, rows = task.about.rpartition(" ")[2], reporting.written(name)[0]["env_steps"], []
     for seed in seeds:
         whole = [*map(str, (*command, env, seed, n_steps, *words))]
         printed = subprocess.run(whole, check=True, stdout=subprocess.PIPE, text=True).stdout
         rows.append({"seed": seed, **json.loads(printed.splitlines()[-1])})
         print(f"{command[-1]}, seed {seed}: {rows[-1]['final_return']:.1f}", flush=True)
-    _report.write(f"{name}_{command[-1]}", rows)
+    reporting.write(f"{name}_{command[-1]}", rows)
 
 
 def curves_of(rows: Sequence[Row]) -> list[Curve]:

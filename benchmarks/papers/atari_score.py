@@ -13,8 +13,8 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from _atari import OURS, create_agent, create_env
-from _report import Row, table
+from common.reporting import Row, table
+from papers.atari import OURS, create_agent, create_env
 
 from rlstruct import sims
 from rlstruct.agents import ConvolutionalActorCritic
@@ -24,7 +24,7 @@ from rlstruct.algos.training.presets import PRESETS
 
 if TYPE_CHECKING:
     import torch
-    from _gpu_run import Ladder
+    from common.resumable_run import Ladder
 
 Sizes = Mapping[str, Sequence[Any]]
 WINDOW, PLAIN, ON_CPU = "window of 20", "plain batches", "games on the CPU, plain batches"

@@ -3,8 +3,8 @@
 ``serving``: each process owns CartPoles and a policy and collects. ``training``: PPO by m learners, each with its own
 environments. A process answers on its standard output how fast it was, for as long as a line on its input says:
 
-    python benchmarks/_shares.py serving N DEVICE
-    python benchmarks/_shares.py training N DEVICE LEARNERS SHARING
+    PYTHONPATH=benchmarks python -m papers.gpu_shares serving N DEVICE
+    PYTHONPATH=benchmarks python -m papers.gpu_shares training N DEVICE LEARNERS SHARING
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from _gpu_run import Ladder, use_in
-from _gpu_rungs import synchronize
-from _report import Row, table
+from common.ladder_rungs import synchronize
+from common.reporting import Row, table
+from common.resumable_run import Ladder, use_in
 
 from rlstruct.agents import ActorCritic, ActorCriticAgent
 from rlstruct.algos.ppo import PPOConfig, train
@@ -113,6 +113,8 @@ def opened(
     words = [kind, str(n_envs), str(device)]
     # A process that asks torch for a GPU can still get a share of it afterwards.
     variables = {**os.environ, **variables, "OMP_NUM_THREADS": "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+    paths = [str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    variables["PYTHONPATH"] = os.pathsep.join(paths)
     with contextlib.ExitStack() as stack:
         environments: list[dict[str, str]] = [{}]
         if kind == "training":
@@ -126,7 +128,7 @@ def opened(
         started = []
         for environment in environments:
             process = subprocess.Popen(
-                [sys.executable, __file__, *words],
+                [sys.executable, "-m", "papers.gpu_shares", *words],
                 env={**variables, **environment}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
             )  # fmt: skip
             started.append(stack.enter_context(process))

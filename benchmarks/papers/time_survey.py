@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from _report import Row, calls_in, seconds_of, table
+from common.reporting import Row, calls_in, seconds_of, table
 
 from rlstruct.algos import Callback
 from rlstruct.algos.training.callbacks import TrainingContext
@@ -25,7 +25,7 @@ from rlstruct.profiling import Report, operation, phase, profile, read
 from rlstruct.profiling.overhead import WAIT
 
 if TYPE_CHECKING:
-    from _gpu_run import Ladder
+    from common.resumable_run import Ladder
 
 WARM = 3  # iterations before the clock runs: they compile, capture and fill buffers
 CARTPOLE = "CartPole-v1"

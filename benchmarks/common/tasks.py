@@ -12,7 +12,7 @@ from typing import Any
 
 import gymnasium
 import torch
-from _learning import Task
+from common.learning import Task
 from gymnasium import spaces
 from torch import Tensor, nn
 

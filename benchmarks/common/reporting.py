@@ -1,6 +1,6 @@
 """Shared code of the benchmarks: the machine in words, timing, results as JSON, tables and figures.
 
-Run a benchmark as ``python benchmarks/<name>.py``: then Python finds this module in the same folder.
+Run a benchmark as ``python benchmarks/<name>.py``: then Python finds this folder next to it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 
 from rlstruct.device import processor, usable_cores
 
-RESULTS = Path(__file__).parent / "results"
+RESULTS = Path(__file__).parents[1] / "results"
 Row = dict[str, Any]
 
 
@@ -96,7 +96,7 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
 
 def _git(*arguments: str) -> str:
     """Return git's answer, "" outside a checkout."""
-    command = ["git", "-C", str(Path(__file__).parent.parent), *arguments]
+    command = ["git", "-C", str(Path(__file__).parents[2]), *arguments]
     try:
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):

@@ -1,7 +1,7 @@
 """Long-lived contenders of a benchmark, each in its own process, that run in turns.
 
 Everybody is started and warmed up before the first round, and every round gives each of them one turn, so that a slow
-moment of the machine hits all of them and start-up is not counted. See ``peers/_serve.py`` for the other side.
+moment of the machine hits all of them and start-up is not counted. See ``peers/serve.py`` for the other side.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parents[1]
 PEERS = HERE / "peers"
 PEERS_PYTHON = str(HERE.parent / ".venv-peers/bin/python")
 START_SECONDS = TURN_SECONDS = 300.0
