@@ -23,8 +23,9 @@ from rlstruct.errors import Explained, warn_user
 
 _compiling = threading.RLock()  # tracing and Inductor's settings belong to the process, not to a thread
 
-MAX_FUSED = 4096
-"""Largest number of stores in one loop. Inductor's default is 64, and large games need more."""
+MAX_FUSED = 4097
+"""Largest number of stores in one loop. Inductor's default is 64, and large games need more. Inductor's cache on disk
+knows the number, but not the change by `torch_private.scalar_loops_of_bools`: before it, the number was 4096."""
 MAX_ROWS, MAX_PRODUCTS = 8, 1 << 15
 """Largest linear layer that is fused as a loop. Calling the matrix library would take longer than its arithmetic."""
 
@@ -113,7 +114,8 @@ class Compiled:
         inputs = [tensor.clone() for tensor in leaves_in]
         # __call__ compares strides. Random numbers must equal those of eager torch.
         settings = {"max_fusion_size": MAX_FUSED, "size_asserts": False, "fallback_random": True}
-        with torch.no_grad(), torch._inductor.config.patch(settings):
+        patched = torch._inductor.config.patch(settings)
+        with torch.no_grad(), patched, torch_private.scalar_loops_of_bools():
             # On CUDA, Inductor generates wrong code for foreach operators.
             foreach = torch_private.foreach_decompositions()
             table = {**select_decomp_table(), torch.ops.aten.addmm.default: _few_rows, **foreach}

@@ -8,13 +8,14 @@ lacks one is disabled, with one warning.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import pathlib
 import re
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import torch
@@ -46,6 +47,12 @@ NEEDED: Final[dict[str, tuple[str, ...]]] = {
         "torch.fx.experimental.proxy_tensor:make_fx",
         "torch.fx.experimental.proxy_tensor#_allow_non_fake_inputs",
     ),
+    "scalar loops": (
+        "torch._inductor.codegen.cpp:TilingSelect",
+        "torch._inductor.codegen.cpp#select_tiling",
+        "torch._inductor.codegen.cpp_utils:_get_loop_body",
+        "torch._inductor.virtualized:V",
+    ),
     "kernel": ("torch.nn.modules.module:_global_forward_hooks", "torch.nn.modules.module:_global_forward_pre_hooks"),
     "fused optimiser": tuple(f"torch.optim.{name}#found_inf" for name in ("adam", "sgd", "adagrad")),
     "graph": (
@@ -54,8 +61,8 @@ NEEDED: Final[dict[str, tuple[str, ...]]] = {
         "torch._C:_cuda_clearCublasWorkspaces",
     ),
 }
-"""Names that each executor needs. ``module:name`` is defined in the module, ``module#name`` is an argument, attribute
-or key in its source, and ``name|older name`` stands for either."""
+"""Names that each executor, or faster code of one, needs. ``module:name`` is defined in the module, ``module#name`` is
+an argument, attribute or key in its source, and ``name|older name`` stands for either."""
 
 
 def missing(executor: str) -> list[str]:
@@ -70,10 +77,12 @@ def check() -> None:
     for executor in NEEDED:
         if names := missing(executor):
             spelt = ", ".join(names).replace(":", ".").replace("#", ": ")
+            without = f"the executor {executor!r} is disabled and steps run eagerly, slower"
+            if executor == "scalar loops":
+                without = "compiled steps that compute with bools are slower than they could be"
             warnings.warn(
-                f"rlstruct: torch {torch.__version__} has no {spelt}, so the executor {executor!r} "
-                f"is disabled and steps run eagerly, slower. The tests have run with torch {TESTED}: "
-                "install one of these.",
+                f"rlstruct: torch {torch.__version__} has no {spelt}, so {without}. "
+                f"The tests have run with torch {TESTED}: install one of these.",
                 stacklevel=2,
             )
 
@@ -139,6 +148,40 @@ def foreach_decompositions() -> dict[Any, Callable[..., Any]]:
             if func.has_kernel_for_dispatch_key(key):
                 decompositions[func] = functools.partial(func._op_dk, key)
     return decompositions
+
+
+@contextlib.contextmanager
+def scalar_loops_of_bools() -> Iterator[None]:
+    """Let TorchInductor write the C++ loops that load or store bools without its own vectors, in a with block.
+
+    Its vectors handle bools one by one, ten times slower than the loops that the C++ compiler vectorises. Without the
+    names that this needs, nothing changes.
+    """
+    if missing("scalar loops"):
+        yield
+        return
+    from torch._inductor.codegen import cpp, cpp_utils
+    from torch._inductor.virtualized import V
+
+    tiling: Any = cpp.TilingSelect
+    bodies_of: Any = cpp_utils._get_loop_body
+    select = tiling.select_tiling
+
+    def scalar(self: object, functions: Any, sizes: Any) -> Any:
+        factors, axes, *statistics = select(self, functions, sizes)  # torch 2.7 returns no statistics
+        for body in bodies_of(functions):
+            for block in (body.root_block, *body.subblocks.values()):
+                for node in block.graph.nodes:
+                    memory = node.target in ("load", "store", "store_reduction")
+                    if memory and V.graph.get_dtype(node.args[1]) is torch.bool:
+                        return ([], [], *statistics)
+        return (factors, axes, *statistics)
+
+    tiling.select_tiling = scalar
+    try:
+        yield
+    finally:
+        tiling.select_tiling = select
 
 
 def clear_cublas_workspaces() -> None:

@@ -10,6 +10,7 @@ import torch
 from rlstruct.agents import ActorCritic, ActorCriticAgent
 from rlstruct.batchers import RL_Batcher
 from rlstruct.engine import torch_private
+from rlstruct.engine.compiled import Compiled
 from rlstruct.engine.graph import capture_cuda, capture_on
 from rlstruct.sims import make
 
@@ -45,6 +46,23 @@ def test_without_a_name_agents_act_as_they_are(monkeypatch: pytest.MonkeyPatch) 
         made.execute()
         with pytest.warns(UserWarning, match=r"runs eagerly.*lacks torch\._inductor\.compile_fx:compile_fx_inner"):
             assert made.get()[0] is not None
+
+
+@pytest.mark.slow
+def test_without_a_name_steps_with_bools_are_compiled_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "torch._inductor.codegen.cpp:TilingSelect"
+    monkeypatch.setitem(torch_private.NEEDED, "scalar loops", (name + "s",))
+    with pytest.warns(UserWarning, match=r"cpp\.TilingSelects, so compiled steps that compute with bools are slower"):
+        torch_private.check()
+    a, b = torch.arange(64).view(8, 8) % 3 == 0, torch.arange(64).view(8, 8) % 2 == 0
+
+    def mix(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.stack([a & b, a | ~b], 2), (a ^ b).any(1)
+
+    for names in ((name + "s",), (name,)):
+        monkeypatch.setitem(torch_private.NEEDED, "scalar loops", names)
+        for got, expected in zip(Compiled(mix)(a, b), mix(a, b), strict=True):
+            assert torch.equal(got, expected)
 
 
 def test_without_a_name_nothing_is_captured_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
