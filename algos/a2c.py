@@ -8,7 +8,7 @@ emulation" (NeurIPS 2020), section 5.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, ClassVar
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from rlstruct import renamed
 from rlstruct.algos.algorithm import Algorithm
-from rlstruct.algos.learner import GradientLearner, evaluate_actions, mean_terms
+from rlstruct.algos.learner import GradientLearner, evaluate_actions
 from rlstruct.algos.training.checkpoint import restored, stored
 from rlstruct.algos.training.config import TrainingConfig
 from rlstruct.batchers.rollout_buffer import compact_rows
@@ -29,8 +29,10 @@ from rlstruct.functional.policy_gradient import actor_critic_terms, entropy_loss
 from rlstruct.functional.statistics import whiten
 from rlstruct.options import option
 from rlstruct.profiling import operation
-from rlstruct.replay import replay_with_next_values
+from rlstruct.replay import bootstrap_values, next_values, replay_agent, replay_with_next_values
 from rlstruct.rl_agent import RL_Agent
+
+_BOOTSTRAP = "learner/bootstrap"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,20 +182,29 @@ class A2CLearner(GradientLearner):
         super().load_state_dict(state)
         self._latest = [restored(tensors).to(self.device) for tensors in state["window"]]
 
-    def gradient_steps(self, batch: Trajectories) -> dict[str, Tensor]:
-        """Take ``n_updates * n_minibatches`` gradient steps, or ``n_updates`` on a window's minibatch.
-
-        Returns the means over these steps of the terms of `losses` and of ``gradient_norm``.  [] each
-        """
+    def minibatches(self, prepared: Trajectories) -> Iterator[Trajectories]:
+        """Yield ``n_minibatches`` minibatches ``n_updates`` times, or a window's minibatch; see `terms`."""
         n_minibatches = self.config.n_minibatches if self.config.window is None else 1
-        minibatches = _minibatches(batch, n_minibatches)
-        taken = [self.descend(*self.gradient(one)) for _ in range(self.config.n_updates) for one in minibatches]
-        return mean_terms(taken)
+        for _ in range(self.config.n_updates):
+            for one in _minibatches(prepared, n_minibatches):
+                yield self._with_bootstrap(one)
 
-    def terms(self, batch: Trajectories) -> dict[str, Tensor]:
+    def _with_bootstrap(self, minibatch: Trajectories) -> Trajectories:
+        """Add ``learner/bootstrap``, the result of `bootstrap_values`, if the agent need not act to know its states."""
+        steps = minibatch.steps
+        if self.agent.states_at(minibatch, steps.lengths[:0]) is None:
+            return minibatch
+        added = {**dict(steps.items()), _BOOTSTRAP: bootstrap_values(self.agent, minibatch)}
+        return Trajectories.unchecked(minibatch.info, TemporalDictTensor.unchecked(added, steps.lengths))
+
+    def terms(self, minibatch: Trajectories) -> dict[str, Tensor]:
         """Replay the agent over trajectories [B, T], and compute `losses`."""
-        replayed, next_value = replay_with_next_values(self.agent, batch)
-        return losses(replayed, batch, next_value, self.config)
+        if _BOOTSTRAP not in minibatch.steps:
+            replayed, next_value = replay_with_next_values(self.agent, minibatch)
+            return losses(replayed, minibatch, next_value, self.config)
+        replayed = replay_agent(self.agent, minibatch)
+        next_value = next_values(replayed["value"].detach(), minibatch.steps[_BOOTSTRAP], minibatch)
+        return losses(replayed, minibatch, next_value, self.config)
 
 
 def _minibatches(trajectories: Trajectories, n: int) -> list[Trajectories]:

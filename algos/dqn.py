@@ -169,20 +169,23 @@ class DQNLearner(ReplayLearner):
         if isinstance(self.buffer, PrioritisedReplayBuffer):
             self.buffer.correction = linear_schedule(fraction_done, self.config.initial_correction, 1.0)
 
-    def learn(self) -> dict[str, Tensor]:
-        """Take one gradient step: ``loss``, ``gradient_norm`` []; ``value`` of the actions, absolute ``error`` [K]."""
-        config, buffer, batch = self.config, self.buffer, self.sample()
-        terms = self.run(batch)
+    def after_step(self, minibatch: DictTensor, terms: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Update priorities, the average and the target network.
+
+        Returns:
+            ``loss`` and ``gradient_norm`` []; ``value`` of the actions, absolute ``error`` [K].
+        """
+        config, buffer = self.config, self.buffer
         if isinstance(buffer, PrioritisedReplayBuffer):
-            buffer.update_priorities(batch["index"].to(buffer.device), terms["error"].to(buffer.device))
+            buffer.update_priorities(minibatch["index"].to(buffer.device), terms["error"].to(buffer.device))
         self._average.update(config.average_rate)
         if self.policy_version % config.target_update_interval == 0:
             self._target.update(config.target_update_rate)
         return {**terms, "error": terms["error"].abs()}
 
-    def terms(self, batch: DictTensor) -> dict[str, Tensor]:
+    def terms(self, minibatch: DictTensor) -> dict[str, Tensor]:
         """Compute `losses` of a sampled batch."""
-        return losses(self.agent, self.target_agent, batch, self.config)
+        return losses(self.agent, self.target_agent, minibatch, self.config)
 
     def agent_info(self, fraction_done: float, n_envs: int) -> DictTensor:
         """Return the ``epsilon`` of each environment.  [B] float32 on the CPU."""

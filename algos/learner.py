@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from rlstruct import renamed
 from rlstruct.algos.distributed.process_group import DistributedLearnerGroup, Terms, learner_group
-from rlstruct.algos.optimising import initial_rate, laid_out_as, load_optimizer, norm_of, step_unless
+from rlstruct.algos.optimising import PureAdam, initial_rate, laid_out_as, load_optimizer, norm_of, step_unless
 from rlstruct.algos.training.config import TrainingConfig
 from rlstruct.batchers.arguments import check_call, check_factory
 from rlstruct.core import DictTensor, TemporalDictTensor, Trajectories
@@ -22,7 +22,7 @@ from rlstruct.engine.compiled import warn_uncompiled
 from rlstruct.engine.executors import EXECUTORS, PROMISE
 from rlstruct.engine.runner import Make, Runner
 from rlstruct.engine.streams import stream_on
-from rlstruct.errors import BadKeyError, BadTypeError, BadValueError, ShapeMismatchError, warn_user
+from rlstruct.errors import BadKeyError, BadTypeError, BadValueError, ShapeMismatchError, UsageError, warn_user
 from rlstruct.functional import categorical, gaussian, random
 from rlstruct.functional.schedules import linear_schedule
 from rlstruct.profiling import operation
@@ -34,6 +34,15 @@ if TYPE_CHECKING:
 _logger = logging.getLogger(__name__)
 
 CreateAgent = Callable[..., RL_Agent]
+
+_REPLACED = {
+    "gradient_steps": "Override `minibatches` to choose what each gradient step learns from, or `gradient_step`.",
+    "learn": "Override `minibatches` to choose what each gradient step learns from, and `after_step` for what follows.",
+    "learn_from": "Override `prepare`, which gets the batch on the learner's device.",
+    "run": "Override `gradient_step`.",
+    "see_frames": "The base class updates the statistics of a network after each update.",
+}
+"""Methods of version 0.3, and what to override instead."""
 
 
 def agent_around(model: nn.Module, create_agent: CreateAgent, device: str, *, stochastic: bool) -> RL_Agent:
@@ -104,44 +113,30 @@ class GradientLearner(ABC):
         self._n_steps = 0  # gradient steps of an update
         self._owner, graph, self._compile = self._executors()
         stream = None if graph is None else stream_on(self.device)  # CUDA cannot capture on the default stream
-        self._whole: Runner[Terms] = Runner(
-            self._step, self._owner, self.device, graph, failed=_warn_uncaptured, stream=stream, operation="graph"
+        self._graph: Runner[Terms] = Runner(
+            self._counted, self._owner, self.device, graph, failed=_warn_uncaptured, stream=stream, operation="graph"
         )
-        self._runners: list[Runner[Any]] = [self._whole]
+        self._runners: list[Runner[Any]] = [self._graph]
         self._frozen: dict[str, object] | None = None  # what executors hold, since the first update
         self._uncompiled = False  # True once a warning has reported it
         self._gradients = self._part("loss and backward", self._gradient)
+        self._compiled_step = self._part("gradient step", self._compute_step)
         self.statistics: Any = model if hasattr(model, "see_rewards") else None
         self._open_return: Tensor | None = None  # return of each unfinished episode, for the statistics  [B]
+
+    def __init_subclass__(cls, **keywords: Any) -> None:  # noqa: ANN401 - as of every class
+        super().__init_subclass__(**keywords)
+        for old, new in _REPLACED.items():
+            if old in vars(cls):
+                raise UsageError(f"{cls.__name__}: it overrides {old}, which no update calls since version 0.4. {new}")
 
     @classmethod
     def create(cls, model: nn.Module, create_agent: CreateAgent, config: Any) -> Self:  # noqa: ANN401 - its own config
         """Create a learner whose agent shares ``model``, which must be on the learner's device."""
         return cls(model, agent_around(model, create_agent, config.learner_device, stochastic=True), config)
 
-    @abstractmethod
-    def terms(self, batch: Any) -> dict[str, Tensor]:  # noqa: ANN401 - each algorithm's own
-        """Compute the ``loss`` of a gradient step and its terms: a pure function of a batch and the weights.
-
-        Args:
-            batch: the argument of `gradient`: Trajectories [B, T], unless the algorithm says otherwise.
-        """
-
-    def gradient_steps(self, batch: Any) -> dict[str, Tensor]:  # noqa: ANN401 - as of `terms`
-        """Take the gradient steps of an update; by default a single step on the whole batch.
-
-        This may be captured in a graph, so nothing may depend on a number that Python counts, such as `policy_version`.
-
-        Args:
-            batch: on the learner's device.  [B, T]
-
-        Returns:
-            Detached numbers, see `update`.
-        """
-        return self.descend(*self.gradient(batch))
-
     def update(self, trajectories: Trajectories, fraction_done: float) -> dict[str, Tensor]:
-        """Learn from one batch.
+        """Learn from one batch: prepare it, and take one gradient step on each of its minibatches.
 
         Args:
             trajectories: on any device; see ``keeps_batches``.  [B, T]
@@ -150,21 +145,77 @@ class GradientLearner(ABC):
         Returns:
             Detached numbers on one device, with the same names in every update; empty if nothing was learned.  [] each
         """
-        batch = self.learn_from(trajectories)
+        batch = self._scaled(trajectories.to(self.device))
         self.anneal(fraction_done)
-        terms = self.run(batch)
-        self.see_frames(batch)
+        terms = self._replayed(batch)
+        self._see_frames(batch)
         return terms
 
-    def run(self, batch: Any) -> dict[str, Tensor]:  # noqa: ANN401 - as of `terms`
-        """Take the gradient steps on a batch; later calls may replay them as one captured graph."""
+    def prepare(self, trajectories: Trajectories) -> tuple[Any, dict[str, Tensor]]:
+        """Compute what stays constant during an update; by default nothing is added to the batch.
+
+        This and the following methods may be captured in a graph, so nothing in them may depend on a number that Python
+        counts, such as `policy_version`.
+
+        Args:
+            trajectories: on the learner's device.  [B, T]
+
+        Returns:
+            ``(prepared, numbers)``: the argument of `minibatches`, and further numbers for the result of `update`.
+        """
+        return trajectories, {}
+
+    def minibatches(self, prepared: Any) -> Iterable[Any]:  # noqa: ANN401 - each algorithm's own
+        """Yield the argument of each `gradient_step` of an update; by default the whole batch, once."""
+        return (prepared,)
+
+    @abstractmethod
+    def terms(self, minibatch: Any) -> dict[str, Tensor]:  # noqa: ANN401 - each algorithm's own
+        """Compute the ``loss`` of a gradient step and its terms: a pure function of a minibatch and the weights.
+
+        Args:
+            minibatch: the argument of `gradient_step`: Trajectories [B, T], unless the algorithm says otherwise.
+        """
+
+    def gradient_step(self, minibatch: Any) -> dict[str, Tensor]:  # noqa: ANN401 - as of `terms`
+        """Take one gradient step: `gradient`, then `descend`.
+
+        Returns:
+            The terms, detached, with ``gradient_norm``, [], if the norm is bounded.
+        """
+        if (adam := self._pure_adam()) is None:
+            return self.descend(*self.gradient(minibatch))
+        state = adam.state()
+        terms, norm, new = self._compiled_step(minibatch, state)
+        self._finite &= (terms["loss"] + norm).abs() < torch.inf
+        if self._finite:  # sync: of CPU memory
+            adam.write(new)
+        self.policy_version += 1
+        return terms
+
+    def after_step(self, minibatch: Any, terms: dict[str, Tensor]) -> dict[str, Tensor]:  # noqa: ANN401 - as of `terms`
+        """Do what follows each gradient step, such as moving an average of the weights; by default nothing.
+
+        Returns:
+            The numbers to report, usually ``terms``.
+        """
+        return terms
+
+    def _take_steps(self, trajectories: Trajectories) -> dict[str, Tensor]:
+        """Take the gradient steps of an update, and average their numbers."""
+        prepared, numbers = self.prepare(trajectories)
+        steps = [self.after_step(one, self.gradient_step(one)) for one in self.minibatches(prepared)]
+        return {**(mean_terms(steps) if steps else {}), **numbers}
+
+    def _replayed(self, argument: Any) -> dict[str, Tensor]:  # noqa: ANN401
+        """Call `_captured`; later calls may replay it as one captured graph."""
         first = self.policy_version
         self.version_now.fill_(first)
         if any(runner.make is not None for runner in self._runners):
             self._start_over_if_replaced()
         for runner in self._runners:
             runner.weights_changed()
-        terms = self._whole(batch)
+        terms = self._graph(argument)
         self.policy_version = first + self._n_steps
         return terms
 
@@ -200,7 +251,24 @@ class GradientLearner(ABC):
         self._owner, graph, self._compile = self._executors()
         for runner in self._runners:
             runner.owner = self._owner
-            runner.make = runner.make and (graph if runner is self._whole else self._compile)
+            runner.make = runner.make and (graph if runner is self._graph else self._compile)
+
+    def _pure_adam(self) -> PureAdam | None:
+        """Return the optimiser as a pure function, if gradient and step can be compiled as one; CPU only.
+
+        Elsewhere the step of a fused optimiser is one kernel of the captured graph already.
+        """
+        own = type(self).gradient is GradientLearner.gradient and type(self).descend is GradientLearner.descend
+        one = self.device.type == "cpu" and self.group.size == 1 and self._compiled_step.make is not None
+        if not own or not one or not PureAdam.supports(self.optimizer, self._weights):
+            return None
+        return PureAdam(self.optimizer, self._weights)
+
+    def _compute_step(self, minibatch: Any, state: Terms) -> tuple[Terms, Tensor, Terms]:  # noqa: ANN401
+        """Return the terms, the norm of the gradient and the results of `PureAdam.compute`: a pure function."""
+        terms, gradient = self._gradient(minibatch)
+        norm = terms["gradient_norm"] if "gradient_norm" in terms else norm_of(list(gradient.values()))
+        return terms, norm, PureAdam(self.optimizer, self._weights).compute(gradient, state)
 
     def _part(self, name: str, step: Callable[..., Any]) -> Runner[Any]:
         """Return a runner of a pure part of the update, compiled if the settings ask for it.
@@ -223,10 +291,14 @@ class GradientLearner(ABC):
         """
         return self.agent, self.agent.pure
 
-    def _step(self, batch: Any) -> dict[str, Tensor]:  # noqa: ANN401
-        """Take the gradient steps of `run`. A replayed graph does not repeat the counting that Python does here."""
+    def _captured(self, argument: Any) -> dict[str, Tensor]:  # noqa: ANN401
+        """Do what one graph captures: all gradient steps of an update."""
+        return self._take_steps(argument)
+
+    def _counted(self, argument: Any) -> dict[str, Tensor]:  # noqa: ANN401
+        """Count gradient steps, which a replayed graph does not repeat."""
         first = self.policy_version
-        terms = self.gradient_steps(batch)
+        terms = self._captured(argument)
         self._n_steps = self.policy_version - first
         return terms
 
@@ -251,10 +323,8 @@ class GradientLearner(ABC):
         """Return the ``agent_info`` for collecting the next batch, [B] on the CPU; by default it is empty."""
         return DictTensor()
 
-    @operation("copy")
-    def learn_from(self, trajectories: Trajectories) -> Trajectories:
-        """Move a batch to the learner's device, and scale its rewards if the network keeps statistics."""
-        trajectories = trajectories.to(self.device)
+    def _scaled(self, trajectories: Trajectories) -> Trajectories:
+        """Scale the rewards of a batch on the learner's device, if the network keeps statistics of them."""
         if self.statistics is None:
             return trajectories
         steps = trajectories.steps
@@ -266,7 +336,7 @@ class GradientLearner(ABC):
         scaled = {**dict(steps.items()), "_observation/reward": self.statistics.scale_rewards(reward)}
         return Trajectories(trajectories.info, TemporalDictTensor.unchecked(scaled, steps.lengths))
 
-    def see_frames(self, trajectories: Trajectories) -> None:
+    def _see_frames(self, trajectories: Trajectories) -> None:
         """Update the network's statistics of frames, if it keeps any, after learning from a batch."""
         if self.statistics is not None:
             frame = frame_of(trajectories.steps.truncate_key("observation/"), n_axes=2)
@@ -289,29 +359,30 @@ class GradientLearner(ABC):
             else:
                 group["lr"] = rate
 
-    def gradient(self, batch: Any) -> tuple[Terms, Terms]:  # noqa: ANN401 - as of `terms`
+    def gradient(self, minibatch: Any) -> tuple[Terms, Terms]:  # noqa: ANN401 - as of `terms`
         """Differentiate the ``loss`` of `terms`, averaged over all learners; compiled if the settings ask for it.
 
         Returns:
             The terms, detached, with ``gradient_norm`` [] if the norm is bounded; and the gradient of each weight by
             its number, clipped to the bound. Weights that the loss does not depend on have no entry.
         """
-        terms, gradient = self._gradients(batch)
+        terms, gradient = self._gradients(minibatch)
         if isinstance(self.group, DistributedLearnerGroup):
-            return self._bounded(*self.group.mean(terms, gradient, self.weight(batch)))
+            return self._bounded(*self.group.mean(terms, gradient, self.weight(minibatch)))
         return terms, gradient
 
-    def weight(self, batch: Any) -> Tensor | None:  # noqa: ANN401 - as of `terms`
+    def weight(self, minibatch: Any) -> Tensor | None:  # noqa: ANN401 - as of `terms`
         """Return the number of steps that `terms` averages over, [], as a weight; None weights all learners equally."""
-        return batch.lengths.sum() if isinstance(batch, Trajectories) else None
+        return minibatch.lengths.sum() if isinstance(minibatch, Trajectories) else None
 
-    def _gradient(self, batch: Any) -> tuple[Terms, Terms]:  # noqa: ANN401
+    def _gradient(self, minibatch: Any) -> tuple[Terms, Terms]:  # noqa: ANN401
         with torch.enable_grad():
             with operation("loss"):
-                terms = self.terms(batch)
-            where, given = f"{type(self).__name__}.terms", sorted(terms) if isinstance(terms, dict) else terms
+                terms = self.terms(minibatch)
+            where = f"{type(self).__name__}.terms"
             if not isinstance(terms, dict) or "loss" not in terms:
-                raise BadKeyError(f"{where}: it returned {given}, expected a dict with 'loss', which is minimised.")
+                returned = sorted(terms) if isinstance(terms, dict) else terms
+                raise BadKeyError(f"{where}: it returned {returned}, expected a dict with 'loss', which is minimised.")
             check_numbers(where, terms, single=["loss"])
             if not terms["loss"].requires_grad:
                 raise BadValueError(
@@ -319,18 +390,18 @@ class GradientLearner(ABC):
                     "numbers alone. Recompute the agent's outputs with replay_agent(agent, batch), and use them."
                 )
             with operation("backward"):
-                found = torch.autograd.grad(terms["loss"], self._weights, allow_unused=True)
-        gradient = {str(i): grad for i, grad in enumerate(found) if grad is not None}
+                gradients = torch.autograd.grad(terms["loss"], self._weights, allow_unused=True)
+        gradient = {str(i): grad for i, grad in enumerate(gradients) if grad is not None}
         terms = {name: term.detach() if term.requires_grad else term for name, term in terms.items()}
         return (terms, gradient) if self.group.size > 1 else self._bounded(terms, gradient)
 
     def _bounded(self, terms: Terms, gradient: Terms) -> tuple[Terms, Terms]:
         """Clip the norm of the gradient if the settings bound it."""
         if (bound := self.config.max_gradient_norm) is not None:
-            found = list(gradient.values())
-            norm = terms["gradient_norm"] = norm_of(found)
+            gradients = list(gradient.values())
+            norm = terms["gradient_norm"] = norm_of(gradients)
             scale = (bound / (norm + 1e-6)).clamp(max=1.0)  # as nn.utils.clip_grad_norm_
-            gradient = dict(zip(gradient, torch._foreach_mul(found, scale), strict=True))
+            gradient = dict(zip(gradient, torch._foreach_mul(gradients, scale), strict=True))
         return terms, gradient
 
     @operation("optimiser")

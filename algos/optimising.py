@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from rlstruct.engine import torch_private
 from rlstruct.engine.host_syncs import intended
 from rlstruct.errors import BadTypeError
 
+Terms = dict[str, Tensor]
 _FUSED = (Adam, AdamW, Adagrad, torch.optim.SGD)
 _OF_THE_DEVICE = ("capturable", "fused", "foreach")  # settings that a checkpoint of another device may not change
 
@@ -50,6 +51,72 @@ def step_unless(optimizer: Optimizer, held: Tensor) -> None:
             skipped = bool(held)  # sync: none on a CPU; elsewhere once per gradient step, the optimiser counts there
         if not skipped:
             optimizer.step()
+
+
+class PureAdam:
+    """A step of torch's Adam or AdamW as a pure function of tensors, which can be compiled with the gradient.
+
+    Kingma and Ba (ICLR 2015), algorithm 1; Loshchilov and Hutter (ICLR 2019), algorithm 2. The optimiser's state stays
+    where torch keeps it, so its `state_dict` is true between two steps.
+
+    Args:
+        optimizer: one that `supports` returns True for, after its first step.
+        weights: the weights that it may change, which have gradients of the same shapes.
+    """
+
+    def __init__(self, optimizer: Optimizer, weights: Sequence[Tensor]) -> None:
+        self._optimizer, self._weights = optimizer, weights
+        self._groups = {id(weight): group for group in optimizer.param_groups for weight in group["params"]}
+
+    @staticmethod
+    def supports(optimizer: Optimizer, weights: Sequence[Tensor]) -> bool:
+        """Return True for plain Adam and AdamW that have taken a step on all of these weights."""
+        patched = "step" in vars(optimizer) or any(getattr(optimizer, hooks) for hooks in torch_private.STEP_HOOKS)
+        return (
+            type(optimizer) in (Adam, AdamW)
+            and not patched
+            and not any(group[name] for group in optimizer.param_groups for name in ("amsgrad", "maximize"))
+            and all("exp_avg" in optimizer.state.get(weight, ()) for weight in weights)
+        )
+
+    def state(self) -> Terms:
+        """Return means, squares and scales of the next step, by number of the weight; the host computes the scales."""
+        state: Terms = {}
+        for i, weight in enumerate(self._weights):
+            own, group = self._optimizer.state[weight], self._groups[id(weight)]
+            n, (decay, square_decay) = int(own["step"]) + 1, group["betas"]  # sync: of CPU memory
+            state |= {f"mean/{i}": own["exp_avg"], f"square/{i}": own["exp_avg_sq"]}
+            scales = (float(group["lr"]) / (1.0 - decay**n), (1.0 - square_decay**n) ** 0.5, float(group["lr"]))
+            state[f"scales/{i}"] = torch.tensor(scales)
+        return state
+
+    def compute(self, gradient: Terms, state: Terms) -> Terms:
+        """Compute new weights, means and squares: a pure function. Weights without a gradient have no entry."""
+        new: Terms = {}
+        for i, g in gradient.items():
+            weight = self._weights[int(i)].detach()
+            group = self._groups[id(self._weights[int(i)])]
+            decay, square_decay = group["betas"]
+            step, root, rate = state[f"scales/{i}"].unbind()
+            if (weight_decay := group["weight_decay"]) and type(self._optimizer) is AdamW:
+                weight = weight * (1.0 - rate * weight_decay)
+            elif weight_decay:
+                g = g + weight_decay * weight
+            mean = new[f"mean/{i}"] = state[f"mean/{i}"].lerp(g, 1.0 - decay)
+            square = new[f"square/{i}"] = square_decay * state[f"square/{i}"] + (1.0 - square_decay) * g * g
+            new[f"weight/{i}"] = weight - step * mean / (square.sqrt() / root + group["eps"])
+        return new
+
+    @torch.no_grad()
+    def write(self, new: Terms) -> None:
+        """Write the result of `compute` to the weights and to the optimiser's state."""
+        changed = [i for i in range(len(self._weights)) if f"weight/{i}" in new]
+        weights = [self._weights[i] for i in changed]
+        torch._foreach_copy_(weights, [new[f"weight/{i}"] for i in changed])
+        for i, weight in zip(changed, weights, strict=True):
+            own = self._optimizer.state[weight]
+            own["step"] += 1
+            own["exp_avg"], own["exp_avg_sq"] = new[f"mean/{i}"], new[f"square/{i}"]
 
 
 def initial_rate(optimizer: Optimizer, group: Mapping[str, Any], default: float) -> float:

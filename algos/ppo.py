@@ -6,19 +6,19 @@ proximal policy optimization" (ICLR blog track, 2022), which docs/algorithms/ppo
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from rlstruct import renamed
 from rlstruct.algos.algorithm import Algorithm
-from rlstruct.algos.learner import GradientLearner, evaluate_actions, mean_terms
+from rlstruct.algos.learner import GradientLearner, evaluate_actions
 from rlstruct.algos.training.config import TrainingConfig
 from rlstruct.core import DictTensor, TemporalDictTensor, Trajectories
 from rlstruct.core.layout import take_rows
-from rlstruct.core.pytree import TreeSpec
 from rlstruct.errors import BadValueError
 from rlstruct.functional import random
 from rlstruct.functional.advantages import generalized_advantage
@@ -32,7 +32,7 @@ from rlstruct.functional.policy_gradient import (
 from rlstruct.functional.statistics import masked_mean, whiten_each
 from rlstruct.options import option
 from rlstruct.profiling import operation
-from rlstruct.replay import replay_agent, replay_with_next_values
+from rlstruct.replay import bootstrap_values, next_values, replay_agent, replay_with_states
 from rlstruct.rl_agent import RL_Agent
 
 _ADVANTAGE = "learner/advantage"
@@ -98,7 +98,8 @@ def losses(replayed: TemporalDictTensor, minibatch: Trajectories, config: PPOCon
     Returns:
         ``loss`` and its terms ``policy_loss``, ``value_loss`` and ``entropy_loss`` (minus the mean entropy); without
         gradients ``approximate_kl``, the mean of ratio - 1 - log(ratio) (Schulman, "Approximating KL divergence",
-        2020), and ``clip_fraction``, the share of steps whose ratio is beyond the clip.  [] each
+        2020), ``clip_fraction``, the share of steps whose ratio is beyond the clip, and ``ratio_error``, the largest
+        distance of a ratio from 1.  [] each
     """
     steps = minibatch.steps
     mask, advantage = steps.mask(), steps[_ADVANTAGE]  # whitened if the settings ask for it
@@ -116,9 +117,44 @@ def losses(replayed: TemporalDictTensor, minibatch: Trajectories, config: PPOCon
     with torch.no_grad():
         moved = ratio - 1.0
         terms |= {"approximate_kl": moved - log_ratio, "clip_fraction": (moved.abs() > config.clip).to(ratio.dtype)}
-    return actor_critic_terms(
+        ratio_error = torch.where(mask, moved, 0.0).abs().max()
+    terms = actor_critic_terms(
         terms, mask, value_coefficient=config.value_coefficient, entropy_coefficient=config.entropy_coefficient
     )
+    return {**terms, "ratio_error": ratio_error}
+
+
+class Prepared(NamedTuple):
+    """A batch with what stays constant during an update.
+
+    Attributes:
+        rows: the rows [B, T], or, if the agent can compute its states, single steps [B * T, 1] with their numbers
+            ``learner/step``; with ``learner/advantage``, ``learner/target`` and ``learner/value``.
+        collected: the batch itself, from which the agent computes the states of single steps.  [B, T]
+    """
+
+    rows: Trajectories
+    collected: Trajectories
+
+
+class Minibatch(NamedTuple):
+    """Some rows of a prepared batch.
+
+    Attributes:
+        prepared: see `Prepared`.
+        chosen: numbers of the rows.  [K] int64
+        advantage: their advantages, whitened if the settings ask for it.  [K, T] or [K, 1]
+    """
+
+    prepared: Prepared
+    chosen: Tensor
+    advantage: Tensor
+
+    def trajectories(self) -> Trajectories:
+        """Gather the rows."""
+        rows = self.prepared.rows.index(self.chosen)
+        steps = {**dict(rows.steps.items()), _ADVANTAGE: self.advantage}
+        return Trajectories.unchecked(rows.info, TemporalDictTensor.unchecked(steps, rows.lengths))
 
 
 class PPOLearner(GradientLearner):
@@ -130,98 +166,100 @@ class PPOLearner(GradientLearner):
 
     def __init__(self, model: nn.Module, agent: RL_Agent, config: PPOConfig) -> None:
         super().__init__(model, agent, config)
-        self._prepare = self._part("loss", self.prepare)
         self._seed = self.seed_for("minibatches")
-
-    def gradient_steps(self, batch: Trajectories) -> dict[str, Tensor]:
-        """Take ``n_epochs * n_minibatches`` gradient steps; skipped ones count in ``policy_version``, too.
-
-        Returns:
-            Detached numbers: the means of the terms of `losses` and of ``gradient_norm`` over these steps, and the
-            numbers of `prepare`; with a target_kl also ``skipped``, the share of steps that were not taken.  [] each
-        """
-        config = self.config
-        prepared, diagnostics = self._prepare(batch)
-        stopped = None if config.target_kl is None else torch.zeros_like(diagnostics["ratio_error"], dtype=torch.bool)
-        taken = []
-        for epoch in range(config.n_epochs):
-            for minibatch in self._minibatches(prepared, epoch):
-                terms, gradient = self.gradient((minibatch, batch))
-                if stopped is not None and config.target_kl is not None:
-                    stopped = stopped | (terms["approximate_kl"] > config.target_kl)
-                    terms["skipped"] = stopped.to(terms["loss"].dtype)
-                taken.append(self.descend(terms, gradient, unless=stopped))
-        return {**mean_terms(taken), **diagnostics}
-
-    def _minibatches(self, prepared: Trajectories, epoch: int) -> list[Trajectories]:
-        """Split the prepared batch, and whiten each minibatch's advantages with a single all-reduce for all of them."""
-        rows, structure = self.shuffled(prepared.n_elems(), epoch), TreeSpec(prepared)
-        order, sizes = torch.cat(rows), [len(one) for one in rows]
-        parts = [take_rows(tensor, order).split_with_sizes(sizes) for tensor in structure.flatten(prepared)]
-        minibatches = [structure.unflatten(minibatch) for minibatch in zip(*parts, strict=True)]
-        if self.config.whiten_advantages:
-            advantages = [minibatch.steps[_ADVANTAGE] for minibatch in minibatches]  # copies
-            whitened = whiten_each(advantages, [minibatch.mask() for minibatch in minibatches])
-            torch._foreach_copy_(advantages, whitened)
-        return minibatches
-
-    def terms(self, batch: tuple[Trajectories, Trajectories]) -> dict[str, Tensor]:
-        """Replay the agent over a prepared minibatch, and compute `losses`.
-
-        Args:
-            batch: the minibatch, and the collected batch, from which the agent computes the states of single steps.
-        """
-        minibatch, collected = batch
-        steps = minibatch.steps
-        if "learner/step" in steps:
-            states = self.agent.states_at(collected, steps["learner/step"].squeeze(1)) or DictTensor()
-            minibatch = Trajectories.unchecked(minibatch.info + states.prepend_key("agent_state/"), steps)
-        return losses(replay_agent(self.agent, minibatch), minibatch, self.config)
-
-    def weight(self, batch: tuple[Trajectories, Trajectories]) -> Tensor | None:
-        """Return the number of steps of a minibatch; see `GradientLearner.weight`."""
-        return super().weight(batch[0])
+        self._ratio_error: Tensor | None = None  # of the first minibatch of the update
+        self._stopped = torch.zeros((), dtype=torch.bool, device=self.device)  # by ``target_kl``
 
     @operation("loss")
     @torch.no_grad()
-    def prepare(self, trajectories: Trajectories) -> tuple[Trajectories, dict[str, Tensor]]:
-        """Compute the advantages, targets and values, which stay constant during an update.
+    def prepare(self, trajectories: Trajectories) -> tuple[Prepared, dict[str, Tensor]]:
+        """Compute advantages, targets and values, which stay constant during an update.
+
+        The values and log-probabilities are those that the batch holds: of the weights that collected it. If the batch
+        lacks values, or the agent's states have to be computed by acting, the agent is replayed once instead.
 
         Args:
             trajectories: on the learner's device.  [B, T]
 
         Returns:
-            ``(batch, diagnostics)``. The batch has rows [B, T], or, if the agent can compute its states, single steps
-            [B * T, 1] with their numbers ``learner/step``; it adds ``learner/advantage``, ``learner/target`` and
-            ``learner/value``. ``diagnostics`` has numbers [] from before the first gradient step: ``ratio_error``, the
-            largest distance of a ratio from 1, which is 0 if the replay equals the collection, and
-            ``explained_variance`` of the targets by the values.
+            ``(prepared, numbers)``: ``explained_variance`` [] is that of the targets by the values.
         """
         config, steps = self.config, trajectories.steps
-        replayed, next_value = replay_with_next_values(self.agent, trajectories)
-        mask, value = steps.mask(), replayed["value"]
-        log_probability, _ = evaluate_actions(replayed, steps)
-        ratio = torch.where(mask, log_probability - steps["action/log_probability"], 0.0).exp()
+        none = steps.lengths[:0]  # no steps: asks only whether the agent can compute its states
+        single = self.agent.states_at(trajectories, none) is not None
+        if single and "action/value" in steps:
+            value, states = steps["action/value"], None
+        else:
+            replayed, states = replay_with_states(self.agent, trajectories)
+            value = replayed["value"]
+        mask = steps.mask()
         advantage = generalized_advantage(
             steps["_observation/reward"].to(value.dtype) * config.reward_scale,
             steps["_observation/terminated"],
             steps["_observation/done"],
             mask,
             value=value,
-            next_value=next_value,
+            next_value=next_values(value, bootstrap_values(self.agent, trajectories, states), trajectories),
             discount=config.discount,
             trace_decay=config.trace_decay,
         )
         target = advantage + value
-        diagnostics = {
-            "ratio_error": (ratio - 1.0).abs().max(),
-            "explained_variance": 1.0 - _variance(advantage, mask) / _variance(target, mask).clamp(min=1e-8),
-        }
-        wanted = {key: tensor for key, tensor in steps.items() if not key.startswith("_observation/")}
-        wanted |= {_ADVANTAGE: advantage, "learner/target": target, "learner/value": value}
-        batch = Trajectories.unchecked(trajectories.info, TemporalDictTensor.unchecked(wanted, steps.lengths))
-        none = steps.lengths[:0]  # no steps: asks only whether the agent can compute its states
-        return (batch if self.agent.states_at(trajectories, none) is None else _single_steps(batch)), diagnostics
+        variance = _variance(advantage, mask) / _variance(target, mask).clamp(min=1e-8)
+        kept = {key: tensor for key, tensor in steps.items() if not key.startswith("_observation/")}
+        kept |= {_ADVANTAGE: advantage, "learner/target": target, "learner/value": value}
+        batch = Trajectories.unchecked(trajectories.info, TemporalDictTensor.unchecked(kept, steps.lengths))
+        rows = _single_steps(batch) if single else batch
+        self._ratio_error = None
+        self._stopped.zero_()
+        return Prepared(rows, trajectories), {"explained_variance": 1.0 - variance}
+
+    def minibatches(self, prepared: Prepared) -> Iterator[Minibatch]:
+        """Yield ``n_minibatches`` minibatches of shuffled rows in each of ``n_epochs`` passes."""
+        rows = prepared.rows
+        mask, advantage = rows.mask(), rows.steps[_ADVANTAGE]
+        for epoch in range(self.config.n_epochs):
+            chosen = self.shuffled(rows.n_elems(), epoch)
+            sizes = [len(one) for one in chosen]
+            order = torch.cat(chosen)
+            advantages = take_rows(advantage, order).split_with_sizes(sizes)
+            if self.config.whiten_advantages:  # with a single all-reduce for all minibatches
+                advantages = whiten_each(advantages, take_rows(mask, order).split_with_sizes(sizes))
+            for one, whitened in zip(chosen, advantages, strict=True):
+                yield Minibatch(prepared, one, whitened)
+
+    def terms(self, minibatch: Minibatch) -> dict[str, Tensor]:
+        """Replay the agent over a minibatch, and compute `losses`."""
+        rows = minibatch.trajectories()
+        steps = rows.steps
+        if "learner/step" in steps:
+            step = steps["learner/step"].squeeze(1)
+            states = self.agent.states_at(minibatch.prepared.collected, step) or DictTensor()
+            rows = Trajectories.unchecked(rows.info + states.prepend_key("agent_state/"), steps)
+        return losses(replay_agent(self.agent, rows), rows, self.config)
+
+    def weight(self, minibatch: Minibatch) -> Tensor:
+        """Return the number of steps of a minibatch; see `GradientLearner.weight`."""
+        return take_rows(minibatch.prepared.rows.lengths, minibatch.chosen).sum()
+
+    def gradient_step(self, minibatch: Minibatch) -> dict[str, Tensor]:
+        """Take one gradient step, unless the policy has moved beyond ``target_kl``; it counts in any case.
+
+        Returns:
+            The terms of `losses` and ``gradient_norm``; with a target_kl also ``skipped``, 1 for a step that was not
+            taken.  [] each
+        """
+        if self.config.target_kl is None:
+            return super().gradient_step(minibatch)
+        terms, gradient = self.gradient(minibatch)
+        self._stopped |= terms["approximate_kl"] > self.config.target_kl
+        terms["skipped"] = self._stopped.to(terms["loss"].dtype)
+        return self.descend(terms, gradient, unless=self._stopped)
+
+    def after_step(self, minibatch: Minibatch, terms: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Report ``ratio_error`` of the first minibatch, before any gradient step: 0 if the replay is right."""
+        if self._ratio_error is None:
+            self._ratio_error = terms["ratio_error"]
+        return {**terms, "ratio_error": self._ratio_error}
 
     def shuffled(self, n_rows: int, epoch: int) -> tuple[Tensor, ...]:
         """Split the rows into the minibatches of an epoch: every row once, in an order of this seed and gradient step.

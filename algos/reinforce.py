@@ -103,14 +103,14 @@ class ReinforceLearner(GradientLearner):
         terms["length"] = steps.lengths.to(terms["loss"].dtype).mean()
         return terms
 
-    def terms(self, batch: Trajectories) -> dict[str, Tensor]:
+    def terms(self, minibatch: Trajectories) -> dict[str, Tensor]:
         """Replay the agent over trajectories [B, T], and compute `losses`."""
         if self.config.bootstrap:
-            replayed, next_value = replay_with_next_values(self.agent, batch)
+            replayed, next_value = replay_with_next_values(self.agent, minibatch)
         else:
-            replayed = replay_agent(self.agent, batch)
+            replayed = replay_agent(self.agent, minibatch)
             next_value = torch.zeros_like(replayed["value"])
-        return losses(replayed, batch, next_value, self.config)
+        return losses(replayed, minibatch, next_value, self.config)
 
 
 train: Algorithm[ReinforceConfig] = Algorithm(

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from rlstruct import renamed
-from rlstruct.algos.learner import GradientLearner, mean_terms
+from rlstruct.algos.learner import GradientLearner
 from rlstruct.algos.replay_buffer import ReplayBuffer, min_capacity
 from rlstruct.algos.training.config import TrainingConfig
 from rlstruct.core import DictTensor, Trajectories
@@ -114,26 +113,38 @@ class ReplayLearner(GradientLearner):
         self._networks = dict(networks or {})
         super().__init__(model, agent, config)
         self.overlap = config.overlap
+        self._filling = False  # the buffer, before the first gradient step
         options: dict[str, Any] = {"discount": config.discount, "seed": self._own_seed(), **settings}
         self.buffer = create_buffer(config.replay_capacity, device=config.replay_device or self.device, **options)
 
     def update(self, trajectories: Trajectories, fraction_done: float) -> dict[str, Tensor]:
         """Add a batch to the replay buffer, and take ``n_updates`` gradient steps; see `GradientLearner.update`.
 
-        Returns the means of the results of `learn` over these steps; empty while the buffer fills.  [] each
+        Returns the means of the results of `after_step` over these steps; empty while the buffer fills.  [] each
         """
         if self.statistics is not None:
-            self.see_frames(self.learn_from(trajectories))
-        self.buffer.extend(trajectories.to(self.buffer.device))
+            self._see_frames(self._scaled(trajectories.to(self.device)))
         steps = trajectories.steps
-        if self.fills(fraction_done, n_more=steps.n_elems() * steps.n_steps() * self.group.size):
-            return {}
+        self._filling = self.fills(fraction_done, n_more=steps.n_elems() * steps.n_steps() * self.group.size)
         self.anneal(fraction_done)
-        return mean_terms([self.learn() for _ in range(self.config.n_updates)])
+        return self._take_steps(trajectories)
 
-    @abstractmethod
-    def learn(self) -> dict[str, Tensor]:
-        """Take one gradient step on a `sample`, usually by `run`, and return its terms, detached.  [] or [K] each."""
+    def prepare(self, trajectories: Trajectories) -> tuple[None, dict[str, Tensor]]:
+        """Add a batch to the replay buffer."""
+        self.buffer.extend(trajectories.to(self.buffer.device))
+        return None, {}
+
+    def minibatches(self, prepared: None) -> Iterator[DictTensor]:
+        """Yield ``n_updates`` samples, each when its gradient step begins; none while the buffer fills."""
+        for _ in range(0 if self._filling else self.config.n_updates):
+            yield self.sample()
+
+    def gradient_step(self, minibatch: Any) -> dict[str, Tensor]:  # noqa: ANN401 - see GradientLearner
+        """Take one gradient step, which later calls may replay as a captured graph; see `GradientLearner`."""
+        return self._replayed(minibatch)
+
+    def _captured(self, argument: Any) -> dict[str, Tensor]:  # noqa: ANN401
+        return super().gradient_step(argument)
 
     def sample(self) -> DictTensor:
         """Sample the steps of one gradient step from the buffer, on the learner's device.  [batch_size].

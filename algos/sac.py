@@ -8,6 +8,7 @@ differentiated once, and each of them depends on its own networks alone.
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -129,10 +130,14 @@ class SACLearner(ReplayLearner):
         self._seed = self.seed_for("policy noise")
         self._lanes = torch.arange(2 * config.batch_size, device=self.device)
 
-    def learn(self) -> dict[str, Tensor]:
-        """Take one gradient step on a batch from the buffer; see `losses`."""
-        key, next_key = self.keys()
-        terms = self.run(self.sample() + DictTensor({"observation/rng": key, "_observation/rng": next_key}))
+    def minibatches(self, prepared: None) -> Iterator[DictTensor]:
+        """Add the policy's random keys to each sample; see `losses`."""
+        for sample in super().minibatches(prepared):
+            key, next_key = self.keys()
+            yield sample + DictTensor({"observation/rng": key, "_observation/rng": next_key})
+
+    def after_step(self, minibatch: DictTensor, terms: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Move the target critics."""
         self._target.update(self.config.target_update_rate)
         return terms
 
@@ -144,9 +149,9 @@ class SACLearner(ReplayLearner):
         """
         return random.step_keys(self._seed, self.policy_version, self._lanes).view(2, -1)
 
-    def terms(self, batch: DictTensor) -> dict[str, Tensor]:
+    def terms(self, minibatch: DictTensor) -> dict[str, Tensor]:
         """Compute `losses` of a sampled batch."""
-        return losses(self.agent, self.model, self.target_critics, batch, self.config)
+        return losses(self.agent, self.model, self.target_critics, minibatch, self.config)
 
     def agent_info(self, fraction_done: float, n_envs: int) -> DictTensor:
         """Return the ``epsilon`` of each environment, 1 while the buffer fills.  [B] float32 on the CPU."""

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlstruct import renamed
@@ -28,6 +29,9 @@ __all__ = ["TESTED", "OperatorObserver", "TorchDispatchMode", "check", "is_compo
 
 TESTED: Final = "2.7 to 2.14"
 """Releases of torch that the tests have run with."""
+
+STEP_HOOKS: Final = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+"""Attributes of every optimiser that hold the hooks of its steps."""
 
 _CUDA_ONLY: Final = frozenset({"graph"})  # builds of torch without CUDA have none of these names, and need none
 NEEDED: Final[dict[str, tuple[str, ...]]] = {
@@ -129,6 +133,11 @@ class OperatorObserver(TorchDispatchMode):  # type: ignore[no-untyped-call]  # t
 def version_of(tensor: torch.Tensor) -> int:
     """Return the version counter of a tensor, which counts writes to its memory; 0 if it has none."""
     return 0 if tensor.is_inference() else int(getattr(tensor, "_version", 0))
+
+
+def is_traced(tensor: torch.Tensor) -> bool:
+    """Return True for a tensor without values, which stands for one while a function is traced."""
+    return isinstance(tensor, FakeTensor)
 
 
 def schema_of(func: Any) -> Any:

@@ -7,7 +7,7 @@ which learns from few simulations.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar, Literal, cast
@@ -154,18 +154,18 @@ class AlphaZeroLearner(ReplayLearner):
                 "search compares with its own. Pass the network without it: boards need no normalisation."
             )
 
-    def learn(self) -> dict[str, Tensor]:
-        """Take one gradient step on positions from the buffer; see `losses`."""
-        batch = self.sample()
-        return self.run(mirrored(batch) if self.config.mirror and self.policy_version % 2 else batch)
+    def minibatches(self, prepared: None) -> Iterator[DictTensor]:
+        """Mirror the positions of every second sample, if the settings ask for it."""
+        for sample in super().minibatches(prepared):
+            yield mirrored(sample) if self.config.mirror and self.policy_version % 2 else sample
 
     def depends_on(self) -> tuple[object, bool]:
         """Name the model alone, since the agent searches; see `GradientLearner.depends_on`."""
         return self.model, True  # the search captures this network as well
 
-    def terms(self, batch: DictTensor) -> dict[str, Tensor]:
+    def terms(self, minibatch: DictTensor) -> dict[str, Tensor]:
         """Compute `losses` of a sampled batch."""
-        return losses(self.model, batch, self.config)
+        return losses(self.model, minibatch, self.config)
 
 
 def mirrored(batch: DictTensor) -> DictTensor:

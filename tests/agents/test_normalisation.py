@@ -167,7 +167,7 @@ def test_sums_of_rewards_begin_anew_with_each_episode_also_where_one_was_lost(cr
                 batcher.reset()
             batcher.execute()
             batch, _ = batcher.get()
-            learner.learn_from(batch)
+            learner.update(batch, 0.0)
             steps = batch.steps
             for b in range(4):
                 for t in range(int(batch.lengths[b])):

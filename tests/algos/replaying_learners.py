@@ -33,6 +33,13 @@ def replaying(kind: str, device: str, graph: bool, **changes: Any) -> GradientLe
     return dqn.DQNLearner.create(model, agents.QAgent, dqn.DQNConfig(**settings))
 
 
+def learn_once(learner: Any) -> dict[str, torch.Tensor]:
+    """Take one gradient step on what the buffer holds, outside of an update."""
+    minibatch = next(iter(learner.minibatches(None)))
+    terms: dict[str, torch.Tensor] = learner.after_step(minibatch, learner.gradient_step(minibatch))
+    return terms
+
+
 def batches_for(kind: str, n_batches: int) -> list[Trajectories]:
     """Collect batches on the CPU."""
     torch.manual_seed(3)

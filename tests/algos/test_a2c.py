@@ -317,9 +317,9 @@ def test_a_window_of_as_many_batches_as_minibatches_shows_each_step_once(monkeyp
     config = dataclasses.replace(SMALL, n_timesteps=1, n_envs=6, n_minibatches=3, window=3, vtrace=True)
     model, seen = create_model(), []
     learner = A2CLearner(model, ActorCriticAgent(model, copy_model=False), config)
-    steps = learner.gradient_steps
+    prepare = learner.prepare
     monkeypatch.setattr(
-        learner, "gradient_steps", lambda batch: seen.append(batch.steps["_observation/reward"]) or steps(batch)
+        learner, "prepare", lambda batch: seen.append(batch.steps["_observation/reward"]) or prepare(batch)
     )
     for batch in one_step_batches(11, 6):
         learner.update(batch, fraction_done=0.0)
@@ -332,8 +332,8 @@ def test_a_window_leaves_out_the_steps_that_restarts_took(monkeypatch: pytest.Mo
     config = dataclasses.replace(SMALL, n_timesteps=1, n_envs=2, n_minibatches=1, window=2, vtrace=True)
     model, seen = create_model(), []
     learner = A2CLearner(model, ActorCriticAgent(model, copy_model=False), config)
-    steps = learner.gradient_steps
-    monkeypatch.setattr(learner, "gradient_steps", lambda batch: seen.append(batch) or steps(batch))
+    prepare = learner.prepare
+    monkeypatch.setattr(learner, "prepare", lambda batch: seen.append(batch) or prepare(batch))
     batch = one_step_batches(1, 2)[0]
     spent = Trajectories(batch.info, TemporalDictTensor(dict(batch.steps.items()), torch.tensor([1, 0])))
     for one in (spent, batch):

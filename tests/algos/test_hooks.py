@@ -26,10 +26,9 @@ class Values(ReplayLearner):
         super().__init__(model, agent, config, networks={"target": self.target})
         self.sampled: list[DictTensor] = []
 
-    def learn(self) -> dict[str, Tensor]:
-        batch = self.sample()
-        self.sampled.append(batch)
-        return self.run(batch)
+    def after_step(self, minibatch: DictTensor, terms: dict[str, Tensor]) -> dict[str, Tensor]:
+        self.sampled.append(minibatch)
+        return terms
 
     def terms(self, batch: DictTensor) -> dict[str, Tensor]:
         frame = frame_of(batch.truncate_key("observation/"))

@@ -70,8 +70,9 @@ def test_what_ppo_shuffles_are_steps_with_one_picture_each() -> None:
         batcher.execute()
         batch, _ = batcher.get()
     assert batch is not None
-    prepared, diagnostics = ppo.PPOLearner.create(model, create_agent, ppo.PPOConfig(**COMMON)).prepare(batch)
-    assert prepared.steps["observation/frame"].shape == (24, 1, 1, *SIDES)
-    assert prepared.steps["learner/step"].flatten().tolist() == list(range(24))
-    assert not any(key.startswith("agent_state/") for key in prepared.info.keys())
-    assert diagnostics["ratio_error"].item() < 1e-5
+    learner = ppo.PPOLearner.create(model, create_agent, ppo.PPOConfig(**COMMON))
+    rows = learner.prepare(batch)[0].rows
+    assert rows.steps["observation/frame"].shape == (24, 1, 1, *SIDES)
+    assert rows.steps["learner/step"].flatten().tolist() == list(range(24))
+    assert not any(key.startswith("agent_state/") for key in rows.info.keys())
+    assert learner.update(batch, 0.0)["ratio_error"].item() < 1e-5

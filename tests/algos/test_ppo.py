@@ -256,15 +256,14 @@ def test_a_whole_update_equals_a_plain_one_in_every_parameter(kind: str, setting
 def test_the_ratio_is_one_before_the_first_step_and_not_where_the_replay_is_wrong(kind: str) -> None:
     learner = create_learner(kind)
     trajectories = collect(kind, learner)
-    batch, diagnostics = learner.prepare(trajectories)
-    assert diagnostics["ratio_error"].item() < 1e-6
+    assert learner.update(trajectories, 0.0)["ratio_error"].item() < 1e-6
     with torch.no_grad():
         next(learner.model.parameters()).add_(0.1)
-    assert learner.prepare(trajectories)[1]["ratio_error"].item() > 1e-4
-    steps = trajectories.steps
-    assert 0.0 < diagnostics["explained_variance"].abs().item() < 100.0
-    assert batch.n_elems() == (6 if "recurrent" in kind else 60)
-    assert steps["_observation/done"].any()
+    assert learner.update(trajectories, 0.0)["ratio_error"].item() > 1e-4
+    prepared, numbers = learner.prepare(trajectories)
+    assert 0.0 < numbers["explained_variance"].abs().item() < 100.0
+    assert prepared.rows.n_elems() == (6 if "recurrent" in kind else 60)
+    assert trajectories.steps["_observation/done"].any()
 
 
 def test_the_losses_by_hand() -> None:
@@ -299,7 +298,7 @@ def test_padding_changes_nothing() -> None:
 @pytest.mark.parametrize("kind", ["discrete", "recurrent"])
 def test_an_epoch_has_every_row_once_in_an_order_of_its_own(kind: str) -> None:
     learner = create_learner(kind)
-    batch, _ = learner.prepare(collect(kind, learner))
+    batch = learner.prepare(collect(kind, learner))[0].rows
     rows = batch.n_elems()
     orders = [
         torch.cat([batch.index(one).steps["observation/rng"][:, 0] for one in learner.shuffled(rows, epoch)])

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from replaying_learners import learn_once
 from resume_tasks import SAC, create_pendulum, create_soft_network
 from torch import Tensor, nn
 from torch.distributions import AffineTransform, Independent, Normal, TanhTransform, TransformedDistribution
@@ -154,7 +155,7 @@ def test_one_step_moves_all_networks_by_their_rates_and_never_syncs(
     learner.anneal(0.0)
     before = {name: weight.detach().to("cpu", copy=True) for name, weight in learner.model.named_parameters()}
     with forbid_host_sync():
-        terms = learner.learn()
+        terms = learn_once(learner)
     assert all(not term.requires_grad and term.dim() == 0 for term in terms.values())
     for name, weight in learner.model.named_parameters():
         moved = (weight.detach().to("cpu") - before[name]).abs().max().item()  # Adam's first step is its rate
@@ -173,7 +174,7 @@ def test_the_target_follows_the_critics_alone(filled: Any) -> None:
     learner = filled(target_update_rate=0.25)
     expected = [weight.clone() for weight in learner.target_critics.parameters()]
     for _ in range(3):
-        learner.learn()
+        learn_once(learner)
         learnt = learner.model.critics.parameters()
         expected = [0.75 * old + 0.25 * new.detach() for old, new in zip(expected, learnt, strict=True)]
     torch.testing.assert_close(list(learner.target_critics.parameters()), expected)
@@ -182,7 +183,7 @@ def test_the_target_follows_the_critics_alone(filled: Any) -> None:
 def test_draws_differ_from_step_to_step_and_from_state_to_state(filled: Any) -> None:
     learner = filled()
     keys = learner.keys()
-    learner.learn()
+    learn_once(learner)
     assert len(torch.cat([keys, learner.keys()]).unique()) == 4 * learner.config.batch_size
 
 
