@@ -60,7 +60,7 @@ class PureAdam:
     where torch keeps it, so its `state_dict` is true between two steps.
 
     Args:
-        optimizer: one that `supports` returns True for, after its first step.
+        optimizer: one that `supports` returns True for.
         weights: the weights that it may change, which have gradients of the same shapes.
     """
 
@@ -70,22 +70,25 @@ class PureAdam:
 
     @staticmethod
     def supports(optimizer: Optimizer, weights: Sequence[Tensor]) -> bool:
-        """Return True for plain Adam and AdamW that have taken a step on all of these weights."""
+        """Return True for plain Adam and AdamW of float32 weights, all of which they know."""
         patched = "step" in vars(optimizer) or any(getattr(optimizer, hooks) for hooks in torch_private.STEP_HOOKS)
+        known = {id(weight) for group in optimizer.param_groups for weight in group["params"]}
         return (
             type(optimizer) in (Adam, AdamW)
             and not patched
             and not any(group[name] for group in optimizer.param_groups for name in ("amsgrad", "maximize"))
-            and all("exp_avg" in optimizer.state.get(weight, ()) for weight in weights)
+            and all(id(weight) in known and weight.dtype is torch.float32 for weight in weights)
         )
 
     def state(self) -> Terms:
         """Return means, squares and scales of the next step, by number of the weight; the host computes the scales."""
         state: Terms = {}
         for i, weight in enumerate(self._weights):
-            own, group = self._optimizer.state[weight], self._groups[id(weight)]
-            n, (decay, square_decay) = int(own["step"]) + 1, group["betas"]  # sync: of CPU memory
-            state |= {f"mean/{i}": own["exp_avg"], f"square/{i}": own["exp_avg_sq"]}
+            own: Mapping[str, Tensor] = self._optimizer.state.get(weight, {})
+            group = self._groups[id(weight)]
+            n, (decay, square_decay) = int(own.get("step", 0)) + 1, group["betas"]
+            for name, key in (("mean", "exp_avg"), ("square", "exp_avg_sq")):
+                state[f"{name}/{i}"] = own[key] if own else torch.zeros_like(weight)
             scales = (float(group["lr"]) / (1.0 - decay**n), (1.0 - square_decay**n) ** 0.5, float(group["lr"]))
             state[f"scales/{i}"] = torch.tensor(scales)
         return state
@@ -115,7 +118,7 @@ class PureAdam:
         torch._foreach_copy_(weights, [new[f"weight/{i}"] for i in changed])
         for i, weight in zip(changed, weights, strict=True):
             own = self._optimizer.state[weight]
-            own["step"] += 1
+            own["step"] = own.get("step", torch.zeros((), dtype=torch.float32)) + 1
             own["exp_avg"], own["exp_avg_sq"] = new[f"mean/{i}"], new[f"square/{i}"]
 
 

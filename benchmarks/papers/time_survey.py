@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 WARM = 3  # iterations before the clock runs: they compile, capture and fill buffers
 CARTPOLE = "CartPole-v1"
-LEARNING = {"replay", "loss", "backward", "loss and backward", "optimiser", "replay buffer"}
+LEARNING = {"replay", "loss", "backward", "loss and backward", "gradient step", "optimiser", "replay buffer"}
 KINDS = {"environment": "simulation", "simulator": "simulation", "reset": "simulation", "agent": "inference",
          "search": "inference", "graph": "inference"}  # fmt: skip
 PARTS = ("simulation", "inference", "learning", "other")

@@ -20,7 +20,7 @@ ADVICE = {
     ),
     **dict.fromkeys(("copy", "assembly"), _SMALLER),
     "wait": "overlap=True, so that learning and collecting happen at the same time",
-    **dict.fromkeys(("replay", "loss", "loss and backward"), _LEARNING),
+    **dict.fromkeys(("replay", "loss", "loss and backward", "gradient step"), _LEARNING),
     "backward": f"{_LEARNING}; a large one belongs on a GPU (learner_device)",
     "optimiser": "fewer and larger gradient steps",
     "replay buffer": "fewer and larger batches, or a replay buffer on the learner's device (replay_device)",
@@ -34,7 +34,7 @@ ADVICE = {
 }
 _THINGS = {
     *("environment", "agent", "optimiser", "replay buffer", "evaluation", "search", "assembly", "host"),
-    *("loss", "loss and backward"),
+    *("loss", "loss and backward", "gradient step"),
 }
 _OUTSIDE = "outside of all operations"
 _OWN = "operations within it, `with rlstruct.profiling.operation(...)`, to see what takes so long"

@@ -14,6 +14,7 @@ from rlstruct.agents import ActorCriticAgent, Normalised, QAgent
 from rlstruct.algos import DQNConfig, GradientLearner, ReplayConfig, ReplayLearner, TrainingConfig, dqn
 from rlstruct.algos.training.loop import run_training
 from rlstruct.core import DictTensor, Trajectories
+from rlstruct.errors import UsageError
 from rlstruct.functional import random
 from rlstruct.rl_agent import frame_of
 
@@ -137,3 +138,51 @@ def test_dqn_scales_its_rewards_once(batches: list[Trajectories]) -> None:
     learner = dqn.DQNLearner.create(model, QAgent, DQNConfig(**SMALL, n_step=1))
     learner.update(batches[0], 0.0)
     assert learner.sample()["reward"].unique().tolist() == [model.scale_rewards(torch.ones(())).item()]
+
+
+@pytest.mark.parametrize(
+    ("base", "old", "new"),
+    [
+        (GradientLearner, "gradient_steps", "Override `minibatches`"),
+        (GradientLearner, "learn_from", "Override `prepare`"),
+        (ReplayLearner, "learn", "and `after_step` for what follows"),
+        (dqn.DQNLearner, "run", "Override `gradient_step`"),
+    ],
+)
+def test_a_method_that_no_update_calls_any_more_is_refused_with_the_new_one(base: type, old: str, new: str) -> None:
+    with pytest.raises(UsageError, match=f"Mine: it overrides {old}, which no update calls since version 0.4. .*{new}"):
+        type("Mine", (base,), {old: lambda self, *given: {}})
+
+
+class Squares(GradientLearner):
+    """Takes two gradient steps on halves of a batch, and notes in which order its methods are called."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.called: list[str] = []
+
+    def prepare(self, trajectories: Trajectories) -> tuple[Any, dict[str, Tensor]]:
+        self.called.append("prepare")
+        return trajectories, {"rows": trajectories.lengths.sum()}
+
+    def minibatches(self, prepared: Trajectories) -> Any:
+        for start in (0, 2):
+            self.called.append("minibatch")
+            yield prepared.slice(start, start + 2)
+
+    def terms(self, minibatch: Trajectories) -> dict[str, Tensor]:
+        self.called.append("terms")
+        return {"loss": self.model(frame_of(minibatch.steps.temporal_index(0).truncate_key("observation/")))[1].mean()}
+
+    def after_step(self, minibatch: Trajectories, terms: dict[str, Tensor]) -> dict[str, Tensor]:
+        self.called.append("after")
+        return {**terms, "n": terms["loss"].new_tensor(float(minibatch.n_elems()))}
+
+
+def test_an_update_prepares_once_and_steps_on_each_minibatch(batches: list[Trajectories]) -> None:
+    learner = Squares.create(create_network(), ActorCriticAgent, TrainingConfig())
+    terms = learner.update(batches[0], 0.0)
+    assert learner.called == ["prepare", *["minibatch", "terms", "after"] * 2]
+    assert terms["n"].item() == 2.0
+    assert terms["rows"].item() == batches[0].lengths.sum().item()
+    assert learner.policy_version == 2

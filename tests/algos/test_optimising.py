@@ -16,6 +16,7 @@ from torch import Tensor, nn, optim
 from rlstruct.agents import ActorCriticAgent
 from rlstruct.algos import a2c
 from rlstruct.algos.distributed.process_group import DistributedLearnerGroup, use_group
+from rlstruct.algos.optimising import PureAdam
 from rlstruct.testing import forbid_host_sync
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -238,3 +239,40 @@ def test_an_optimiser_that_wants_a_closure_is_refused() -> None:
     learner = create_learner(optim.LBFGS)
     with pytest.raises(TypeError, match="the optimizer is LBFGS, which computes the loss several times in a step"):
         learner.step(good)
+
+
+@pytest.mark.parametrize("settings", [{}, {"weight_decay": 0.1}, {"betas": (0.5, 0.7), "eps": 1e-3, "fused": True}])
+@pytest.mark.parametrize("cls", [torch.optim.Adam, torch.optim.AdamW])
+def test_steps_of_the_pure_adam_are_those_of_torch(cls: Any, settings: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    ours, theirs = ([torch.randn(3, 2).requires_grad_() for _ in range(3)] for _ in range(2))
+    for one, other in zip(ours, theirs, strict=True):
+        other.data.copy_(one.data)
+    optimizers = [
+        cls([{"params": weights[:1], "lr": 0.1}, {"params": weights[1:], "lr": 0.01}], **settings)
+        for weights in (ours, theirs)
+    ]
+    assert PureAdam.supports(optimizers[0], ours)
+    pure = PureAdam(optimizers[0], ours)
+    for step in range(5):
+        gradient = {str(i): torch.randn(3, 2) for i in range(3) if i < 2 or step > 1}  # the last has none at first
+        pure.write(pure.compute(gradient, pure.state()))
+        for i, weight in enumerate(theirs):
+            weight.grad = gradient.get(str(i))
+        optimizers[1].step()
+        for one, other in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-7)
+    one, other = (optimizer.state_dict() for optimizer in optimizers)
+    torch.testing.assert_close(one["state"], other["state"], rtol=1e-5, atol=1e-7)
+
+
+def test_the_pure_adam_leaves_other_optimisers_to_torch() -> None:
+    weights = [torch.ones(2).requires_grad_()]
+    adam = torch.optim.Adam
+    scheduled = adam(weights)
+    torch.optim.lr_scheduler.StepLR(scheduled, 1)
+    hooked = adam(weights)
+    hooked.register_step_post_hook(lambda *given: None)
+    others = [torch.optim.SGD(weights, 0.1), adam(weights, amsgrad=True), adam([torch.ones(1).requires_grad_()])]
+    for optimizer in (scheduled, hooked, *others, adam(weights, maximize=True)):
+        assert not PureAdam.supports(optimizer, weights)

@@ -266,6 +266,17 @@ def test_the_ratio_is_one_before_the_first_step_and_not_where_the_replay_is_wron
     assert trajectories.steps["_observation/done"].any()
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_values_that_a_batch_holds_are_those_of_a_replay(kind: str) -> None:
+    learner = create_learner(kind, SMALL, torch.float64)
+    trajectories = collect(kind, learner)
+    without = {key: value for key, value in trajectories.steps.items() if key != "action/value"}
+    replayed = Trajectories(trajectories.info, TemporalDictTensor(without, trajectories.lengths))
+    (one, _), (other, _) = learner.prepare(trajectories), learner.prepare(replayed)
+    for key in ("learner/value", "learner/target", "learner/advantage"):
+        torch.testing.assert_close(one.rows.steps[key], other.rows.steps[key], rtol=0, atol=1e-12)
+
+
 def test_the_losses_by_hand() -> None:
     ratio = torch.tensor([[2.0, 2.0, 0.5, 0.5, math.nan]])
     advantage, mask = torch.tensor([[1.0, -1.0, 1.0, -1.0, math.nan]]), torch.tensor([[1, 1, 1, 1, 0]])
