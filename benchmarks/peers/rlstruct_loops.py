@@ -81,7 +81,14 @@ def sac(task: Task, **settings: bool) -> Work:
     model = SoftActorCritic(3, (-2.0,), (2.0,))
     learner = SACLearner.create(model, SquashedGaussianAgent, SACConfig(batch_size=256, **settings))
     learner.buffer.extend(batch_of(task, lambda: SquashedGaussianAgent(model)))
-    return learner.learn
+    if hasattr(learner, "learn"):  # version 0.3
+        return learner.learn
+
+    def learn() -> object:
+        minibatch = next(iter(learner.minibatches(None)))
+        return learner.after_step(minibatch, learner.gradient_step(minibatch))
+
+    return learn
 
 
 def replay(task: Task) -> Work:
