@@ -90,7 +90,7 @@ class PureAdam:
             for name, key in (("mean", "exp_avg"), ("square", "exp_avg_sq")):
                 state[f"{name}/{i}"] = own[key] if own else torch.zeros_like(weight)
             scales = (float(group["lr"]) / (1.0 - decay**n), (1.0 - square_decay**n) ** 0.5, float(group["lr"]))
-            state[f"scales/{i}"] = torch.tensor(scales)
+            state[f"scales/{i}"] = torch.tensor(scales, dtype=torch.float32, device=weight.device)
         return state
 
     def compute(self, gradient: Terms, state: Terms) -> Terms:
@@ -118,7 +118,7 @@ class PureAdam:
         torch._foreach_copy_(weights, [new[f"weight/{i}"] for i in changed])
         for i, weight in zip(changed, weights, strict=True):
             own = self._optimizer.state[weight]
-            own["step"] = own.get("step", torch.zeros((), dtype=torch.float32)) + 1
+            own["step"] = own.get("step", torch.zeros((), dtype=torch.float32, device="cpu")) + 1
             own["exp_avg"], own["exp_avg_sq"] = new[f"mean/{i}"], new[f"square/{i}"]
 
 
