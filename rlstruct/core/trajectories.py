@@ -134,7 +134,7 @@ class Trajectories(Batched):
 
         Shapes depend only on B, T and n, so nothing waits for the device. The minibatches contain padding, and ``mask``
         is True at real steps. If much is padding, ``transitions().minibatches(n)`` leaves it out. First add whatever
-        else the loss needs, such as advantages [B, T], with ``trajectories.trajectories.set``.
+        else the loss needs, such as advantages [B, T], with ``trajectories.steps.set``.
 
         Args:
             n: number of minibatches; their sizes differ by at most one step.

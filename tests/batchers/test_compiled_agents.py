@@ -30,7 +30,7 @@ from rlstruct.errors import WorkerError
 from rlstruct.sims import make
 
 pytestmark = pytest.mark.timeout(600)
-Answer = tuple[DictTensor, DictTensor]
+AgentOutput = tuple[DictTensor, DictTensor]
 
 
 def model(seed: int) -> ActorCritic:
@@ -100,7 +100,7 @@ class Stubborn(RL_Agent):
 
     def __call__(
         self, state: DictTensor, observation: DictTensor, agent_info: DictTensor, history: Any = None
-    ) -> Answer:
+    ) -> AgentOutput:
         frame = observation["frame"]
         shown = frame.sum(-1)
         if self.habit == "counts":
@@ -176,7 +176,7 @@ class Gained(RL_Agent):
 
     def __call__(
         self, state: DictTensor, observation: DictTensor, agent_info: DictTensor, history: Any = None
-    ) -> Answer:
+    ) -> AgentOutput:
         shown = observation["frame"].sum(-1) * GAIN
         return DictTensor({"action": torch.zeros_like(shown, dtype=torch.int64), "shown": shown}), state
 

@@ -20,7 +20,7 @@ from rlstruct.functional.random import categorical
 from rlstruct.sims import make
 
 CPU = torch.device("cpu")
-Answer = tuple[DictTensor, DictTensor]
+AgentOutput = tuple[DictTensor, DictTensor]
 
 
 @pytest.fixture
@@ -110,7 +110,7 @@ class Coarse(RL_Agent):
         logits = self.logits(observation["frame"], exact)
         return DictTensor({"action": categorical(logits, observation["rng"]), "logits": logits})
 
-    def __call__(self, state: DictTensor, observation: DictTensor, *_: Any) -> Answer:
+    def __call__(self, state: DictTensor, observation: DictTensor, *_: Any) -> AgentOutput:
         return self.answer(observation, exact=False), state
 
 
@@ -167,7 +167,7 @@ class Half(RL_Agent):
         if way == "weights":
             self.model.bfloat16()
 
-    def __call__(self, state: DictTensor, observation: DictTensor, *_: Any) -> Answer:
+    def __call__(self, state: DictTensor, observation: DictTensor, *_: Any) -> AgentOutput:
         frame = observation["frame"]
         with torch.autocast("cpu", torch.bfloat16, enabled=self.autocast):
             numbers = self.model(frame if self.autocast else frame.bfloat16()).float() * 4.0
@@ -204,7 +204,7 @@ class Chaotic(RL_Agent):
         torch.manual_seed(0)
         self.weight = torch.randn(4, 5000)
 
-    def __call__(self, state: DictTensor, observation: DictTensor, *_: Any) -> Answer:
+    def __call__(self, state: DictTensor, observation: DictTensor, *_: Any) -> AgentOutput:
         frame = observation["frame"]
         shown = (frame.unsqueeze(-1) * self.weight).flatten(1).sum(-1).mul(1e6).remainder(1.0)
         return DictTensor({"action": torch.zeros(len(frame), dtype=torch.int64), "shown": shown}), state
