@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from observed import observe
+from random_observations import observe
 
 from rlstruct import DeviceMismatchError, DictTensor
 from rlstruct.agents import ActorCritic, ActorCriticAgent, RecurrentActorCritic, RecurrentAgent

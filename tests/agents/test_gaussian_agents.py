@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from observed import observe
+from random_observations import observe
 
 from rlstruct import DictTensor, RL_Agent
 from rlstruct.agents import (

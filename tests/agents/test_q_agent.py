@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 from fake_envs import create_counting_env
-from observed import observe
+from random_observations import observe
 
 from rlstruct import DictTensor, RL_Agent, Trajectories, replay_agent
 from rlstruct.agents import DuellingHead, QAgent, QNetwork

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Box
-from observed import observe
+from random_observations import observe
 from torch import nn
 from torch.distributions import AffineTransform, Independent, Normal, TanhTransform, TransformedDistribution
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from synthetic import Script
+from scripted_profiles import Script
 
 from rlstruct.profiling.breakdown import Process, break_down, correct
 from rlstruct.profiling.events import PLAIN, WATCHED, load_recordings

@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from synthetic import Script, in_one_line
+from scripted_profiles import Script, in_one_line
 
 from rlstruct.profiling import nvml, operation, profile, read
 from rlstruct.profiling.events import load_recordings

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from synthetic import Script
+from scripted_profiles import Script
 
 from rlstruct.profiling.breakdown import Process, break_down
 from rlstruct.profiling.events import load_recordings

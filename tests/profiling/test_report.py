@@ -6,7 +6,7 @@ import pathlib
 from typing import Any
 
 import pytest
-from synthetic import Script, in_one_line
+from scripted_profiles import Script, in_one_line
 
 from rlstruct.cli.main import main
 from rlstruct.profiling import differences, read, save
