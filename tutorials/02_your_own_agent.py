@@ -75,7 +75,7 @@ class GRUAgent(RL_Agent):
         self.head = nn.Linear(16, 2)
 
     def initial_state(self, agent_info, B):
-        return DictTensor({"hidden": torch.zeros(B, 16)})
+        return DictTensor({"hidden": torch.zeros(B, 16, device=self.head.weight.device)})
 
     def __call__(self, state, observation, agent_info, history=None):
         # An episode may begin inside a batch. `initial_state` marks these rows, and their memory restarts.
