@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -14,9 +14,10 @@ from rlstruct import renamed
 from rlstruct.core.pytree import named_tensors
 from rlstruct.engine.precision import EXACT, count_different, difference, flip_fraction
 from rlstruct.engine.streams import AsyncRead
-from rlstruct.errors import Explained
+from rlstruct.errors import Explained, warn_user
 from rlstruct.rl_agent import RL_Agent
 
+_CHANGES_IN_A_ROW = 3  # of an attribute, before a warning
 _FAILED_PROBES, _FAILED_PROBES_COARSE = 2, 8  # that differ in a row, see `PurityProbe`
 _OF_MODULES = ("_parameters", "_buffers", "_modules")
 _Part = tuple[str, nn.Module | Tensor | RL_Agent]
@@ -81,6 +82,9 @@ def _settings(parts: Sequence[_Part], modules: Mapping[str, nn.Module]) -> dict[
 class WeightsMonitor:
     """Detector of replaced weights, modules and settings. New values in the same tensors do not count.
 
+    A plain attribute that has changed in each of the last few checks is reported in one warning, because it discards
+    every executor before it gains anything.
+
     Attributes:
         settings: classes, plain attributes and hooks of each agent and module at the last check.
         places: address and layout of each weight at the last check, see `place_of`.
@@ -88,6 +92,8 @@ class WeightsMonitor:
 
     def __init__(self, owner: object) -> None:
         self._owner = owner
+        self._in_a_row: dict[tuple[str, object], int] = {}  # changes of a plain attribute, by module and name
+        self._warned = False
         self.settings: dict[str, tuple[object, ...]] = {}
         self.places: dict[str, tuple[object, ...]] = {}
         self.replaced()
@@ -98,7 +104,29 @@ class WeightsMonitor:
         modules = _modules(parts)
         self.settings = _settings(parts, modules)
         self.places = {name: place_of(tensor) for name, tensor in _weights(parts, modules).items()}
+        if before[0] != self.settings:
+            self._count_changes(before[0])
+        else:
+            self._in_a_row.clear()
         return before != (self.settings, self.places)
+
+    def _count_changes(self, before: Mapping[str, tuple[object, ...]]) -> None:
+        """Count changes in a row of each plain attribute, and warn about the first one that changes all the time."""
+        changed = []
+        for path, (kind, *pairs) in self.settings.items():
+            if path in before and before[path][0] is kind:
+                changed += [(path, pair[0]) for pair in set(pairs) - set(before[path][1:]) if isinstance(pair, tuple)]
+        self._in_a_row = {place: self._in_a_row.get(place, 0) + 1 for place in changed}
+        always = [place for place, n in self._in_a_row.items() if n >= _CHANGES_IN_A_ROW]
+        if always and not self._warned:
+            self._warned = True
+            path, name = always[0]
+            kind = cast("type", self.settings[path][0])
+            warn_user(
+                f"{kind.__name__}: the attribute {name!r} has changed before {_CHANGES_IN_A_ROW} updates in a row. "
+                "Compiled code and graphs keep its value, so they are discarded each time, and most steps run eagerly. "
+                "Count in a buffer (register_buffer), or pass values that change in agent_info."
+            )
 
 
 def check_equal(expected: Any, actual: Any, eps: float = EXACT) -> None:  # noqa: ANN401 - pytrees

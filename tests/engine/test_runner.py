@@ -185,3 +185,54 @@ def test_the_order_of_keys_does_not_matter() -> None:
     one = TreeSpec(DictTensor({"a": torch.zeros(2), "b": torch.ones(2)}))
     found = one.flatten(DictTensor({"b": torch.ones(2), "a": torch.zeros(2)}))
     assert [tensor.sum().item() for tensor in found] == [0.0, 2.0]
+
+
+class Counting(nn.Module):
+    """Counts its calls in an attribute, or in a buffer."""
+
+    def __init__(self, buffer: bool) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 1)
+        if buffer:
+            self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+        else:
+            self.calls: int | Tensor = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return self.layer(x)  # type: ignore[no-any-return]
+
+
+@torch.no_grad()
+def test_an_attribute_that_changes_all_the_time_is_named_once(made: list[Fast]) -> None:
+    said: list[str] = []
+    run = runner(nn.Sequential(Counting(buffer=False)), Slow, said)
+    for _ in range(2):
+        run(x())
+        run.weights_changed()
+    run(x())
+    with pytest.warns(UserWarning, match=r"Counting: the attribute 'calls' has changed before 3 updates in a row"):
+        run.weights_changed()
+    for _ in range(5):  # a second warning would be an error
+        run(x())
+        run.weights_changed()
+    assert run.executor == "eager"
+
+
+@torch.no_grad()
+def test_a_counter_in_a_buffer_and_an_attribute_that_changes_now_and_then_are_no_reason_to_warn(
+    made: list[Fast],
+) -> None:
+    said: list[str] = []
+    network = Counting(buffer=True)
+    run = runner(network, Slow, said)
+    for i in range(12):
+        run(x())
+        if i % 3:
+            network.training = not network.training
+        run.weights_changed()
+    for _ in range(3):
+        run(x())
+        run.weights_changed()
+    assert run.executor == "fast"
+    assert int(network.calls) == 15
