@@ -45,7 +45,7 @@ def listings(page: pathlib.Path, language: str = "python") -> list[str]:
 
 @dataclass
 class Graphs:
-    """What ran as graphs: executors of the batches on the simulated accelerator, and captures with their replays."""
+    """Graphs of a test: executors of the batches on the simulated accelerator, and captures with their replays."""
 
     executors: list[str] = field(default_factory=list)
     replays: list[int] = field(default_factory=list)  # of each capture
