@@ -267,9 +267,10 @@ class TrainingLoop:
         if missing and self._described and self._group.rank == 0:
             warn_user(
                 f"run_training: the checkpoints of this training do not contain its whole policy: "
-                f"{', and '.join(missing.values())}. Later, pass the functions that you passed to the training: "
-                f"rlstruct.load(…, {', '.join(f'{name}=…' for name in missing)}), or on the command line "
-                "--factory MODULE:CREATE_ENV MODULE:CREATE_MODEL MODULE:CREATE_AGENT."
+                f"{', and '.join(missing.values())}. In Python, pass the training's own: rlstruct.load(…, "
+                f"{', '.join(f'{name}=…' for name in missing)}). On the command line, a run of your own program needs "
+                "--factory MODULE:CREATE_ENV MODULE:CREATE_MODEL MODULE:CREATE_AGENT; one of rlstruct train finds the "
+                "class that --env names."
             )
         self._described = self._described and not missing
         return {"format": FORMAT, "config": asdict(self.config), "policy": policy}

@@ -63,7 +63,11 @@ def describe(value: Any) -> Any:  # noqa: ANN401 - a value of any kind
     if isinstance(value, Mapping):
         return {"dict": {str(key): describe(one) for key, one in value.items()}}
     if isinstance(value, partial):
-        return {"partial": _place(value.func), "args": describe(value.args), "named": describe(value.keywords)}
+        place = _place(value.func)
+        try:
+            return {"partial": place, "args": describe(value.args), "named": describe(value.keywords)}
+        except BadTypeError as error:
+            raise BadTypeError(f"{place.replace(':', '.')} made with {error}") from None
     if isinstance(value, type | MethodType | FunctionType):
         return {"name": _place(value)}
     args, named = _arguments(value)

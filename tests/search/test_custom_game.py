@@ -31,7 +31,7 @@ def _elsewhere(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-@pytest.mark.filterwarnings("ignore:run_training. the checkpoints of this training do not contain")
+@pytest.mark.filterwarnings("default:run_training. the checkpoints of this training do not contain")
 def test_the_game_of_the_guide_follows_its_rules_and_learns_by_self_play(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
@@ -65,6 +65,10 @@ def test_the_game_of_the_guide_follows_its_rules_and_learns_by_self_play(
     words += ["--n-simulations", "4", "--opponent-simulations", "4", "--evaluation-episodes", "2", "--no-progress"]
     network = ["--network", "layers=[[8,3,1]]", "n_features=8"]
     assert main(["train", "alphazero", "--env", "tictactoe:TicTacToe", *network, *words]) == 0
+    said = capsys.readouterr().err
+    assert said.count("warning: ") == 1
+    assert "the agent is rlstruct.search.agent.SearchAgent made with tictactoe.TicTacToe. In Python, pass" in said
+    assert "one of rlstruct train finds the class that --env names" in said
     (run,) = pathlib.Path("runs").iterdir()
     assert main(["evaluate", str(run), "--episodes", "2"]) == 0
     assert "2 games against UCT with 4 simulations" in capsys.readouterr().out
