@@ -198,8 +198,8 @@ def advice_on(space: Space) -> str:
     if start.any():
         first = start[0] if len(start) == 1 else "its start"
         begins = (
-            f"Its actions begin with {first}: add that to the index of the network's output, or set "
-            "action_form = 'index' in the agent's class, so that the batcher adds it. "
+            f"Its actions begin with {first}: batchers add that to the indices of the bundled agents; an agent of your "
+            "own adds it to the index of its network's output, or sets action_form = 'index' in its class. "
         )
     return (
         f"{begins}Give the agent's network one output per action. One beyond the last action may come from logits that "

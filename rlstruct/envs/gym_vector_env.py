@@ -16,6 +16,7 @@ from rlstruct.envs.rows import RowsEnv, copy_idle_rows, options_of, restart
 from rlstruct.errors import BadTypeError, BadValueError, tag_environment
 from rlstruct.options import check_seed
 from rlstruct.profiling import operation
+from rlstruct.spaces import advice_on
 from rlstruct.vec_env import Ended, ObservationBuffer, Observed
 
 
@@ -122,7 +123,16 @@ class GymVectorEnv(RowsEnv):
                 restarts = self._restarter.step(self._actions.batch_element(columns), out)
         except Exception as error:
             _tag(error, self.vec)
-            raise
+            wrong = [j for j, one in enumerate(self._actions.elements(columns)) if not self._actions.has(one)]
+            if not wrong:
+                raise
+            explained = BadValueError(
+                f"GymVectorEnv.step: the vector environment raised {type(error).__name__}: {error}. Action "
+                f"{self._actions.elements(columns)[wrong[0]]!r} of environment {wrong[0]} is not in "
+                f"{self.action_space}, which may be why. {advice_on(self.action_space)}"
+            )
+            tag_environment(explained, wrong[0])
+            raise explained from error
         ran = self._running
         running = ran.numpy()  # sync: a view of CPU memory
         if not running.all():

@@ -162,7 +162,7 @@ def test_actions_of_an_agent_of_ones_own_pass_through() -> None:
     assert (trajectories.steps["_observation/frame"] == 6).all()
     assert actions is None
     assert FiveToSeven(ActorCritic(1, 3)).action_form == "element"  # it overrides __call__, so it says what it returns
-    with pytest.raises(rlstruct.WorkerError, match=r"Its actions begin with 5: .*or set action_form = 'index'"):
+    with pytest.raises(rlstruct.WorkerError, match=r"Its actions begin with 5: .*or sets action_form = 'index'"):
         collect(partial(FiveToSeven, ActorCritic(1, 3)), space)
     FiveToSeven.action_form = "index"
     try:

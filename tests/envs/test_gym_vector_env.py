@@ -378,3 +378,14 @@ def test_ale_loses_no_step_with_masks_or_in_mode_same_step(mode: AutoresetMode) 
             ends += 1
     assert ends >= 3
     env.close()
+
+
+@pytest.mark.parametrize("vectorization_mode", ["sync", "vector_entry_point"])
+def test_an_action_that_the_environment_refuses_is_named(vectorization_mode: str) -> None:
+    """Gymnasium's assertions say little more than "invalid"."""
+    env = GymVectorEnv(gymnasium.make_vec("CartPole-v1", 3, vectorization_mode=vectorization_mode), seed=0)
+    env.reset()
+    wrong = r"^GymVectorEnv\.step: .* raised AssertionError: .*Action np\.int64\(7\) of environment 1 is not in"
+    with pytest.raises(ValueError, match=rf"{wrong} Discrete\(2\), which may be why\. Give the agent's network one"):
+        env.step(DictTensor({"action": torch.tensor([0, 7, 1])}))
+    env.close()
