@@ -16,6 +16,7 @@ from fake_envs import create_counting_env
 from rlstruct import DictTensor, TemporalDictTensor, sims
 from rlstruct.adapters import GymnasiumVectorEnv
 from rlstruct.agents import ActorCritic, ActorCriticAgent
+from rlstruct.algos import PPOConfig
 from rlstruct.algos.replay_buffer import ReplayBuffer
 from rlstruct.batchers import RL_Batcher
 from rlstruct.batchers.progress import describe_environments
@@ -44,6 +45,13 @@ TAKERS: dict[str, Callable[[Any], object]] = {
     "ReplayBuffer": lambda seed: ReplayBuffer(9, seed=seed),
     "Policy": lambda seed: Policy(ActorCritic(4, 2), ActorCriticAgent, SPECS, seed=seed),
 }
+
+
+@pytest.mark.parametrize("seed", [2**64, 2**63])
+def test_settings_of_a_training_refuse_a_seed_beyond_63_bits(seed: int) -> None:
+    """As they are made, and not where the network draws its weights."""
+    with pytest.raises(BadValueError, match=rf"^PPOConfig: seed is {seed}, expected 0 to 2\*\*63 - 2\."):
+        PPOConfig(seed=seed)
 
 
 @pytest.mark.parametrize("name", TAKERS)

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from rlstruct import renamed
 from rlstruct.batchers.workers.placement import Mode
 from rlstruct.errors import BadValueError, MissingFileError
-from rlstruct.options import Options, declared, option
+from rlstruct.options import Options, check_seed, declared, option
 
 AnyConfig = TypeVar("AnyConfig", bound="TrainingConfig")
 
@@ -107,6 +107,7 @@ class TrainingConfig(Options):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_seed(type(self).__name__, "seed", self.seed)
         fits = self.cluster is None or self.n_processes > 0
         self.require("cluster", fits, "None, or n_processes of 1 or more, which the cluster starts")
         fits = self.sharing in ("none", "auto") or self.workers_share_gpus() or self.learners_share_gpus()
