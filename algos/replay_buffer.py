@@ -7,6 +7,7 @@ always in the next slot, even after truncation or termination, and the observati
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -100,6 +101,7 @@ class ReplayBuffer:
             DeviceMismatchError: the trajectories are on another device.
             ShapeMismatchError: the number of rows has changed, or T steps do not fit.
             KeyError: the trajectories lack a key.
+            MemoryError: the buffer does not fit into the device's memory.
         """
         steps = trajectories.steps
         if steps.n_steps() == 0:
@@ -308,7 +310,15 @@ class ReplayBuffer:
         self._bases = torch.arange(n_envs, device=self.device) * self._width
 
     def _zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        return torch.zeros(shape, dtype=dtype, device=self.device)
+        try:
+            return torch.zeros(shape, dtype=dtype, device=self.device)
+        except RuntimeError as error:
+            size = math.prod(shape) * dtype.itemsize / 2**30
+            raise MemoryError(
+                f"ReplayBuffer: {self.capacity} transitions take {size:,.1f} GiB on {self.device} for "
+                f"{list(shape[1:])} {str(dtype).removeprefix('torch.')} alone, which cannot be "
+                "allocated. Lower the capacity (in a training, replay_capacity)."
+            ) from error
 
     def _check(self, steps: TemporalDictTensor) -> None:
         where = f"{type(self).__name__}.extend"

@@ -268,7 +268,7 @@ def _walk(space: Space, key: str, path: tuple[Any, ...], where: str) -> Iterator
         raise BadTypeError(
             f"{where}: space {key!r} is {space}, which has no fixed shape. Only Box, Discrete, MultiDiscrete, "
             f"MultiBinary, and Dict and Tuple of them become tensors: convert or leave out this part, for example with "
-            f"gymnasium.wrappers.TransformObservation."
+            f"gymnasium.wrappers.Transform{'Action' if key.startswith('action') else 'Observation'}."
         )
     dtype = np.dtype(space.dtype)
     try:

@@ -150,8 +150,9 @@ def _fitting(algorithm: str, task: Task, observation: spaces.Space[Any], action:
         ability = "continuous" if continuous else "several at once"
         raise UserError(f"{name} chooses one action at a time, and here they are {ability}: use ppo, a2c or reinforce.")
     if family == "soft" and not (continuous and action.is_bounded()):  # type: ignore[attr-defined]
-        others = "ppo or a2c" if continuous else "dqn, ppo or a2c"
-        raise UserError(f"{name} needs bounded continuous actions, and here they are {action}: use {others}.")
+        others = "dqn, ppo or a2c" if isinstance(discrete, int) else "ppo or a2c"
+        here = " ".join(str(action).split())  # numpy breaks long lines
+        raise UserError(f"{name} needs bounded continuous actions, and here they are {here}: use {others}.")
     if family != "policy" and task.recurrent:
         raise UserError(f"{name} has no agent with a memory: use ppo or a2c, or omit --recurrent.")
     if family == "soft" and image:

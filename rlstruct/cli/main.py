@@ -12,7 +12,7 @@ import threading
 import warnings
 from collections.abc import Iterator, Sequence
 
-from rlstruct.cli.messages import UserError, nearest, refused, require, say
+from rlstruct.cli.messages import UserError, nearest, out_of_memory, refused, require, say
 from rlstruct.errors import Explained
 
 # All but profile, explain, envs and devices need the extra "train".
@@ -67,8 +67,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         say()  # ends the command if the reader of its help has gone, as ``| head``
         raise
-    except OSError as error:
-        if not (said := refused(error)):
+    except (OSError, MemoryError, RuntimeError) as error:
+        if not (said := refused(error) if isinstance(error, OSError) else out_of_memory(error)):
             raise
         sys.stderr.write(f"rlstruct {command}: {said}\n")
         return 2

@@ -6,6 +6,7 @@ import errno
 import importlib
 import importlib.util
 import os
+import re
 import sys
 import traceback
 from pathlib import Path
@@ -74,6 +75,21 @@ def check_output(option: str, path: Path, *, folder: bool = False) -> Path:
         return writable(option, path, folder=folder)
     except ValueError as error:
         raise UserError(str(error)) from None
+
+
+def out_of_memory(error: Exception) -> str:
+    """Return one sentence about memory that could not be allocated; "" for every other error.
+
+    >>> out_of_memory(RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes."))
+    'out of memory: you tried to allocate 9 bytes. Make the network, the batches or the environments smaller.'
+    """
+    said = " ".join(str(error).split())
+    if isinstance(error, MemoryError):
+        return said or "out of memory."
+    asked = re.search(r"you tried to allocate \d+ bytes|Tried to allocate [\d.]+ \w+", said)
+    if asked is None or not ("can't allocate memory" in said or "out of memory" in said):
+        return ""
+    return f"out of memory: {asked[0]}. Make the network, the batches or the environments smaller."
 
 
 def refused(error: OSError) -> str:

@@ -242,11 +242,11 @@ class Factory:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", ".*initialised with render_mode")  # `spaces_of` reports it
             env = create(**settings)
-        if isinstance(env.action_space, spaces.Box) and np.issubdtype(env.action_space.dtype, np.floating):
-            bounded = env.action_space
+        bounded = getattr(env, "action_space", None)  # GymEnv names a space that is missing
+        if isinstance(bounded, spaces.Box) and np.issubdtype(bounded.dtype, np.floating):
             env = gymnasium.wrappers.ClipAction(env)  # Gaussian agents ignore the bounds
             env.action_space = bounded  # agents of SAC need them
-        if not isinstance(env.observation_space, spaces.Box):
+        if not isinstance(getattr(env, "observation_space", None), spaces.Box | None):
             with contextlib.suppress(NotImplementedError, ValueError):  # GymEnv names the part that has no fixed shape
                 env = gymnasium.wrappers.FlattenObservation(env)  # one-hot categories, concatenated parts
         return env
@@ -301,7 +301,8 @@ def spaces_of(factory: Factory) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
 def _not_created(factory: Factory, error: Exception) -> Exception:
     """Return an error that says why an environment cannot be created."""
     said = str(error).rstrip(".")
-    if factory.render and "render_mode" in said:
+    takes_none = isinstance(error, TypeError) and said.endswith("() takes no arguments")  # a class without __init__
+    if factory.render and ("render_mode" in said or (takes_none and not factory.settings)):
         return UserError(
             f"{factory.name} cannot be drawn: it does not accept render_mode='rgb_array'. Let its constructor accept "
             "render_mode, and name it in its metadata['render_modes']."

@@ -483,3 +483,12 @@ def test_no_maximum_is_taken_of_one_long_row(monkeypatch: pytest.MonkeyPatch, ac
     buffer.sample(8)
     assert longest
     assert max(longest) <= 1024  # a GPU takes a row in one block
+
+
+def test_a_buffer_that_does_not_fit_into_memory_says_what_it_takes() -> None:
+    with create_batcher(1, 4) as batcher:
+        batcher.reset()
+        steps = collect(batcher)
+    said = r"^ReplayBuffer: \d+ transitions take [\d,]+\.\d GiB on cpu for \[.*\] \w+ alone, .* Lower the capacity"
+    with pytest.raises(MemoryError, match=said):
+        ReplayBuffer(2**50).extend(steps)

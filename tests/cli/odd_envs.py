@@ -55,6 +55,8 @@ UNUSUAL: dict[str, spaces.Space[Any]] = {
     "Bytes": spaces.Box(0, 255, (2,), np.uint8),
     "Constant": spaces.Box(np.asarray([-1, 1], np.float32), np.asarray([1, 1], np.float32)),
     "Infinite": spaces.Box(-np.inf, np.inf, (2,)),
+    "Many": spaces.MultiDiscrete([2] * 400),
+    "Huge": spaces.Discrete(2**50),
 }
 for _name, _space in UNUSUAL.items():
     globals()[f"Sees{_name}"] = type(f"Sees{_name}", (Base,), {"observation_space": _space})
@@ -120,3 +122,13 @@ constant = 3
 for _id, _entry in {"OddFourValues-v0": "FourValues", "OddRequired-v0": "Required", "OddAbsent-v0": "Absent"}.items():
     register(_id, entry_point=f"odd_envs:{_entry}")
 register("OddPackage-v0", entry_point="no_such_package:Env")
+
+
+class NoSpaces(gymnasium.Env[Any, Any]):
+    """Declares nothing."""
+
+
+class Plain(gymnasium.Env[Any, Any]):
+    """Has no constructor, so it takes no render_mode."""
+
+    observation_space, action_space = spaces.Box(-1, 1, (2,)), spaces.Discrete(2)

@@ -47,6 +47,7 @@ ANYWHERE = {  # refused by train and play
     "odd_envs:SeesMission": "space 'frame/mission' is ",
     "odd_envs:SeesEmpty": "space 'frame' is Dict(), which holds nothing",
     "odd_envs:NoSpace": "a NoSpace, declares no observation_space",
+    "odd_envs:NoSpaces": "a NoSpaces, declares no observation_space",
     "odd_envs:TakesGraph": "space 'action' is Graph(",
     "odd_envs:TakesSequence": "space 'action' is Sequence(",
     "odd_envs:TakesText": "space 'action' is Text(",
@@ -91,6 +92,10 @@ def test_an_environment_that_cannot_be_used(command: str, env: str, says: str, c
         ("sac", "TakesConstant", "the bounds are [-1.0, 1.0] and [1.0, 1.0], expected finite ones with low < high"),
         ("sac", "TakesInfinite", "SAC needs bounded continuous actions"),
         ("dqn", "TakesConstant", "DQN chooses one action at a time"),
+        ("sac", "TakesMany", "2 2]): use ppo or a2c."),
+        ("sac", "Base", "here they are Discrete(2): use dqn, ppo or a2c."),
+        ("ppo", "TakesText", "for example with gymnasium.wrappers.TransformAction."),
+        ("ppo", "TakesHuge", "out of memory: you tried to allocate "),
     ],
 )
 def test_actions_that_no_bundled_agent_chooses(algorithm: str, env: str, says: str, capsys: Capture) -> None:
@@ -103,6 +108,7 @@ def test_an_environment_that_cannot_be_drawn(capsys: Capture) -> None:
     said = refused(["play", "odd_envs:NotDrawn", "--steps", "2"], capsys)
     assert "odd_envs:NotDrawn cannot be drawn: it does not accept render_mode='rgb_array'. Let its constructor" in said
     assert_one_sentence(said)
+    assert refused(["play", "odd_envs:Plain", "--steps", "2"], capsys) == said.replace("NotDrawn", "Plain")
     said = refused(["play", "odd_envs:TakesNothing", "--steps", "2"], capsys)
     assert "space 'action' is Box([], [], (0,), float32), which holds nothing. Leave it out." in said
     assert_one_sentence(said)
