@@ -72,12 +72,12 @@ class PureAdam:
     def supports(optimizer: Optimizer, weights: Sequence[Tensor]) -> bool:
         """Return True for plain Adam and AdamW of float32 weights, all of which they know."""
         patched = "step" in vars(optimizer) or any(getattr(optimizer, hooks) for hooks in torch_private.STEP_HOOKS)
-        known = {id(weight) for group in optimizer.param_groups for weight in group["params"]}
+        optimised = {id(weight) for group in optimizer.param_groups for weight in group["params"]}
         return (
             type(optimizer) in (Adam, AdamW)
             and not patched
             and not any(group[name] for group in optimizer.param_groups for name in ("amsgrad", "maximize"))
-            and all(id(weight) in known and weight.dtype is torch.float32 for weight in weights)
+            and all(id(weight) in optimised and weight.dtype is torch.float32 for weight in weights)
         )
 
     def state(self) -> Terms:
