@@ -57,7 +57,7 @@ class Compiled:
         self._strides: list[tuple[int, ...]] = []  # of each argument
         self._result: TreeSpec
         self._outputs: list[int] = []  # index of the output, for each tensor of the result
-        self._masks: list[int] = []
+        self._masks: list[int] = []  # indices of outputs that are bytes instead of bools [B]
 
     def __call__(self, *args: Any) -> Any:  # noqa: ANN401 - pytrees
         """Return ``fn(*args)``."""
@@ -104,11 +104,10 @@ class Compiled:
             outputs = {id(value): value for value in leaves}
             place = {identity: i for i, identity in enumerate(outputs)}
             self._outputs = [place[id(value)] for value in leaves]
-            self._masks = [i for i, v in enumerate(outputs.values()) if on_cpu and v.dtype is torch.bool]
-            # With AVX2, Inductor stores bools ten times slower than floats, 12 us for 1,024.
-            return [
-                v.to(torch.float32).to(torch.uint8) if i in self._masks else v for i, v in enumerate(outputs.values())
-            ]
+            masks = {i for i, v in enumerate(outputs.values()) if on_cpu and v.dtype is torch.bool and v.dim() == 1}
+            self._masks = sorted(masks)
+            # Inductor's vectors store bools one by one, and a loop that stores none keeps its vectors of floats.
+            return [v.to(torch.float32).to(torch.uint8) if i in masks else v for i, v in enumerate(outputs.values())]
 
         # Cloned, because a tensor that occurs twice, such as two zeros of a first state, would be traced as one input.
         inputs = [tensor.clone() for tensor in leaves_in]

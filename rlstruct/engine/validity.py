@@ -157,6 +157,22 @@ class StepChecks:
                 j = _first(rows)
                 self._raise(f"{key!r} of environment {j} is NaN. {NAN_REWARD if key == 'reward' else NAN_FRAME}", j)
 
+    def impossible(self, action: Mapping[str, Tensor], *observations: Mapping[str, Tensor]) -> list[Tensor]:
+        """Find impossible values within a compiled step on the CPU; a pure function.
+
+        Args:
+            action: as in the method `action`.
+            observations: as in `observation`; they may be empty.
+
+        Returns:
+            True if `action` or `observation` may raise, [] bool; on an accelerator, an empty list.
+        """
+        if self._device.type != "cpu":
+            return []
+        found = [self._actions.wrong(key, action[key]).any() for key in self._actions.leaves]
+        found += [seen[key].isnan().any() for seen in observations for key in self._frames if key in seen]
+        return [torch.stack(found).any()]
+
     def step(self, answer: AnyStep) -> AnyStep:
         """Check the observations of a step, and return it."""
         (reached, ran), (current, running) = answer
@@ -193,7 +209,7 @@ class StepChecks:
     def _set(self, name: str, rows: Tensor) -> bool:
         """Return True if a row on the CPU is wrong; on other devices, set the flag and return False."""
         if rows.is_cpu:
-            return _read(rows.any())
+            return read_flag(rows.any())
         self._flags[self._index[name]].logical_or_(rows.any())
         self._unread = True
         return False
@@ -211,7 +227,8 @@ def _has_nan(values: Tensor) -> bool:
         return math.isnan(values.sum().item())  # sync: of CPU memory
 
 
-def _read(flag: Tensor) -> bool:
+def read_flag(flag: Tensor) -> bool:
+    """Read a flag [] bool in CPU memory."""
     with intended():
         return bool(flag)  # sync: of CPU memory
 

@@ -29,13 +29,13 @@ from rlstruct.core.layout import check_indices, take_rows
 from rlstruct.core.named_tensors import part_of
 from rlstruct.device import DeviceLike, resolve_device
 from rlstruct.engine.compiled import Compiled
-from rlstruct.engine.validity import StepChecks
+from rlstruct.engine.validity import StepChecks, read_flag
 from rlstruct.errors import BadValueError, UsageError
 from rlstruct.functional.masks import rows_of, write_rows
 from rlstruct.functional.random import child_key, randint, uniform
 from rlstruct.options import check_seed
 from rlstruct.profiling import operation
-from rlstruct.sims.simulation import Simulation, StartStates
+from rlstruct.sims.simulation import Simulation, StartStates, StepTensors
 from rlstruct.sims.state import Tensors, fields_of, layout_of_rows
 from rlstruct.spaces import leaves, zeros
 from rlstruct.vec_env import IdleGuard, Observed, StepResult, VecEnv, check_action
@@ -123,7 +123,7 @@ class TensorEnv(VecEnv, Generic[State]):
         self._simulation = Simulation(self, self._device)
         seeds = torch.arange(seed, seed + n_envs, dtype=torch.int64, device=self._device)
         self._carry: Tensors = {"env_key": child_key(seeds, _SALT), "episode": torch.full_like(seeds, -1)}
-        self._compiled = Compiled(self._simulation.step) if backend == "compile" else None
+        self._compiled = Compiled(self._step_and_check) if backend == "compile" else None
         self._starts = StartStates(self._simulation, self._starts_ahead)
         self._checks = StepChecks(self._name, self)
         self._checked = False  # `transition` was checked at the first step
@@ -219,15 +219,21 @@ class TensorEnv(VecEnv, Generic[State]):
         check_action(self._name, action, self._action_layout)
         sent = {key: value.detach() if (value := action[key]).requires_grad else value for key in self._action_layout}
         self._expect("step: action", sent, self._action_layout)
-        self._checks.action(sent, self._carry.get("running"))
+        running = self._carry.get("running")
+        if self._compiled is None:
+            self._checks.action(sent, running)
         if not self._checked:
             self._simulation.check_transition(self._carry, sent)
             self._checked = True
         with torch.no_grad():
             if self._compiled is None:
                 changed, reached, current, masks = self._simulation.step(self._carry, sent, self._starts)
+                check = True
             else:
-                changed, reached, current, masks = self._compiled(self._carry, sent)
+                (changed, reached, current, masks), impossible = self._compiled(self._carry, sent)
+                check = not impossible or read_flag(impossible[0])
+                if check:
+                    self._checks.action(sent, running)
         self._carry = {**self._carry, **changed}
         no, yes = self._no, self._yes
         observation = DictTensor.unchecked({**reached, "initial_state": no})
@@ -236,9 +242,8 @@ class TensorEnv(VecEnv, Generic[State]):
         masks = masks or {"ran": yes, "running": yes}
         if not self.auto_reset:
             self._idle.check(masks["ran"])
-        return self._checks.step(
-            StepResult((observation, masks["ran"]), (after, masks["running"]), restarted=self.auto_reset)
-        )
+        result = StepResult((observation, masks["ran"]), (after, masks["running"]), restarted=self.auto_reset)
+        return self._checks.step(result) if check else result
 
     def fused_rollout(self, perceptron: Perceptron, n_timesteps: int) -> FusedRollout | None:
         """Return a launch of T steps with an agent (`rlstruct.engine.fused`), or None if no kernel supports it."""
@@ -366,6 +371,11 @@ class TensorEnv(VecEnv, Generic[State]):
                 value = torch.where(rows_of(ended, value), begun, value)
                 played[f"state/{name}"] = torch.where(rows_of(t < n_steps, value), value, before)
         self._carry = {k: played[k] if k.startswith("state/") else v for k, v in self._carry.items()}
+
+    def _step_and_check(self, carry: Tensors, action: Tensors) -> tuple[StepTensors, list[Tensor]]:
+        """Take a step, and find impossible values; a pure function, to be compiled."""
+        result = self._simulation.step(carry, action)
+        return result, self._checks.impossible(action, *result[1:3])
 
     def _expect(self, where: str, tensors: Tensors, layout: Layout, fix: str = "", n: int | None = None) -> None:
         rows = self._n_envs if n is None else n

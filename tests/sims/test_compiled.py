@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 
 import pytest
@@ -115,3 +116,25 @@ def test_tensors_of_other_strides_are_taken() -> None:
         one.step(DictTensor({"action": wide[:, 0].contiguous()}))
         one.step(DictTensor({"action": wide[:, 1]}))  # every second number
     torch.testing.assert_close(env.get_state().x_dot, eager.get_state().x_dot)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("auto_reset", [True, False])
+def test_a_compiled_step_reports_impossible_values(auto_reset: bool) -> None:
+    env = make("Breakout-MinAtar", 4, backend="compile", auto_reset=auto_reset)
+    env.reset()
+    for steps in range(2):
+        with pytest.raises(ValueError, match="action 'action' of environment 2 is 3, expected an element of Discrete"):
+            env.step(DictTensor({"action": torch.tensor([0, 1, 3, 2])}))
+        assert (env.state_tensors()["elapsed"] == steps).all()
+        env.step(DictTensor({"action": torch.tensor([0, 1, 1, 2])}))
+    walk = make("MountainCarContinuous-v0", 3, backend="compile", auto_reset=auto_reset)
+    walk.reset()
+    walk.step(DictTensor({"action": torch.zeros(3, 1)}))
+    with pytest.raises(ValueError, match="action 'action' of environment 1"):
+        walk.step(DictTensor({"action": torch.tensor([[0.0], [float("nan")], [0.0]])}))
+    state = walk.get_state()
+    broken = dataclasses.replace(state, x=state.x.index_fill(0, torch.tensor([2]), float("nan")))
+    walk.set_state(None, broken)
+    with pytest.raises(ValueError, match="'frame' of environment 2 is NaN"):
+        walk.step(DictTensor({"action": torch.zeros(3, 1)}))
