@@ -8,13 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from rlstruct.agents.model_agent import ModelAgent
-from rlstruct.agents.networks import MLP, ActionLogits, ActorCritic, RecurrentActorCritic
-from rlstruct.core import DictTensor
+from rlstruct.agents.networks import MLP, ActionLogits, ActorCritic, RecurrentActorCritic, takes_sequences
+from rlstruct.core import DictTensor, Trajectories
 from rlstruct.engine.fused import Layers, Perceptron
 from rlstruct.engine.torch_private import has_hooks
 from rlstruct.functional import categorical, gaussian
 from rlstruct.functional.masks import masked_dicttensor
-from rlstruct.rl_agent import ActionForm, frame_of
+from rlstruct.rl_agent import ActionForm, frame_of, replayed_observation
 
 
 def discrete_choice(agent: ModelAgent[Any], policy: Tensor, value: Tensor, observation: DictTensor) -> DictTensor:
@@ -133,6 +133,16 @@ class RecurrentAgent(ModelAgent[RecurrentActorCritic]):
         policy, value, hidden = self.model(frame_of(observation), state["hidden"])
         return self.choose(policy, value, observation), DictTensor({"hidden": hidden})
 
+    def replay_sequence(self, trajectories: Trajectories) -> tuple[DictTensor, DictTensor] | None:
+        """Call the network's ``sequence``, if it has one; see `RL_Agent.replay_sequence`."""
+        if not takes_sequences(self.model):
+            return None
+        observation = replayed_observation(trajectories.steps)
+        hidden, initial = trajectories.info["agent_state/hidden"], observation["initial_state"]
+        policy, value, after = self.model.sequence(frame_of(observation, n_axes=2), hidden, initial)
+        flat = DictTensor({key: tensor.flatten(0, 1) for key, tensor in observation.items()})
+        return self.choose(policy, value, flat), DictTensor({"hidden": after})
+
 
 class GaussianAgent(ActorCriticAgent):
     """Agent that samples D continuous actions. It keeps no state.
@@ -158,3 +168,4 @@ class RecurrentGaussianAgent(RecurrentAgent):
     pure = True
     action_form = "vector"
     choose = gaussian_choice
+    replay_sequence = RecurrentAgent.replay_sequence

@@ -11,6 +11,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
+from rlstruct.engine.torch_private import has_hooks
 from rlstruct.errors import BadValueError
 from rlstruct.policies.blueprint import KeepsArguments
 
@@ -180,9 +181,41 @@ class RecurrentActorCritic(KeepsArguments, nn.Module):
         Returns:
             ``(logits, value, new_hidden)``: [B, A] or [B, K, A], [B], [B, H].
         """
-        features = torch.tanh(self.encoder(as_features(frame, self)))  # [B, H]
-        new_hidden = self.memory(features, hidden)
-        return self.policy(self.actor(new_hidden)), self.critic(new_hidden).squeeze(-1), new_hidden
+        new_hidden = self.memory(self._features(frame), hidden)
+        return *self._heads(new_hidden), new_hidden
+
+    def sequence(self, frame: Tensor, hidden: Tensor, initial: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Compute what `forward` does for all steps; only the recurrent unit takes one step after the other.
+
+        Args:
+            frame: frames of T steps of the environments.         [B, T, ...] any dtype
+            hidden: the recurrent state before the first step.    [B, H] float
+            initial: True where the state starts anew from zero.  [B, T] bool
+
+        Returns:
+            As of `forward`, for step t of row b at b * T + t.  [B * T, ...]
+        """
+        features = self._features(frame.flatten(0, 1)).unflatten(0, initial.shape)  # [B, T, H]
+        kept = initial.logical_not().to(features.dtype).unsqueeze(-1)  # [B, T, 1]
+        states = []
+        for t in range(initial.shape[1]):
+            hidden = self.memory(features[:, t], hidden * kept[:, t])
+            states.append(hidden)
+        after = torch.stack(states, 1).flatten(0, 1)
+        return *self._heads(after), after
+
+    def _features(self, frame: Tensor) -> Tensor:
+        return torch.tanh(self.encoder(as_features(frame, self)))
+
+    def _heads(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        return self.policy(self.actor(hidden)), self.critic(hidden).squeeze(-1)
+
+
+def takes_sequences(model: nn.Module) -> bool:
+    """Return True if ``sequence`` of a network does what calling it does: no subclass or hook changes one of them."""
+    first = next((base for base in type(model).__mro__ if vars(base).keys() & {"forward", "sequence"}), nn.Module)
+    inner = getattr(model, "model", None)  # of a wrapper
+    return "sequence" in vars(first) and not has_hooks(model) and (inner is None or takes_sequences(inner))
 
 
 class GaussianActorCritic(ActorCritic):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -87,12 +87,21 @@ class Normalised(KeepsArguments, nn.Module):
 
     def forward(self, frame: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
         """Normalise frames [B, ...] and call ``model`` with them and its other arguments."""
-        if self.frames is not None:
-            scale = (self.frames.variance + 1e-8).rsqrt()
-            dtype = next(self.model.parameters()).dtype
-            frame = ((_floats(frame) - self.frames.mean) * scale).clamp(-self.clip, self.clip).to(dtype)
-        outputs: tuple[Tensor, ...] = self.model(frame, *state)
+        outputs: tuple[Tensor, ...] = self.model(self._normalised(frame), *state)
         return outputs
+
+    def sequence(self, frame: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
+        """Normalise frames [B, T, ...] and call ``model.sequence``, see `RecurrentActorCritic.sequence`."""
+        model: Any = self.model
+        outputs: tuple[Tensor, ...] = model.sequence(self._normalised(frame), *state)
+        return outputs
+
+    def _normalised(self, frame: Tensor) -> Tensor:
+        if self.frames is None:
+            return frame
+        scale = (self.frames.variance + 1e-8).rsqrt()
+        dtype = next(self.model.parameters()).dtype
+        return ((_floats(frame) - self.frames.mean) * scale).clamp(-self.clip, self.clip).to(dtype)
 
     def scale_rewards(self, reward: Tensor) -> Tensor:
         """Divide rewards of any shape by the standard deviation of the returns."""

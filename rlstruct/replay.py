@@ -14,7 +14,7 @@ from rlstruct.engine.host_syncs import intended
 from rlstruct.engine.torch_private import is_traced
 from rlstruct.errors import BadTypeError, BadValueError
 from rlstruct.profiling import operation
-from rlstruct.rl_agent import CPU, RL_Agent, replayed_observation
+from rlstruct.rl_agent import CPU, RL_Agent, replay_as_sequence, replayed_observation
 
 _MOST_STEPS, _MOST_NUMBERS = 1 << 20, 1 << 27
 """Bounds of a call without gradients: number of steps, and of numbers in their observations and states (512 MiB)."""
@@ -27,7 +27,8 @@ def replay_agent(
     """Recompute what the agent returned at every step, so that a loss can be differentiated through it.
 
     If the states of all steps can be computed first (`RL_Agent.states_at`), as for an agent without a state, the agent
-    is called once for all B * T steps. Otherwise it is called step by step, with equal results.
+    is called once for all B * T steps, as is one that replays sequences (`RL_Agent.replay_sequence`). Otherwise it is
+    called step by step, with equal results.
 
     Args:
         agent: the learner's agent.
@@ -112,6 +113,10 @@ def _replay(agent: RL_Agent, trajectories: Trajectories) -> tuple[TemporalDictTe
         output, after = agent(states, observation, agent_info, None)
         outputs = {key: value.view(B, T, *value.shape[1:]) for key, value in output.items()}
         # Unchecked: the lengths were checked when the trajectories were made, and checking again would be a host sync.
+        return TemporalDictTensor.unchecked(outputs, steps.lengths), after.detach()
+    if (sequence := replay_as_sequence(agent, trajectories)) is not None:
+        output, after = sequence
+        outputs = {key: value.view(B, T, *value.shape[1:]) for key, value in output.items()}
         return TemporalDictTensor.unchecked(outputs, steps.lengths), after.detach()
     taken: list[DictTensor] = []
     reached: list[DictTensor] = []

@@ -21,6 +21,11 @@ CPU = torch.device("cpu")
 _OWN_ATTRIBUTES = frozenset({"agent", "device", "_guard", "_name"})
 
 
+def replay_as_sequence(agent: RL_Agent, trajectories: Trajectories) -> tuple[DictTensor, DictTensor] | None:
+    """Return the result of `RL_Agent.replay_sequence`; None if a subclass overrides a method and does not repeat it."""
+    return agent.replay_sequence(trajectories) if _repeats(type(agent), "replay_sequence") else None
+
+
 def _repeats(cls: type, promise: str) -> bool:
     """Return True if no class overrides a method below the one that sets the class attribute ``promise``."""
     for base in cls.__mro__:
@@ -169,6 +174,22 @@ class RL_Agent(ABC):  # noqa: N801 - the name that users of rlstructures know
         keeps_state = any(key.startswith("agent_state/") for key in trajectories.info.keys())
         by_steps = keeps_state or self.require_history() or type(self).call_replay is not RL_Agent.call_replay
         return None if by_steps else DictTensor()
+
+    def replay_sequence(self, trajectories: Trajectories) -> tuple[DictTensor, DictTensor] | None:
+        """Act again at all steps of stored trajectories at once, if only the agent's memory needs one step at a time.
+
+        A learner then calls it instead of `call_replay` for each step; the results must be equal up to rounding. Where
+        an ``observation/initial_state`` is True, the memory starts anew. A subclass that overrides another method must
+        repeat this one, or it is not called.
+
+        Args:
+            trajectories: [B, T] on the agent's device.
+
+        Returns:
+            ``(action, new_state)`` as `__call__` returns them, with that of step t of row b at b * T + t; None (the
+            default) if the agent has to act step by step.  [B * T, ...]
+        """
+        return None
 
     def creator(self) -> Callable[..., RL_Agent]:
         """Return a factory of such agents with the arguments of ``create_agent``, for `rlstruct.load`."""
