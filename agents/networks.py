@@ -195,7 +195,7 @@ class RecurrentActorCritic(KeepsArguments, nn.Module):
         Returns:
             As of `forward`, for step t of row b at b * T + t.  [B * T, ...]
         """
-        features = self._features(frame.flatten(0, 1)).unflatten(0, initial.shape)  # [B, T, H]
+        features = self._features(frame.flatten(0, 1)).view(*initial.shape, -1)  # [B, T, H]
         kept = initial.logical_not().to(features.dtype).unsqueeze(-1)  # [B, T, 1]
         states = []
         for t in range(initial.shape[1]):

@@ -186,6 +186,7 @@ class GradientLearner(ABC):
         if (adam := self._pure_adam()) is None:
             return self.descend(*self.gradient(minibatch))
         state = adam.state()
+        terms: Terms
         terms, norm, new = self._compiled_step(minibatch, state)
         self._finite &= (terms["loss"] + norm).abs() < torch.inf
         if self._finite:  # sync: of CPU memory

@@ -221,7 +221,7 @@ class PPOLearner(GradientLearner):
             chosen = self.shuffled(rows.n_elems(), epoch)
             sizes = [len(one) for one in chosen]
             order = torch.cat(chosen)
-            advantages = take_rows(advantage, order).split_with_sizes(sizes)
+            advantages = list(take_rows(advantage, order).split_with_sizes(sizes))
             if self.config.whiten_advantages:  # with a single all-reduce for all minibatches
                 advantages = whiten_each(advantages, take_rows(mask, order).split_with_sizes(sizes))
             for one, whitened in zip(chosen, advantages, strict=True):

@@ -199,7 +199,7 @@ def bootstrap_values(agent: RL_Agent, trajectories: Trajectories, states: DictTe
         return torch.cat(values).view(B, T)
     with intended():
         chosen = (_cut(steps) & steps.mask()).flatten().nonzero().squeeze(1)  # sync: of CPU memory
-    for some in chosen.split(_most_rows(trajectories) * T):
+    for some in torch.split(chosen, _most_rows(trajectories) * T):
         values.append(_values_after(agent, trajectories, some, states and states.index(some)))
     return values[0].new_zeros(B * T).index_copy_(0, chosen, torch.cat(values)).view(B, T)
 

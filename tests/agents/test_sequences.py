@@ -112,7 +112,6 @@ def test_a_network_that_computes_something_else_is_replayed_by_steps(create_mode
     model = create_model()
     batch = collect(RecurrentAgent, model, "CartPole-v1")
     outputs, gradients = replayed(RecurrentAgent(model, copy_model=False), model, batch)
-    torch.testing.assert_close(outputs["value"], batch.steps["action/value"], rtol=0, atol=1e-12)
-    torch.testing.assert_close(
-        gradients, replayed(by_steps(RecurrentAgent, model), model, batch)[1], rtol=0, atol=1e-10
-    )
+    torch.testing.assert_close(outputs["value"], batch.steps["action/value"].to(D), rtol=0, atol=1e-5)
+    expected = replayed(by_steps(RecurrentAgent, model), model, batch)[1]
+    torch.testing.assert_close(gradients, expected, rtol=0, atol=1e-10)
