@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import pathlib
+import re
 from collections.abc import Iterator
 
 from rlstruct.errors import Explained
@@ -80,6 +81,12 @@ SIMULATED = ROOT / "rlstruct" / "testing" / "simulated"
 IMITATING = {ROOT / "rlstruct" / "__init__.py", SIMULATED / "devices.py", SIMULATED / "tensor.py"}
 
 IMPORT_BY_STRING = {"importlib.import_module", "import_module", "__import__"}
+
+PRIVATE = re.compile(r"_(?!_)\w*[a-zA-Z]\w*|__\w*(?<!__)")
+# Private names of others that tests need: whatever is below these, and two of the standard library.
+OTHERS = ("torch", "warp._src", "mctx._src", "os._exit")
+OF_THE_STANDARD_LIBRARY = {"_replace", "_semlock"}  # of named tuples, and of locks of multiprocessing
+BY_STRING = {"setattr", "getattr", "hasattr", "delattr", "attrgetter", "object", "patch", *IMPORT_BY_STRING}
 
 
 def library_files() -> list[pathlib.Path]:
@@ -248,4 +255,55 @@ def private_complaints(source: str) -> list[str]:
                 part.startswith("_") and not part.startswith(("__", "_foreach", "_pytree")) for part in parts
             ):
                 complaints.append(f"{node.lineno}: {name} is private to torch: use rlstruct.engine.torch_private")
+    return complaints
+
+
+def _of_others(dotted: str) -> bool:
+    return any(dotted == name or dotted.startswith(f"{name}.") for name in OTHERS)
+
+
+def names_of_classes(source: str) -> set[str]:
+    """Private names that the classes of a module define: methods, fields, and what is assigned to self or cls."""
+    names = set()
+    for cls in (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ClassDef)):
+        for node in ast.walk(cls):
+            if isinstance(node, ast.FunctionDef):
+                names.add(node.name)
+            elif isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
+                names.add(node.id if isinstance(node, ast.Name) else node.attr)
+    return {name for name in names if PRIVATE.fullmatch(name)}
+
+
+def known_private_complaints(source: str, own: set[str]) -> list[str]:
+    """Private names of the library that a test knows: attributes, imports, and names in strings.
+
+    A test class may use private names of test classes on ``self`` and ``cls``.
+
+    Args:
+        source: a module of the tests.
+        own: private names that classes of the tests define, see `names_of_classes`.
+    """
+    complaints = []
+    for node in ast.walk(ast.parse(source)):
+        names: list[str] = []
+        if isinstance(node, ast.Attribute):
+            owner = ast.unparse(node.value)
+            allowed = node.attr in OF_THE_STANDARD_LIBRARY or (owner in ("self", "cls") and node.attr in own)
+            names = [f"{owner}.{node.attr}"] if PRIVATE.fullmatch(node.attr) and not allowed else []
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Call) and node.args and ast.unparse(node.func).rpartition(".")[2] in BY_STRING:
+            strings = [arg.value for arg in node.args if isinstance(arg, ast.Constant) and isinstance(arg.value, str)]
+            of = "" if isinstance(node.args[0], ast.Constant) else f"{ast.unparse(node.args[0])}."
+            names = [of + text for text in strings if text.replace(".", "_").isidentifier()]
+        elif isinstance(node, ast.Subscript):
+            owner, key = ast.unparse(node.value), ast.unparse(node.slice).strip("'")
+            names = [f"{owner}.{key}"] if owner.startswith("vars(") or owner.endswith(".__dict__") else []
+        complaints += [
+            f"{node.lineno}: {name} is private: test what a user can see"
+            for name in names
+            if any(PRIVATE.fullmatch(part) for part in name.split(".")) and not _of_others(name)
+        ]
     return complaints

@@ -15,7 +15,9 @@ from checkers import (
     craft_complaints,
     factory_complaints,
     imports,
+    known_private_complaints,
     library_files,
+    names_of_classes,
     private_complaints,
     sync_complaints,
     unexplained_complaints,
@@ -39,6 +41,40 @@ def test_private_names_of_torch_are_in_the_engine_only() -> None:
     own = {ROOT / "batchers" / "workers" / "weights.py"}  # its _version is its own
     files = [file for file in library_files() if engine not in file.parents and file not in own]
     assert in_all(files, private_complaints) == []
+
+
+def test_no_test_knows_a_private_name_of_the_library() -> None:
+    files = [ROOT / "conftest.py", *sorted((ROOT / "tests").rglob("*.py"))]
+    own = set().union(*(names_of_classes(file.read_text()) for file in files))
+    complaints = in_all(files, lambda source: known_private_complaints(source, own))
+    assert not complaints, "\n".join(complaints)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "batcher._backend.close()",
+        "self._backend = self._other",
+        "from rlstruct.batchers.batcher import _COUNT",
+        "from rlstruct._hidden import shown",
+        "import rlstruct._hidden",
+        'monkeypatch.setattr(batcher, "_clock", None)',
+        'monkeypatch.setattr("rlstruct.algos.learner._NONE", 0)',
+        'importlib.import_module("rlstruct._hidden")',
+        'vars(batcher)["_clock"]',
+    ],
+)
+def test_a_private_name_of_the_library_in_a_test_is_noticed(source: str) -> None:
+    assert known_private_complaints(source, {"_backend"})
+
+
+def test_private_names_of_test_classes_and_of_others_are_free() -> None:
+    source = (
+        "class Fake:\n    _n: int\n    def _step(self):\n        self._rows = self._n\n        return self._step()\n"
+    )
+    assert names_of_classes(source) == {"_n", "_step", "_rows"}
+    others = 'torch._C._x()\nos._exit(1)\nimport torch._inductor\nsetattr(torch._C, "_x", 1)\nframe["_observation/x"]\n'
+    assert known_private_complaints(source + others, names_of_classes(source)) == []
 
 
 def test_every_error_names_the_page_that_explains_it() -> None:

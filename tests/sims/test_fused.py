@@ -305,7 +305,7 @@ def test_wide_layers_are_refused_on_cuda_with_the_memory_that_they_would_reserve
     gpu = SimpleNamespace(multi_processor_count=132, max_threads_per_multi_processor=2048)  # an H100
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: gpu)
     env = make("CartPole-v1", 4, backend="warp")
-    monkeypatch.setattr(env, "_device", torch.device("cuda:0"))
+    monkeypatch.setattr(type(env), "device", torch.device("cuda:0"))
     perceptron = ActorCriticAgent(decided(hidden=(256, 256))).perceptron()
     assert perceptron is not None
     with caplog.at_level(logging.INFO, "rlstruct.sims.kernels.fused"):
