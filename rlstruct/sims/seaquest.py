@@ -22,6 +22,7 @@ CELLS_ABOVE_GAUGES = 90
 # Never more at a time: an enemy crosses in 30 steps when one comes each step; a diver in 60, one each 30; a bullet in
 # 9, one each 5.
 ENEMIES, DIVERS, BULLETS = 32, 4, 3
+LAST = 1 << 40  # greater than twice the number of births
 MAX_OXYGEN, MAX_DIVERS = 200, 6
 SPAWN_SPEED, DIVER_SPAWN_SPEED = 20, 30
 MOVE_INTERVAL, DIVER_MOVE_INTERVAL, SHOT_COOL_DOWN, ENEMY_SHOT_INTERVAL = 5, 5, 5, 10
@@ -182,17 +183,42 @@ def _remove(slots: Tensor, gone: Tensor) -> Tensor:
     return torch.cat([slots[:, :1].masked_fill(gone.unsqueeze(1), 0), slots[:, 1:]], dim=1)
 
 
+def _cell(slots: Tensor, nowhere: int) -> Tensor:
+    """Return the number of each thing's cell, ``nowhere`` for empty slots.  [B, N] int64."""
+    return torch.where(slots[:, 0] > 0, slots[:, 2] * SIZE + slots[:, 1], nowhere)
+
+
 def _together(one: Tensor, other: Tensor) -> Tensor:
     """Return True where thing i of one list shares its cell with thing j of the other.  [B, N, M]."""
-    a, b = one.unsqueeze(3), other.unsqueeze(2)
-    return (a[:, 0] > 0) & (b[:, 0] > 0) & (a[:, 1] == b[:, 1]) & (a[:, 2] == b[:, 2])
+    return _cell(one, -1).unsqueeze(2) == _cell(other, -2).unsqueeze(1)
 
 
-def _rank(slots: Tensor, counts: Tensor, oldest_first: bool) -> Tensor:
-    """Count the things in each thing's cell that come before it, among those that count.  [B, N]."""
-    born = slots[:, 0]
+def _hit(met: Tensor, order: Tensor) -> Tensor:
+    """Choose the things that bullets destroy: each bullet one in its cell, those of lowest ``order`` [B, N] first.
+
+    Args:
+        met: thing i is in the cell of bullet j.  [B, N, BULLETS] bool
+
+    Returns:
+        [B, N] bool.
+    """
+    dead = torch.zeros_like(met[:, :, 0])
+    for at_bullet in met.unbind(2):
+        here = at_bullet & ~dead
+        first = torch.where(here, order, LAST).amin(1, keepdim=True)
+        dead = dead | (here & (order == first))
+    return dead
+
+
+def _spent(bullets: Tensor, met: Tensor, oldest_first: bool) -> Tensor:
+    """Choose the bullets that are used up by the things that they met, [B, N, BULLETS], in order of age.
+
+    Returns:
+        [B, BULLETS] bool.
+    """
+    born = bullets[:, 0]
     before = born.unsqueeze(1) < born.unsqueeze(2) if oldest_first else born.unsqueeze(1) > born.unsqueeze(2)
-    return (_together(slots, slots) & before & counts.unsqueeze(1)).sum(2)
+    return (_together(bullets, bullets) & before).sum(2) < met.sum(1)
 
 
 def _shoot(state: SeaquestState) -> tuple[SeaquestState, Tensor]:
@@ -204,13 +230,8 @@ def _shoot(state: SeaquestState) -> tuple[SeaquestState, Tensor]:
     bullets = _move(state.bullets, torch.ones_like(state.bullets[:, 0], dtype=torch.bool))
     enemies = state.enemies
     met = _together(enemies, bullets)  # [B, 32, 3]
-    is_sub = enemies[:, 5] == 1
-    fish = ~is_sub
-    n_bullets = met.sum(2)  # in the cell of each enemy
-    n_fish = (_together(enemies, enemies) & fish.unsqueeze(1)).sum(2)
-    rank = torch.where(is_sub, n_fish + _rank(enemies, is_sub, True), _rank(enemies, fish, True))
-    dead = rank < n_bullets
-    spent = _rank(bullets, bullets[:, 0] > 0, False) < met.sum(1)
+    dead = _hit(met, enemies[:, 0] + enemies[:, 5] * (LAST // 2))  # submarines come last
+    spent = _spent(bullets, met, False)
     state = replace(state, bullets=_remove(bullets, spent), enemies=_remove(enemies, dead))
     return state, dead.sum(1)
 
@@ -245,8 +266,8 @@ def _move_enemies(state: SeaquestState, subs: bool) -> tuple[SeaquestState, Tens
     # An enemy that has moved onto the player is not checked against bullets.
     exposed = moves & ~((ahead[:, 2] == y) & (ahead[:, 1] == x))
     met = _together(ahead, state.bullets) & exposed.unsqueeze(2)
-    dead = exposed & (_rank(ahead, exposed, False) < met.sum(2))
-    spent = _rank(state.bullets, state.bullets[:, 0] > 0, True) < met.sum(1)
+    dead = _hit(met, -ahead[:, 0])
+    spent = _spent(state.bullets, met, True)
     timer = torch.where(moves, state.move_speed.unsqueeze(1), enemies[:, 4] - ours.to(torch.int64))
     ahead = torch.cat([ahead[:, :4], timer.unsqueeze(1), ahead[:, 5:]], dim=1)
     state = replace(state, enemies=_remove(ahead, dead), bullets=_remove(state.bullets, spent))
