@@ -16,7 +16,7 @@ from gymnasium import spaces
 from torch import Tensor
 
 from rlstruct.functional.random import symmetric_uniform
-from rlstruct.sims.state import ahead, columns
+from rlstruct.sims.state import columns, euler_step
 from rlstruct.sims.tensor_env import TensorEnv, box
 
 STEP, GRAVITY = 0.2, 9.8  # s, m/s^2
@@ -57,9 +57,9 @@ class Acrobot(TensorEnv[AcrobotState]):
         y0 = (state.theta1, state.theta2, state.theta1_dot, state.theta2_dot)
         torque = (action - 1).to(self.dtype)
         k1 = _derivative(y0, torque)
-        k2 = _derivative(ahead(y0, k1, STEP / 2), torque)
-        k3 = _derivative(ahead(y0, k2, STEP / 2), torque)
-        k4 = _derivative(ahead(y0, k3, STEP), torque)
+        k2 = _derivative(euler_step(y0, k1, STEP / 2), torque)
+        k3 = _derivative(euler_step(y0, k2, STEP / 2), torque)
+        k4 = _derivative(euler_step(y0, k3, STEP), torque)
         slopes = [a + 2 * b + 2 * c + d for a, b, c, d in zip(k1, k2, k3, k4, strict=True)]
         theta1, theta2, theta1_dot, theta2_dot = (y + STEP / 6 * k for y, k in zip(y0, slopes, strict=True))
         moved = AcrobotState(

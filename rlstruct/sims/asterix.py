@@ -20,11 +20,11 @@ from rlstruct.sims.minatar_game import (
     SIZE,
     UP,
     MinAtarGame,
-    harder,
+    move_player,
     paint,
+    ramp_difficulty,
     sign,
-    start,
-    walk,
+    state_field,
 )
 
 ROWS = 8
@@ -35,19 +35,19 @@ RAMP_INTERVAL, SPAWN_SPEED, MOVE_INTERVAL = 100, 10, 5
 class AsterixState:
     """Positions of the player and of the things: thing i is in row i + 1."""
 
-    player_x: Tensor = start(5)
-    player_y: Tensor = start(5)
-    there: Tensor = start(False, ROWS)  # which things exist
-    x: Tensor = start(0, ROWS)  # their columns
-    to_right: Tensor = start(False, ROWS)  # their directions
-    gold: Tensor = start(False, ROWS)  # treasure, or an enemy
-    spawn_speed: Tensor = start(SPAWN_SPEED)  # steps between two new things
-    spawn_timer: Tensor = start(SPAWN_SPEED)  # steps until the next
-    move_speed: Tensor = start(MOVE_INTERVAL)  # steps between two moves of the things
-    move_timer: Tensor = start(MOVE_INTERVAL)  # steps until the next
-    ramp_timer: Tensor = start(RAMP_INTERVAL)  # steps until it gets harder
-    ramp_index: Tensor = start(0)  # how often it got harder
-    last_action: Tensor = start(0)  # of all six
+    player_x: Tensor = state_field(5)
+    player_y: Tensor = state_field(5)
+    there: Tensor = state_field(False, ROWS)  # which things exist
+    x: Tensor = state_field(0, ROWS)  # their columns
+    to_right: Tensor = state_field(False, ROWS)  # their directions
+    gold: Tensor = state_field(False, ROWS)  # treasure, or an enemy
+    spawn_speed: Tensor = state_field(SPAWN_SPEED)  # steps between two new things
+    spawn_timer: Tensor = state_field(SPAWN_SPEED)  # steps until the next
+    move_speed: Tensor = state_field(MOVE_INTERVAL)  # steps between two moves of the things
+    move_timer: Tensor = state_field(MOVE_INTERVAL)  # steps until the next
+    ramp_timer: Tensor = state_field(RAMP_INTERVAL)  # steps until it gets harder
+    ramp_index: Tensor = state_field(0)  # how often it got harder
+    last_action: Tensor = state_field(0)  # of all six
 
 
 class Asterix(MinAtarGame[AsterixState]):
@@ -63,8 +63,8 @@ class Asterix(MinAtarGame[AsterixState]):
         there, x, to_right, gold = self._spawn(state, spawns, uniform(key, (3,), stream=0))
         spawn_timer = torch.where(spawns, state.spawn_speed, state.spawn_timer)
 
-        player_x = walk(state.player_x, action)
-        player_y = walk(state.player_y, action, UP, DOWN, 1, ROWS)
+        player_x = move_player(state.player_x, action)
+        player_y = move_player(state.player_y, action, UP, DOWN, 1, ROWS)
         here = (self._cells[1 : ROWS + 1] == player_y.unsqueeze(1)) & there  # the thing in the player's row  [B, 8]
 
         met = here & (x == player_x.unsqueeze(1))
@@ -115,11 +115,11 @@ class Asterix(MinAtarGame[AsterixState]):
         counts = ramps & (state.ramp_timer >= 0)
         now = ramps & ~counts
         timer = torch.where(now, RAMP_INTERVAL, state.ramp_timer - counts.to(torch.int64))
-        return replace(state, ramp_timer=timer, **harder(state, now, 1))
+        return replace(state, ramp_timer=timer, **ramp_difficulty(state, now, 1))
 
     def observe(self, state: AsterixState) -> Tensor:
         """Paint the player, the enemies, the trails of all things, and the treasure."""
         row = self._cells[1 : ROWS + 1].expand_as(state.x)
         trail = paint(row, state.x - sign(state.to_right), state.there)
         enemy, gold = (paint(row, state.x, state.there & kind) for kind in (~state.gold, state.gold))
-        return self.frame(self.dot(state.player_y, state.player_x), enemy, trail, gold)
+        return self.frame(self.paint_cell(state.player_y, state.player_x), enemy, trail, gold)

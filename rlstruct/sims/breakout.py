@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rlstruct.functional.random import randint
-from rlstruct.sims.minatar_game import LEFT, NOTHING, RIGHT, SIZE, MinAtarGame, sign, start, walk
+from rlstruct.sims.minatar_game import LEFT, NOTHING, RIGHT, SIZE, MinAtarGame, move_player, sign, state_field
 
 ALL_BRICKS = (1 << 30) - 1
 
@@ -21,15 +21,15 @@ ALL_BRICKS = (1 << 30) - 1
 class BreakoutState:
     """Positions of ball, paddle and bricks."""
 
-    ball_x: Tensor = start(0)
-    ball_y: Tensor = start(3)
-    ball_dir: Tensor = start(2)  # 0 up left, 1 up right, 2 down right, 3 down left
-    pos: Tensor = start(4)  # column of the paddle
-    bricks: Tensor = start(ALL_BRICKS)  # bit 10 r + c is the brick in row r + 1, column c
-    strike: Tensor = start(False)  # the ball was at a brick in the last step, and passes through the next
-    last_x: Tensor = start(0)  # where the ball was one step ago
-    last_y: Tensor = start(3)
-    last_action: Tensor = start(0)  # of all six
+    ball_x: Tensor = state_field(0)
+    ball_y: Tensor = state_field(3)
+    ball_dir: Tensor = state_field(2)  # 0 up left, 1 up right, 2 down right, 3 down left
+    pos: Tensor = state_field(4)  # column of the paddle
+    bricks: Tensor = state_field(ALL_BRICKS)  # bit 10 r + c is the brick in row r + 1, column c
+    strike: Tensor = state_field(False)  # the ball was at a brick in the last step, and passes through the next
+    last_x: Tensor = state_field(0)  # where the ball was one step ago
+    last_y: Tensor = state_field(3)
+    last_action: Tensor = state_field(0)  # of all six
 
 
 class Breakout(MinAtarGame[BreakoutState]):
@@ -46,7 +46,7 @@ class Breakout(MinAtarGame[BreakoutState]):
 
     def play(self, state: BreakoutState, action: Tensor, key: Tensor) -> tuple[BreakoutState, Tensor, Tensor]:
         """Move the paddle, then the ball, in the order of events of the package."""
-        pos = walk(state.pos, action)
+        pos = move_player(state.pos, action)
         x, y, heading = state.ball_x, state.ball_y, state.ball_dir
         to_right = (heading == 1) | (heading == 2)
         new_x, new_y = x + sign(to_right), y + sign(heading >= 2)
@@ -74,5 +74,5 @@ class Breakout(MinAtarGame[BreakoutState]):
         """Paint the paddle, the ball, its last position, and the bricks."""
         wall = ((state.bricks.unsqueeze(1) >> (self._cells - SIZE).clamp(0, 31)) & 1) == 1  # bits 30 and 31 are 0
         wall = wall & (self._cells >= SIZE)
-        paddle = self.dot(SIZE - 1, state.pos)
-        return self.frame(paddle, self.dot(state.ball_y, state.ball_x), self.dot(state.last_y, state.last_x), wall)
+        paddle, ball = self.paint_cell(SIZE - 1, state.pos), self.paint_cell(state.ball_y, state.ball_x)
+        return self.frame(paddle, ball, self.paint_cell(state.last_y, state.last_x), wall)

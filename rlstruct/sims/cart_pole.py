@@ -16,7 +16,7 @@ from gymnasium import spaces
 from torch import Tensor
 
 from rlstruct.functional.random import symmetric_uniform
-from rlstruct.sims.state import ahead, columns
+from rlstruct.sims.state import columns, euler_step
 from rlstruct.sims.tensor_env import TensorEnv, box
 
 GRAVITY, FORCE = 9.8, 10.0  # m/s^2, N
@@ -65,7 +65,7 @@ class CartPole(TensorEnv[CartPoleState]):
         theta_acc = torch.addcmul(GRAVITY * sin, cos, push, value=-1) / inertia
         # x_acc = push - POLE_MASS * HALF_LENGTH * theta_acc * cos / TOTAL_MASS
         x_acc = torch.addcmul(push, theta_acc, cos, value=-ARM)
-        moved = CartPoleState(*ahead((x, x_dot, theta, theta_dot), (x_dot, x_acc, theta_dot, theta_acc), STEP))
+        moved = CartPoleState(*euler_step((x, x_dot, theta, theta_dot), (x_dot, x_acc, theta_dot, theta_acc), STEP))
         terminated = (moved.x.abs() > MAX_X) | (moved.theta.abs() > MAX_THETA)
         return moved, torch.ones_like(x), terminated
 

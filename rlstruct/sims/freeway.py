@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rlstruct.functional.random import randint, uniform
-from rlstruct.sims.minatar_game import DOWN, NOTHING, SIZE, UP, MinAtarGame, paint, start
+from rlstruct.sims.minatar_game import DOWN, NOTHING, SIZE, UP, MinAtarGame, paint, state_field
 
 LANES, CHICKEN_X = 8, 4
 PLAYER_SPEED, TIME_LIMIT = 3, 2500
@@ -22,13 +22,13 @@ PLAYER_SPEED, TIME_LIMIT = 3, 2500
 class FreewayState:
     """Positions of chicken and cars; car i is in row i + 1."""
 
-    pos: Tensor = start(9)  # row of the chicken
-    move_timer: Tensor = start(PLAYER_SPEED)  # steps until it can move
-    terminate_timer: Tensor = start(TIME_LIMIT)  # steps until the end
-    x: Tensor = start(0, LANES)  # columns of the cars
-    timer: Tensor = start(0, LANES)  # steps until they move
-    speed: Tensor = start(0, LANES)  # steps between two moves, negative to the left
-    last_action: Tensor = start(0)  # of all six
+    pos: Tensor = state_field(9)  # row of the chicken
+    move_timer: Tensor = state_field(PLAYER_SPEED)  # steps until it can move
+    terminate_timer: Tensor = state_field(TIME_LIMIT)  # steps until the end
+    x: Tensor = state_field(0, LANES)  # columns of the cars
+    timer: Tensor = state_field(0, LANES)  # steps until they move
+    speed: Tensor = state_field(0, LANES)  # steps between two moves, negative to the left
+    last_action: Tensor = state_field(0)  # of all six
 
 
 class Freeway(MinAtarGame[FreewayState]):
@@ -73,7 +73,7 @@ class Freeway(MinAtarGame[FreewayState]):
         row = self._cells[1 : LANES + 1].expand_as(state.x)
         every = torch.ones_like(state.x, dtype=torch.bool)
         behind, pace = (state.x - state.speed.sign()) % SIZE, state.speed.abs()
-        chicken = self.dot(state.pos, torch.full_like(state.pos, CHICKEN_X))
+        chicken = self.paint_cell(state.pos, torch.full_like(state.pos, CHICKEN_X))
         trails = [paint(row, behind, pace == speed) for speed in range(1, 6)]
         return self.frame(chicken, paint(row, state.x, every), *trails)
 

@@ -30,7 +30,7 @@ State = TypeVar("State")
 STICKY_STREAM = 90  # of the step's key; the games draw from the streams below
 
 
-def start(value: bool | int, *shape: int) -> Any:  # noqa: ANN401 - a field's type is Tensor
+def state_field(value: bool | int, *shape: int) -> Any:  # noqa: ANN401 - a field's type is Tensor
     """Declare a field of a state, [B, *shape] bool or int64, and its value at the start of a game."""
     return field(metadata={"value": value, "shape": shape})
 
@@ -39,7 +39,7 @@ class MinAtarGame(TensorEnv[State]):
     """Base class of games on ten by ten cells.
 
     Attributes:
-        state: dataclass whose fields are declared by `start`, one of them ``last_action``.
+        state: dataclass whose fields are declared by `state_field`, one of them ``last_action``.
         channels: names of the channels of a frame.
         useful_actions: the actions that have an effect.
 
@@ -100,7 +100,7 @@ class MinAtarGame(TensorEnv[State]):
         flat = [channel.flatten(1) for channel in channels]
         return torch.stack(flat, dim=2).view(-1, SIZE, SIZE, len(channels))
 
-    def dot(self, row: Tensor | int, column: Tensor) -> Tensor:
+    def paint_cell(self, row: Tensor | int, column: Tensor) -> Tensor:
         """Paint one cell of each game, [B, 100] bool."""
         return (row * SIZE + column).unsqueeze(1) == self._cells
 
@@ -118,14 +118,14 @@ def sign(facing_right: Tensor) -> Tensor:
     return facing_right.to(torch.int64) * 2 - 1
 
 
-def walk(
+def move_player(
     place: Tensor, action: Tensor, back: int = LEFT, ahead: int = RIGHT, least: int = 0, most: int = SIZE - 1
 ) -> Tensor:
     """Move a player by one cell for the actions ``back`` and ``ahead``, within ``least`` and ``most``."""
     return (place + (action == ahead).to(torch.int64) - (action == back).to(torch.int64)).clamp(least, most)
 
 
-def harder(state: Any, when: Tensor, move_speed: int) -> dict[str, Tensor]:  # noqa: ANN401 - of two games
+def ramp_difficulty(state: Any, when: Tensor, move_speed: int) -> dict[str, Tensor]:  # noqa: ANN401 - of two games
     """Return the changed fields of games that get harder (``when`` [B]): things appear, and sometimes move, faster.
 
     ``move_speed`` is the shortest interval between moves.

@@ -16,7 +16,20 @@ import torch
 from torch import Tensor
 
 from rlstruct.functional.random import uniform
-from rlstruct.sims.minatar_game import DOWN, FIRE, LEFT, RIGHT, SIZE, UP, MinAtarGame, harder, paint, sign, start, walk
+from rlstruct.sims.minatar_game import (
+    DOWN,
+    FIRE,
+    LEFT,
+    RIGHT,
+    SIZE,
+    UP,
+    MinAtarGame,
+    move_player,
+    paint,
+    ramp_difficulty,
+    sign,
+    state_field,
+)
 
 CELLS_ABOVE_GAUGES = 90
 # Never more at a time: an enemy crosses in 30 steps when one comes each step; a diver in 60, one each 30; a bullet in
@@ -32,24 +45,24 @@ MOVE_INTERVAL, DIVER_MOVE_INTERVAL, SHOT_COOL_DOWN, ENEMY_SHOT_INTERVAL = 5, 5, 
 class SeaquestState:
     """Positions of all things in the game: columns of numbers, with a slot empty where nothing was born."""
 
-    x: Tensor = start(5)  # the submarine
-    y: Tensor = start(0)
-    to_right: Tensor = start(False)  # its direction
-    oxygen: Tensor = start(MAX_OXYGEN)  # steps until it runs out
-    diver_count: Tensor = start(0)  # divers on board
-    at_surface: Tensor = start(True)  # whether it has surfaced already
-    shot_timer: Tensor = start(0)  # steps until it can shoot
-    spawn_speed: Tensor = start(SPAWN_SPEED)  # steps between two enemies
-    spawn_timer: Tensor = start(SPAWN_SPEED)  # steps until the next
-    diver_timer: Tensor = start(DIVER_SPAWN_SPEED)  # steps until the next diver
-    move_speed: Tensor = start(MOVE_INTERVAL)  # steps between two moves of an enemy
-    ramp_index: Tensor = start(0)  # how often it got harder
-    births: Tensor = start(0)  # how many things were born
-    bullets: Tensor = start(0, 4, BULLETS)  # the player's: born, x, y, to_right
-    divers: Tensor = start(0, 5, DIVERS)  # born, x, y, to_right, move timer
-    enemies: Tensor = start(0, 7, ENEMIES)  # born, x, y, to_right, move timer, is a submarine, shot timer
-    enemy_bullets: Tensor = start(False, 2, SIZE, SIZE)  # those to the left, those to the right
-    last_action: Tensor = start(0)  # of all six
+    x: Tensor = state_field(5)  # the submarine
+    y: Tensor = state_field(0)
+    to_right: Tensor = state_field(False)  # its direction
+    oxygen: Tensor = state_field(MAX_OXYGEN)  # steps until it runs out
+    diver_count: Tensor = state_field(0)  # divers on board
+    at_surface: Tensor = state_field(True)  # whether it has surfaced already
+    shot_timer: Tensor = state_field(0)  # steps until it can shoot
+    spawn_speed: Tensor = state_field(SPAWN_SPEED)  # steps between two enemies
+    spawn_timer: Tensor = state_field(SPAWN_SPEED)  # steps until the next
+    diver_timer: Tensor = state_field(DIVER_SPAWN_SPEED)  # steps until the next diver
+    move_speed: Tensor = state_field(MOVE_INTERVAL)  # steps between two moves of an enemy
+    ramp_index: Tensor = state_field(0)  # how often it got harder
+    births: Tensor = state_field(0)  # how many things were born
+    bullets: Tensor = state_field(0, 4, BULLETS)  # the player's: born, x, y, to_right
+    divers: Tensor = state_field(0, 5, DIVERS)  # born, x, y, to_right, move timer
+    enemies: Tensor = state_field(0, 7, ENEMIES)  # born, x, y, to_right, move timer, is a submarine, shot timer
+    enemy_bullets: Tensor = state_field(False, 2, SIZE, SIZE)  # those to the left, those to the right
+    last_action: Tensor = state_field(0)  # of all six
 
 
 class Seaquest(MinAtarGame[SeaquestState]):
@@ -113,8 +126,8 @@ class Seaquest(MinAtarGame[SeaquestState]):
             state,
             bullets=_append(state.bullets, bullet, fires),
             shot_timer=torch.where(fires, SHOT_COOL_DOWN, state.shot_timer),
-            x=walk(state.x, action),
-            y=walk(state.y, action, UP, DOWN, 0, 8),
+            x=move_player(state.x, action),
+            y=move_player(state.y, action, UP, DOWN, 0, 8),
             to_right=(state.to_right & (action != LEFT)) | (action == RIGHT),
             last_action=action,
         )
@@ -136,7 +149,7 @@ class Seaquest(MinAtarGame[SeaquestState]):
             oxygen=torch.where(surfaces, MAX_OXYGEN, state.oxygen - below.to(torch.int64)),
             diver_count=count,
             at_surface=~below & (state.at_surface | surfaces),
-            **harder(state, ramps, 2),
+            **ramp_difficulty(state, ramps, 2),
         )
         return state, paid, done
 
@@ -151,8 +164,8 @@ class Seaquest(MinAtarGame[SeaquestState]):
         swimming = torch.cat([state.enemies[:, :4], diver[:, :4]], dim=2)
         trail = paint(swimming[:, 2], swimming[:, 1] - sign(swimming[:, 3] == 1), swimming[:, 0] > 0)
         return self.frame(
-            self.dot(state.y, state.x),
-            self.dot(state.y, back),
+            self.paint_cell(state.y, state.x),
+            self.paint_cell(state.y, back),
             paint(bullet[:, 2], bullet[:, 1], bullet[:, 0] > 0),
             trail,
             state.enemy_bullets.any(1),
@@ -194,10 +207,11 @@ def _together(one: Tensor, other: Tensor) -> Tensor:
 
 
 def _hit(met: Tensor, order: Tensor) -> Tensor:
-    """Choose the things that bullets destroy: each bullet one in its cell, those of lowest ``order`` [B, N] first.
+    """Choose the things that bullets destroy: each bullet destroys one in its cell.
 
     Args:
         met: thing i is in the cell of bullet j.  [B, N, BULLETS] bool
+        order: things of lower order are destroyed first.  [B, N] int64, below `LAST`
 
     Returns:
         [B, N] bool.

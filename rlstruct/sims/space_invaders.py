@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from rlstruct.sims.minatar_game import FIRE, LEFT, NOTHING, RIGHT, SIZE, MinAtarGame, start, walk
+from rlstruct.sims.minatar_game import FIRE, LEFT, NOTHING, RIGHT, SIZE, MinAtarGame, move_player, state_field
 
 SHOT_COOL_DOWN, MOVE_INTERVAL, SHOT_INTERVAL = 5, 12, 10
 
@@ -20,16 +20,16 @@ SHOT_COOL_DOWN, MOVE_INTERVAL, SHOT_INTERVAL = 5, 12, 10
 class SpaceInvadersState:
     """Positions of cannon, aliens and bullets."""
 
-    pos: Tensor = start(5)  # column of the cannon
-    bullets: Tensor = start(False, SIZE, SIZE)  # the player's
-    alien_bullets: Tensor = start(False, SIZE, SIZE)
-    aliens: Tensor = start(False, SIZE, SIZE)
-    alien_dir: Tensor = start(-1)  # -1 for left, 1 for right
-    move_interval: Tensor = start(MOVE_INTERVAL)  # steps between two moves of a full wave, at most
-    move_timer: Tensor = start(MOVE_INTERVAL)  # steps until they move
-    alien_shot_timer: Tensor = start(SHOT_INTERVAL)  # steps until they shoot
-    shot_timer: Tensor = start(0)  # steps until the player can shoot
-    last_action: Tensor = start(0)  # of all six
+    pos: Tensor = state_field(5)  # column of the cannon
+    bullets: Tensor = state_field(False, SIZE, SIZE)  # the player's
+    alien_bullets: Tensor = state_field(False, SIZE, SIZE)
+    aliens: Tensor = state_field(False, SIZE, SIZE)
+    alien_dir: Tensor = state_field(-1)  # -1 for left, 1 for right
+    move_interval: Tensor = state_field(MOVE_INTERVAL)  # steps between two moves of a full wave, at most
+    move_timer: Tensor = state_field(MOVE_INTERVAL)  # steps until they move
+    alien_shot_timer: Tensor = state_field(SHOT_INTERVAL)  # steps until they shoot
+    shot_timer: Tensor = state_field(0)  # steps until the player can shoot
+    last_action: Tensor = state_field(0)  # of all six
 
 
 class SpaceInvaders(MinAtarGame[SpaceInvadersState]):
@@ -47,8 +47,8 @@ class SpaceInvaders(MinAtarGame[SpaceInvadersState]):
     def play(self, state: SpaceInvadersState, action: Tensor, key: Tensor) -> tuple[SpaceInvadersState, Tensor, Tensor]:
         """Shoot or walk, move the bullets and the aliens, let one alien shoot, and count the hits."""
         fires = (action == FIRE) & (state.shot_timer == 0)
-        pos = walk(state.pos, action)
-        muzzle = self.dot(SIZE - 1, pos).view(-1, SIZE, SIZE)  # where the cannon is
+        pos = move_player(state.pos, action)
+        muzzle = self.paint_cell(SIZE - 1, pos).view(-1, SIZE, SIZE)  # where the cannon is
         bullets = _shift_rows(state.bullets | (muzzle & _cube(fires)), up=True)
         alien_bullets = _shift_rows(state.alien_bullets, up=False)
         lost = ((alien_bullets | state.aliens) & muzzle).flatten(1).any(1)
@@ -84,7 +84,7 @@ class SpaceInvaders(MinAtarGame[SpaceInvadersState]):
 
     def observe(self, state: SpaceInvadersState) -> Tensor:
         """Paint the cannon, the aliens, the aliens by direction, and the bullets of both sides."""
-        cannon = self.dot(SIZE - 1, state.pos)
+        cannon = self.paint_cell(SIZE - 1, state.pos)
         left = _cube(state.alien_dir < 0)
         return self.frame(
             cannon, state.aliens, state.aliens & left, state.aliens & ~left, state.bullets, state.alien_bullets

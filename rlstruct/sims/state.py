@@ -45,10 +45,10 @@ def columns(*values: Tensor) -> Tensor:
     return torch.stack(values).t() if values[0].is_cpu else torch.stack(values, 1)
 
 
-def ahead(state: Sequence[Tensor], slopes: Sequence[Tensor], time: float) -> tuple[Tensor, ...]:
+def euler_step(state: Sequence[Tensor], slopes: Sequence[Tensor], time: float) -> tuple[Tensor, ...]:
     """Take an Euler step, state + time * slope, for all tensors in one operation.
 
-    >>> ahead([torch.tensor([1.0])], [torch.tensor([2.0])], 0.5)
+    >>> euler_step([torch.tensor([1.0])], [torch.tensor([2.0])], 0.5)
     (tensor([2.]),)
     """
     return tuple(torch._foreach_add(list(state), list(slopes), alpha=time))
