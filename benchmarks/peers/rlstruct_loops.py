@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from functools import partial
+from typing import Literal
 
 import torch
 from serve import Batches, Task, serve
@@ -54,11 +55,16 @@ def simulator(task: Task) -> Work:
     return collect
 
 
-def steps(task: Task) -> Work:
+def steps(task: Task, backend: Literal["torch", "compile"] = "torch") -> Work:
     """T single steps of a simulator with action 0."""
-    env = make(task.environment, task.n_envs)
+    env = make(task.environment, task.n_envs, backend=backend)
     action = DictTensor({"action": torch.zeros_like(env.reset()[0]["last_action"])})
-    return lambda: [env.step(action) for _ in range(task.n_timesteps)]
+
+    def work() -> None:
+        for _ in range(task.n_timesteps):
+            env.step(action)
+
+    return work
 
 
 def update(algorithm: str, task: Task) -> Work:
@@ -138,6 +144,7 @@ def imports(task: Task) -> Work:
 PLAIN = simulator, steps, sac, replay, dict_tensors, trajectories, imports
 LOOPS: dict[str, Callable[[Task], Work]] = {
     **{loop.__name__: loop for loop in PLAIN},
+    "compiled_steps": partial(steps, backend="compile"),
     "sac_compiled": partial(sac, compile_update=True),
     **{algorithm: partial(update, algorithm) for algorithm in ("a2c", "ppo", "dqn")},
 }
