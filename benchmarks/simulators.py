@@ -1,7 +1,7 @@
 """Microseconds that one environment's step of the MinAtar games takes: eager, compiled, and gymnax's games, in turn.
 
 Run: ``python benchmarks/simulators.py``. All have one thread and take action 0. A step of ours includes the checks of
-its actions, frames and rewards; gymnax's is one jitted call. gymnax needs an environment of its own:
+its actions, frames and rewards; gymnax's is one jitted call. gymnax needs a separate environment:
 ``python -m venv .venv-gymnax && .venv-gymnax/bin/pip install gymnax torch``.
 """
 
