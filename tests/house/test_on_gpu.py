@@ -245,7 +245,7 @@ def test_results_are_copied_out_while_they_are_written(
     assert on_gpu.parse(["--steps", "1", "5"]).minutes == 18
 
 
-STARTED = "fusion"  # shows that the command starts experiments.py, whose other parts have their own tests
+STARTED = "serving"  # shows that the command starts experiments.py, whose other parts have their own tests
 
 
 @pytest.mark.slow
@@ -286,7 +286,7 @@ def test_a_quick_look_takes_its_steps_in_order_and_writes_what_came_of_it(tmp_pa
         left_out = {row["left_out"] for row in rows if "left_out" in row}
         assert left_out == {"there is no CUDA device", "it takes minutes: --quick leaves it out"}
     found = {row["part"] for row in json.loads(next(tmp_path.glob("experiments-*.json")).read_text())["rows"]}
-    assert found >= {"fusion"}
+    assert found >= {"serving"}
     rows = json.loads(next(tmp_path.glob("sharing-*.json")).read_text())["rows"]
     assert {row["part"] for row in rows} == {"table", "simulations", "tune", "summary"}
     assert [row["learners"] for row in rows if row["part"] == "tune" and "steps_per_second" in row] == [1]
