@@ -50,6 +50,7 @@ class SACConfig(ReplayConfig):
     n_updates: int = 64
     target_update_rate: float = option(0.005, at_least=0, at_most=1)
     target_entropy: float | None = option(None)
+    learning_starts: int = option(1000, at_least=0)
     replay_capacity: int = 1_000_000
 
 

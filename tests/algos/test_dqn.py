@@ -183,17 +183,6 @@ def test_every_environment_gets_its_epsilon_on_the_cpu(filled: Any) -> None:
         assert info["epsilon"].tolist() == pytest.approx([epsilon, epsilon**1.5, epsilon**2])
 
 
-def test_worker_processes_give_the_losses_of_this_process() -> None:
-    alone = train_small(n_env_steps=300)
-    shared = train_small(n_env_steps=300, n_envs=2, n_processes=2, evaluation_processes=1)
-    # Rows of a forward pass are rounded with their neighbours, which differ between 1 x 4 and 2 x 2 environments: only
-    # sizes agree.
-    assert {name: len(numbers) for name, numbers in shared.losses.items()} == {
-        name: len(numbers) for name, numbers in alone.losses.items()
-    }
-    assert shared.env_steps == alone.env_steps == 300
-
-
 class Corridor(gymnasium.Env[Any, Any]):
     """Twenty steps, each rewarded with 1. Shows which step it is, unless it is only cut off, which no agent can see."""
 
@@ -296,21 +285,6 @@ def create_env_500(n_envs: int, seed: int) -> GymVectorEnv:
     return GymVectorEnv(vec, seed=seed)
 
 
-def test_the_same_seed_gives_the_same_training_and_leaves_torchs_generator_alone() -> None:
-    state = torch.get_rng_state()
-    first, second, other = train_small(), train_small(), train_small(seed=1)
-    assert torch.equal(torch.get_rng_state(), state)
-    assert first.losses == second.losses
-    assert first.losses != other.losses
-    assert [one.returns for one in first.evaluations] == [one.returns for one in second.evaluations]
-
-
-def test_a_target_ends_the_training_early() -> None:
-    result = train_small(target_return=1.0)  # every episode reaches it
-    assert result.env_steps == 0
-    assert result.losses == {}
-
-
 def test_a_run_folder_gets_losses_returns_and_a_checkpoint(tmp_path: Any) -> None:
     with RunFolder("dqn", SMALL, n_env_steps=SMALL.n_env_steps, root=tmp_path, progress=False) as run:
         result = train(SMALL, create_model, QAgent, create_env, run=run)
@@ -320,24 +294,3 @@ def test_a_run_folder_gets_losses_returns_and_a_checkpoint(tmp_path: Any) -> Non
     assert checkpoint["env_steps"] == result.env_steps == SMALL.n_env_steps
     for name, weight in result.model.state_dict().items():
         assert torch.equal(checkpoint["model"][name], weight)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"n_updates": 0}, "n_updates is 0, expected at least 1"),
-        ({"replay_capacity": 263}, "replay_capacity is 263, expected at least 264: 16 steps of 8 environments"),
-        ({"replay_capacity": 983, "n_processes": 3, "n_stack": 9}, "replay_capacity is 983, expected at least 984"),
-        ({"learning_starts": -1}, "learning_starts is -1, expected at least 0"),
-        ({"discount": 1.5}, "discount is 1.5, expected 0 to 1"),
-        ({"final_epsilon": -0.1}, "final_epsilon is -0.1, expected 0 to 1"),
-        ({"epsilon_fraction": 0.0}, "epsilon_fraction is 0.0, expected more than 0"),
-        (
-            {"evaluation_episodes": 10, "evaluation_processes": 3},
-            "evaluation_episodes is 10, expected a multiple of .*3",
-        ),
-    ],
-)
-def test_wrong_settings_are_named(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=f"DQNConfig: {message}"):
-        DQNConfig(**changes)

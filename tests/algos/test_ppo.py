@@ -382,26 +382,6 @@ def test_what_cannot_be_is_refused() -> None:
         learner.shuffled(3, 0)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"n_epochs": 0}, "n_epochs is 0, expected at least 1"),
-        (
-            {"n_minibatches": 61, "n_timesteps": 10, "n_envs": 6},
-            "n_minibatches is 61, expected at most one for each of 60",
-        ),
-        ({"clip": 0.0}, "clip is 0.0, expected more than 0"),
-        ({"value_clip": -1.0}, "value_clip is -1.0, expected more than 0, or None"),
-        ({"target_kl": 0.0}, "target_kl is 0.0, expected more than 0, or None"),
-        ({"trace_decay": 2.0}, "trace_decay is 2.0, expected 0 to 1"),
-        ({"adam_epsilon": -1.0}, "adam_epsilon is -1.0, expected at least 0"),
-    ],
-)
-def test_wrong_settings_are_named(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=f"PPOConfig: {message}"):
-        PPOConfig(**changes)
-
-
 def train_small(kind: str, **changes: Any) -> TrainingResult:
     create_model, create_agent, frame, action = KINDS[kind]
     config = dataclasses.replace(SMALL, **changes)

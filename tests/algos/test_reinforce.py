@@ -136,15 +136,6 @@ def test_the_learning_rate_falls_linearly() -> None:
     assert rates == pytest.approx([0.1, 0.06, 0.02, 0.02])
 
 
-def test_worker_processes_give_the_losses_of_this_process() -> None:
-    alone = train_small(n_env_steps=800)
-    shared = train_small(n_env_steps=800, n_envs=4, n_processes=2, evaluation_processes=1)
-    # Rows of a forward pass are rounded with their neighbours, which differ between 1 x 8 and 2 x 4 environments.
-    for name, numbers in alone.losses.items():
-        assert shared.losses[name] == pytest.approx(numbers, rel=1e-4, abs=1e-4), name
-    assert shared.before.returns == alone.before.returns
-
-
 def test_training_improves_the_policy() -> None:
     config = ReinforceConfig(
         n_env_steps=12_000, n_envs=16, n_processes=0, evaluation_episodes=8, evaluation_processes=0,
@@ -171,12 +162,6 @@ def test_evaluations_belong_to_the_weights_that_they_judge() -> None:
     assert len(beside) >= 2
 
 
-def test_a_target_ends_the_training_early() -> None:
-    result = train_small(target_return=1.0)  # every episode reaches it
-    assert result.env_steps == 0
-    assert result.losses == {}
-
-
 @pytest.mark.filterwarnings("ignore:run_training. none of 8 episodes ended")  # some last 25 steps, all by chance
 def test_without_a_process_beside_the_weights_that_reached_the_target_are_the_last() -> None:
     untrained = train_small(n_env_steps=1).before.mean_return
@@ -185,30 +170,6 @@ def test_without_a_process_beside_the_weights_that_reached_the_target_are_the_la
     assert reached.mean_return >= untrained + 3.0
     assert after.policy_version == reached.policy_version > 0
     assert result.env_steps == reached.env_steps < 6000
-
-
-def test_the_same_seed_gives_the_same_training_and_leaves_torchs_generator_alone() -> None:
-    state = torch.get_rng_state()
-    first, second, third = train_small(), train_small(), train_small(seed=1)
-    assert first.losses == second.losses
-    assert first.losses != third.losses
-    assert torch.equal(torch.get_rng_state(), state)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"n_envs": 0}, "n_envs is 0, expected at least 1"),
-        ({"discount": 1.5}, "discount is 1.5, expected 0 to 1"),
-        (
-            {"evaluation_episodes": 10, "evaluation_processes": 3},
-            "evaluation_episodes is 10, expected a multiple of .*3",
-        ),
-    ],
-)
-def test_wrong_settings_are_named(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=f"ReinforceConfig: {message}"):
-        ReinforceConfig(**changes)
 
 
 def test_environments_appear_where_the_batcher_wants_them() -> None:
@@ -228,16 +189,6 @@ def test_collecting_compiles_the_agent_if_asked_to_and_evaluating_never(
     made: list[Any] = [collecting(), evaluating()]  # what they would make a batcher with
     assert made[0]["compile_agent"] is compiled
     assert not made[1].get("compile_agent")
-
-
-def test_gradients_are_scaled_down_to_the_given_norm() -> None:
-    model = create_model()
-    config = dataclasses.replace(SMALL, max_gradient_norm=1e-3)
-    learner = ReinforceLearner(model, ActorCriticAgent(model, copy_model=False), config)
-    trajectories = two_steps(**{f"_observation/{key}": value for key, value in two_steps_frames().items()})
-    learner.update(trajectories, fraction_done=0.0)
-    norm = torch.stack([weight.grad.norm() for weight in model.parameters() if weight.grad is not None]).norm()
-    assert norm.item() == pytest.approx(1e-3, rel=1e-3)
 
 
 def test_without_bootstrap_the_baseline_is_not_asked_about_what_follows(monkeypatch: pytest.MonkeyPatch) -> None:

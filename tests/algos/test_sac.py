@@ -264,8 +264,3 @@ def test_dict_observations_train_the_same_weights_as_flat_ones() -> None:
 def test_another_network_is_refused_with_what_it_lacks() -> None:
     with pytest.raises(TypeError, match="the network, MLP, has no critics and no log_temperature and no scale"):
         SACLearner.create(MLP(3, 2), SquashedGaussianAgent, SAC)
-
-
-def test_a_buffer_that_holds_less_than_one_batch_is_refused() -> None:
-    with pytest.raises(ValueError, match="replay_capacity is 67, expected at least 68: 8 steps of 4 environments"):
-        dataclasses.replace(SAC, replay_capacity=67)
