@@ -206,19 +206,6 @@ def sync_complaints(source: str) -> list[str]:
     return complaints
 
 
-def craft_complaints(source: str) -> list[str]:
-    """Prints, asserts and bare excepts."""
-    complaints = []
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print":
-            complaints.append(f"{node.lineno}: print: use logging")
-        if isinstance(node, ast.Assert):
-            complaints.append(f"{node.lineno}: assert vanishes under python -O: raise an error that names the fix")
-        if isinstance(node, ast.ExceptHandler) and node.type is None:
-            complaints.append(f"{node.lineno}: bare except: name the exceptions")
-    return complaints
-
-
 def unexplained_complaints(source: str) -> list[str]:
     """Errors of Python's own classes where `rlstruct.errors` has one that names its page of the documentation."""
     ours = {base.__name__: kind.__name__ for kind in Explained.__subclasses__()[::-1] for base in kind.__bases__}

@@ -229,60 +229,6 @@ def test_a_training_to_a_score_starts_only_where_its_whole_time_is_left(
     assert trained == short + [(game, atari_score.ON_CPU) for game in sizes["game"]]
 
 
-def test_a_survey_that_is_cut_on_a_gpu_has_what_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    from papers import time_survey
-
-    names = [work.name for work in time_survey.works(cuda=True, workers=(16, 0, 4), quick=False)]
-    assert names[:5] == [
-        "A2C, CartPole-v1",
-        "DQN, CartPole-v1",
-        "A2C, CartPole-v1, simulator, eager",
-        "A2C, CartPole-v1, simulator, graph",
-        "ALPHAZERO, ConnectFour-v0, 16 workers",
-    ]
-    others = {work.name for work in time_survey.works(cuda=False, workers=(16, 0, 4), quick=False)}
-    assert len(names) == len(set(names)) == len(others) + 2
-    assert set(names) > others
-
-
-def test_a_cut_run_of_fusion_has_all_floats_for_the_first_number_of_environments(
-    monkeypatch: pytest.MonkeyPatch, gpu: ModuleType
-) -> None:
-    from papers import fusion
-
-    run = gpu.Run(torch.device("cpu"), quick=True, deadline=math.inf, silent=True)
-    cells: list[tuple[int, object]] = []
-
-    def rate(part: str, makers: object, **where: Any) -> None:
-        cells.append((where["N"], where["W"]))
-        run.deadline = math.inf if len(cells) < 4 else 0.0
-
-    monkeypatch.setattr(run, "rate", rate)
-    fusion.measure_fusion(run, {"K": (1,), "N": (64, 1024), "W": (0, 124)})
-    assert cells == [(64, 0), (64, 0), (64, 124), (64, 124)]
-    assert run.rows[-1]["left_out"] == "the time budget is used up"
-
-
-def test_shares_have_together_the_environments_of_one_and_the_first_number_of_them_also_as_many_each(
-    monkeypatch: pytest.MonkeyPatch, gpu: ModuleType
-) -> None:
-    from papers import gpu_shares
-
-    def compare(kind: str, run: Any, where: dict[str, Any], *_: object) -> None:
-        run.add(part=kind, **where, steps_per_second=float(where["N"]), ratio=1.0)
-
-    monkeypatch.setattr(gpu_shares, "compare", compare)
-    monkeypatch.setattr(gpu_shares, "opened", lambda *_: contextlib.nullcontext())
-    run = gpu.Run(torch.device("cpu"), quick=False, deadline=math.inf, silent=True)
-    gpu_shares.measure("serving", run, {"m": (4, 2), "N": (64, 16)})
-    measured = [(row["m"], row["N"]) for row in run.rows if row["sharing"] == "none"]
-    assert measured == [(1, 64), (1, 16), (4, 16), (4, 64), (2, 32)]
-    lines = [line.split(" | ")[:3] for line in gpu_shares.tabulate("serving", run.rows)[2:] if " | none | " in line]
-    assert lines == [["| 1", "none", "16"], ["| 1", "none", "64"], ["| 2", "none", "32"], ["| 4", "none", "16"],
-                     ["| 4", "none", "64"]]  # fmt: skip
-
-
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> ModuleType:
     """The benchmark as a module, with results that go elsewhere."""
@@ -313,19 +259,6 @@ def test_an_experiment_that_was_cut_shows_what_it_has(
         monkeypatch.setitem(experiments.EXPERIMENTS, name, shown)
         experiments.measure(name, run)
         assert (tmp_path / f"{name}-{name}.png").exists() == (one.lines is not None and bool(rows))
-
-
-def test_each_part_of_a_benchmark_has_eight_minutes(
-    monkeypatch: pytest.MonkeyPatch, gpu: ModuleType, tmp_path: pathlib.Path
-) -> None:
-    from common import resumable_run
-
-    monkeypatch.setattr(gpu.Run, "watch", lambda run: None)
-    monkeypatch.setattr(torch, "set_num_threads", lambda n: None)
-    parser = resumable_run.parser("", {"a": print, "b": print, "c": print})
-    for words, minutes in (([], 24), (["--parts", "a"], 8), (["--minutes", "3"], 3)):
-        run = resumable_run.begin(gpu.Run, parser.parse_args(["--device", "cpu", "--out", str(tmp_path), *words]))
-        assert run.deadline - time.perf_counter() == pytest.approx(60 * minutes, abs=20)
 
 
 def test_a_resumed_run_measures_what_lacked_time_or_a_package_and_keeps_the_rest(
@@ -547,19 +480,6 @@ def test_the_quick_experiments_measure_every_row(device: str, tmp_path: pathlib.
     assert shares["supervised"][:2] == [0.0, 0.0]
     assert shares["A2C, CartPole-v1"][0] > 0.05
     assert len(list(tmp_path.glob("*.png"))) == 2
-
-
-def test_the_survey_shows_shares_and_what_was_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    from papers import time_survey
-
-    row = {"part": "survey", "work": "A2C, CartPole-v1", "envs": 8, "timesteps": 32, "steps_per_second": 1e4,
-           "seconds": 0.3, "simulation": 0.4, "inference": 0.1, "learning": 0.4, "other": 0.1, "python": 0.5,
-           "to_torch": 7.0, "busiest": None, "nvml": 1.0, "busy": 0.03}  # fmt: skip
-    left_out = {"part": "survey", "work": "SAC, HalfCheetah-v5", "left_out": "mujoco is not installed"}
-    text = time_survey.survey_table([row, left_out])
-    cells = "| A2C, CartPole-v1 | 8 x 32 | 10,000 | 300 | 40 % | 10 % | 40 % | 10 % | 50 % | 7 | 3.0 % |  | 100.0 % |"
-    assert text[2:] == [cells, "", "SAC, HalfCheetah-v5: mujoco is not installed."]
 
 
 @pytest.mark.slow

@@ -161,11 +161,6 @@ def test_the_address_of_the_repository_comes_from_its_remote(
     assert build_docs.repository().endswith("/team/other")
 
 
-def test_the_most_important_name_comes_first() -> None:
-    assert build_docs.public_names("rlstruct.batchers")[0] == "rlstruct.batchers.RL_Batcher"
-    assert build_docs.PACKAGES[0] == "rlstruct.batchers"
-
-
 @pytest.mark.parametrize("script", TUTORIALS, ids=lambda file: file.name)
 def test_a_tutorial_is_a_whole_notebook(script: Path) -> None:
     notebook = build_docs.notebook(script.read_text())

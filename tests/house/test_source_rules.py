@@ -12,7 +12,6 @@ import pytest
 from checkers import (
     IMITATING,
     ROOT,
-    craft_complaints,
     factory_complaints,
     imports,
     known_private_complaints,
@@ -30,7 +29,7 @@ def in_all(files: list[pathlib.Path], checker: Checker) -> list[str]:
     return [f"{file.relative_to(ROOT)}:{complaint}" for file in files for complaint in checker(file.read_text())]
 
 
-@pytest.mark.parametrize("checker", [factory_complaints, sync_complaints, craft_complaints])
+@pytest.mark.parametrize("checker", [factory_complaints, sync_complaints])
 def test_the_library_keeps_the_rule(checker: Checker) -> None:
     complaints = in_all(library_files(), checker)
     assert not complaints, "\n".join(complaints)
