@@ -30,7 +30,7 @@ def discrete_choice(agent: ModelAgent[Any], policy: Tensor, value: Tensor, obser
     if "chosen_action" in observation:
         action = in_range = observation["chosen_action"]
     else:
-        action = categorical.sample(detached, observation["rng"]) if agent.stochastic else detached.argmax(dim=-1)
+        action = categorical.sample(detached, observation["rng"]) if agent.stochastic else categorical.best(detached)
         in_range = action.clamp(max=policy.shape[-1] - 1)  # NaN logits give an invalid class, which the batcher reports
     each = categorical.log_probability(policy, in_range)  # [B] or [B, K]
     log_probability = each if each.dim() == 1 else each.sum(-1)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from rlstruct.agents.model_agent import ModelAgent
 from rlstruct.agents.networks import MLP, as_features
 from rlstruct.core import DictTensor
-from rlstruct.functional import random
+from rlstruct.functional import categorical, random
 from rlstruct.functional.q_learning import duelling_values
 from rlstruct.policies.blueprint import KeepsArguments
 from rlstruct.rl_agent import frame_of
@@ -38,7 +38,7 @@ class QAgent(ModelAgent[nn.Module]):
     ) -> tuple[DictTensor, DictTensor]:
         """Act on ``observation["frame"]``, drawing from ``observation["rng"]``; see `RL_Agent.__call__`."""
         values = self.model(frame_of(observation))  # [B, A]
-        action = values.detach().argmax(dim=-1)
+        action = categorical.best(values.detach())  # no class if values are NaN, which the batcher reports
         if self.stochastic and "epsilon" in agent_info:
             key = observation["rng"]
             # Number 0 is the key itself and costs nothing; the default streams would do as well.

@@ -216,6 +216,16 @@ def spoilt() -> nn.Module:
 
 @pytest.mark.parametrize("stochastic", [True, False])
 @pytest.mark.parametrize("device", ["cpu", "sim:1"])
+def test_a_policy_without_any_legal_action_is_reported(device: str, stochastic: bool) -> None:
+    model = ActorCritic(4, 2)
+    with torch.no_grad():
+        list(model.actor.parameters())[-1].fill_(-torch.inf)
+    with pytest.raises(BadValueError, match=r"Policy\.act: the action is none of 0 to 1, or its scores are NaN"):
+        policy_of(device, model, stochastic=stochastic).act(np.zeros((B, 4), np.float32))
+
+
+@pytest.mark.parametrize("stochastic", [True, False])
+@pytest.mark.parametrize("device", ["cpu", "sim:1"])
 def test_a_policy_refuses_nan_and_reports_actions_that_do_not_exist(device: str, stochastic: bool) -> None:
     frames = np.zeros((B, 4), np.float32)
     frames[1, 2] = np.nan

@@ -23,6 +23,22 @@ def sample(logits: Tensor, key: Tensor) -> Tensor:
     return random.categorical(logits, key)
 
 
+def best(scores: Tensor) -> Tensor:
+    """Return the class with the highest score in each row; A, which is no class, where one is NaN or all are -inf.
+
+    Args:
+        scores: logits or values of actions.  [..., A] float
+
+    Returns:
+        [...] int64.
+
+    >>> best(torch.tensor([[0.0, 2.0], [float("nan"), 1.0]]))
+    tensor([1, 2])
+    """
+    highest, index = scores.max(dim=-1)
+    return torch.where(highest > -torch.inf, index, scores.shape[-1])
+
+
 def log_probability(logits: Tensor, action: Tensor) -> Tensor:
     """Return the logarithm of the probability of one action for each row of logits.
 
