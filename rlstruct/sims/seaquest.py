@@ -3,9 +3,10 @@
 A submarine shoots fish and enemy submarines, a point each, picks up divers, and must surface for oxygen with at least
 one diver on board; with six, the remaining oxygen is paid out. The game gets harder each time the submarine surfaces.
 
-The package keeps lists that grow and shrink; here each list is a row of slots. Where the order of a list matters (which
-of two things in one cell is hit), ``born`` gives it: a number that counts up, 0 in an empty slot. Enemy bullets are one
-board for each direction, since neither their order nor their number in a cell matters.
+The package keeps lists that grow and shrink; here each list is a row of slots, in a step one tensor for each column.
+Where the order of a list matters (which of two things in one cell is hit), ``born`` gives it: a number that counts up,
+0 in an empty slot. Enemy bullets are one board for each direction, since neither their order nor their number in a cell
+matters.
 """
 
 from __future__ import annotations
@@ -39,6 +40,10 @@ LAST = 1 << 40  # greater than twice the number of births
 MAX_OXYGEN, MAX_DIVERS = 200, 6
 SPAWN_SPEED, DIVER_SPAWN_SPEED = 20, 30
 MOVE_INTERVAL, DIVER_MOVE_INTERVAL, SHOT_COOL_DOWN, ENEMY_SHOT_INTERVAL = 5, 5, 5, 10
+
+
+Columns = tuple[Tensor, ...]
+"""A list of things in a step: its columns in the order that `SeaquestState` names, each [B, N] int64."""
 
 
 @dataclass(frozen=True)
@@ -77,25 +82,31 @@ class Seaquest(MinAtarGame[SeaquestState]):
 
     def play(self, state: SeaquestState, action: Tensor, key: Tensor) -> tuple[SeaquestState, Tensor, Tensor]:
         """Spawn things, move the submarine, then its bullets, divers, enemies and their bullets; then surface."""
-        state = self._spawn(state, uniform(key, (5,), stream=0))
-        state = self._steer(state, action)
-        state, hits = _shoot(state)
-        state = _rescue(state)
-        seen = state.enemies
-        state, more_hits, rammed = _move_enemies(state, subs=True)
-        state, shot = _move_enemy_bullets(state, seen)
-        state, last_hits, bitten = _move_enemies(state, subs=False)
+        bullets, divers, enemies = (slots.unbind(1) for slots in (state.bullets, state.divers, state.enemies))
+        state, enemies, divers = self._spawn(state, enemies, divers, uniform(key, (5,), stream=0))
+        state, bullets = self._steer(state, bullets, action)
+        bullets, enemies, hits = _shoot(bullets, enemies)
+        state, divers = _rescue(state, divers)
+        seen = enemies
+        bullets, enemies, more_hits, rammed = _move_enemies(state, bullets, enemies, subs=True)
+        state, enemies, shot = _move_enemy_bullets(state, enemies, seen)
+        bullets, enemies, last_hits, bitten = _move_enemies(state, bullets, enemies, subs=False)
         state = replace(
             state,
             spawn_timer=(state.spawn_timer - 1).clamp_min(0),
             diver_timer=(state.diver_timer - 1).clamp_min(0),
             shot_timer=(state.shot_timer - 1).clamp_min(0),
+            bullets=torch.stack(bullets, 1),
+            divers=torch.stack(divers, 1),
+            enemies=torch.stack(enemies, 1),
         )
         state, paid, drowned = self._breathe(state)
         reward = hits + more_hits + last_hits + paid
         return state, reward.to(torch.float32), rammed | shot | bitten | drowned
 
-    def _spawn(self, state: SeaquestState, drawn: Tensor) -> SeaquestState:
+    def _spawn(
+        self, state: SeaquestState, enemies: Columns, divers: Columns, drawn: Tensor
+    ) -> tuple[SeaquestState, Columns, Columns]:
         """Spawn an enemy and a diver at the sides, from random numbers [B, 5]."""
 
         def at_the_side(side: Tensor, row: Tensor) -> list[Tensor]:  # born, x, y, to_right
@@ -105,32 +116,31 @@ class Seaquest(MinAtarGame[SeaquestState]):
         enters, dives = state.spawn_timer == 0, state.diver_timer == 0
         is_sub = (drawn[:, 1] < 1 / 3).to(torch.int64)
         enemy, diver = at_the_side(drawn[:, 0], drawn[:, 2]), at_the_side(drawn[:, 3], drawn[:, 4])
-        born, _, y, facing = state.enemies[:, :4].unbind(1)
+        born, _, y, facing = enemies[:4]
         opposed = (born > 0) & (y == enemy[2].unsqueeze(1)) & (facing != enemy[3].unsqueeze(1))
         enemy += [state.move_speed, is_sub, torch.full_like(is_sub, ENEMY_SHOT_INTERVAL)]
         diver += [torch.full_like(is_sub, DIVER_MOVE_INTERVAL)]
-        return replace(
+        state = replace(
             state,
-            enemies=_append(state.enemies, torch.stack(enemy, dim=1), enters & ~opposed.any(1)),
-            divers=_append(state.divers, torch.stack(diver, dim=1), dives),
             spawn_timer=torch.where(enters, state.spawn_speed, state.spawn_timer),
             diver_timer=torch.where(dives, DIVER_SPAWN_SPEED, state.diver_timer),
             births=state.births + 1,
         )
+        return state, _append(enemies, enemy, enters & ~opposed.any(1)), _append(divers, diver, dives)
 
-    def _steer(self, state: SeaquestState, action: Tensor) -> SeaquestState:
+    def _steer(self, state: SeaquestState, bullets: Columns, action: Tensor) -> tuple[SeaquestState, Columns]:
         """Fire, or move by one cell."""
         fires = (action == FIRE) & (state.shot_timer == 0)
-        bullet = torch.stack([state.births, state.x, state.y, state.to_right.to(torch.int64)], dim=1)
-        return replace(
+        bullet = [state.births, state.x, state.y, state.to_right.to(torch.int64)]
+        moved = replace(
             state,
-            bullets=_append(state.bullets, bullet, fires),
             shot_timer=torch.where(fires, SHOT_COOL_DOWN, state.shot_timer),
             x=move_player(state.x, action),
             y=move_player(state.y, action, UP, DOWN, 0, 8),
             to_right=(state.to_right & (action != LEFT)) | (action == RIGHT),
             last_action=action,
         )
+        return moved, _append(bullets, bullet, fires)
 
     def _breathe(self, state: SeaquestState) -> tuple[SeaquestState, Tensor, Tensor]:
         """Use oxygen, or surface for more. Return the new state, the reward, and the end of the game."""
@@ -177,31 +187,30 @@ class Seaquest(MinAtarGame[SeaquestState]):
         )
 
 
-def _append(slots: Tensor, new: Tensor, when: Tensor) -> Tensor:
-    """Put ``new`` [B, F] into the first empty slot of ``slots`` [B, F, N] in games where ``when`` [B]."""
-    empty = slots[:, 0] == 0
+def _append(slots: Columns, new: list[Tensor], when: Tensor) -> Columns:
+    """Put a new thing, its columns [B], into the first empty slot in games where ``when`` [B]."""
+    empty = slots[0] == 0
     first = empty & (empty.cumsum(1) == 1) & when.unsqueeze(1)  # [B, N]
-    return torch.where(first.unsqueeze(1), new.unsqueeze(2), slots)
+    return tuple(torch.where(first, value.unsqueeze(1), column) for column, value in zip(slots, new, strict=True))
 
 
-def _move(slots: Tensor, moves: Tensor) -> Tensor:
-    """Move things by one cell where ``moves`` [B, N], and remove those that leave the board.  [B, F, N]."""
-    there, x = slots[:, 0] > 0, slots[:, 1]
-    x = torch.where(moves & there, x + sign(slots[:, 3] == 1), x)
-    born = torch.where((x >= 0) & (x < SIZE), slots[:, 0], 0)
-    return torch.cat([born.unsqueeze(1), x.unsqueeze(1), slots[:, 2:]], dim=1)
+def _move(slots: Columns, moves: Tensor) -> Columns:
+    """Move things by one cell where ``moves`` [B, N], and remove those that leave the board."""
+    born, x, y, facing, *rest = slots
+    x = torch.where(moves & (born > 0), x + sign(facing == 1), x)
+    return (torch.where((x >= 0) & (x < SIZE), born, 0), x, y, facing, *rest)
 
 
-def _remove(slots: Tensor, gone: Tensor) -> Tensor:
-    return torch.cat([slots[:, :1].masked_fill(gone.unsqueeze(1), 0), slots[:, 1:]], dim=1)
+def _remove(slots: Columns, gone: Tensor) -> Columns:
+    return (slots[0].masked_fill(gone, 0), *slots[1:])
 
 
-def _cell(slots: Tensor, nowhere: int) -> Tensor:
+def _cell(slots: Columns, nowhere: int) -> Tensor:
     """Return the number of each thing's cell, ``nowhere`` for empty slots.  [B, N] int64."""
-    return torch.where(slots[:, 0] > 0, slots[:, 2] * SIZE + slots[:, 1], nowhere)
+    return torch.where(slots[0] > 0, slots[2] * SIZE + slots[1], nowhere)
 
 
-def _together(one: Tensor, other: Tensor) -> Tensor:
+def _together(one: Columns, other: Columns) -> Tensor:
     """Return True where thing i of one list shares its cell with thing j of the other.  [B, N, M]."""
     return _cell(one, -1).unsqueeze(2) == _cell(other, -2).unsqueeze(1)
 
@@ -224,83 +233,82 @@ def _hit(met: Tensor, order: Tensor) -> Tensor:
     return dead
 
 
-def _spent(bullets: Tensor, met: Tensor, oldest_first: bool) -> Tensor:
+def _spent(bullets: Columns, met: Tensor, oldest_first: bool) -> Tensor:
     """Choose the bullets that are used up by the things that they met, [B, N, BULLETS], in order of age.
 
     Returns:
         [B, BULLETS] bool.
     """
-    born = bullets[:, 0]
+    born = bullets[0]
     before = born.unsqueeze(1) < born.unsqueeze(2) if oldest_first else born.unsqueeze(1) > born.unsqueeze(2)
     return (_together(bullets, bullets) & before).sum(2) < met.sum(1)
 
 
-def _shoot(state: SeaquestState) -> tuple[SeaquestState, Tensor]:
+def _shoot(bullets: Columns, enemies: Columns) -> tuple[Columns, Columns, Tensor]:
     """Move the player's bullets; each hits the oldest fish in its cell, or else the oldest submarine.
 
     Returns:
-        The new state, and how many enemies were hit.  [B]
+        The bullets and the enemies that remain, and how many enemies were hit, [B].
     """
-    bullets = _move(state.bullets, torch.ones_like(state.bullets[:, 0], dtype=torch.bool))
-    enemies = state.enemies
+    bullets = _move(bullets, torch.ones_like(bullets[0], dtype=torch.bool))
     met = _together(enemies, bullets)  # [B, 32, 3]
-    dead = _hit(met, enemies[:, 0] + enemies[:, 5] * (LAST // 2))  # submarines come last
-    spent = _spent(bullets, met, False)
-    state = replace(state, bullets=_remove(bullets, spent), enemies=_remove(enemies, dead))
-    return state, dead.sum(1)
+    dead = _hit(met, enemies[0] + enemies[5] * (LAST // 2))  # submarines come last
+    return _remove(bullets, _spent(bullets, met, False)), _remove(enemies, dead), dead.sum(1)
 
 
-def _rescue(state: SeaquestState) -> SeaquestState:
+def _rescue(state: SeaquestState, divers: Columns) -> tuple[SeaquestState, Columns]:
     """Move divers, and pick up those that meet the submarine, the youngest first, while there is room."""
-    divers = state.divers
-    moves = divers[:, 4] == 0
-    ahead = _move(divers, moves)
-    x, y = state.x.unsqueeze(1), state.y.unsqueeze(1)
-    meets = (divers[:, 0] > 0) & (divers[:, 2] == y) & ((divers[:, 1] == x) | (ahead[:, 1] == x))
-    born = divers[:, 0]
+    born, x, y, _facing, timer = divers
+    moves = timer == 0
+    moved = _move(divers, moves)
+    column, row = state.x.unsqueeze(1), state.y.unsqueeze(1)
+    meets = (born > 0) & (y == row) & ((x == column) | (moved[1] == column))
     before = ((born.unsqueeze(1) > born.unsqueeze(2)) & meets.unsqueeze(1)).sum(2)
     taken = meets & (state.diver_count.unsqueeze(1) + before < MAX_DIVERS)
-    timer = torch.where(moves, DIVER_MOVE_INTERVAL, divers[:, 4] - 1)
-    ahead = torch.cat([ahead[:, :4], timer.unsqueeze(1)], dim=1)
-    return replace(state, divers=_remove(ahead, taken), diver_count=state.diver_count + taken.sum(1))
+    timer = torch.where(moves, DIVER_MOVE_INTERVAL, timer - 1)
+    state = replace(state, diver_count=state.diver_count + taken.sum(1))
+    return state, _remove((*moved[:4], timer), taken)
 
 
-def _move_enemies(state: SeaquestState, subs: bool) -> tuple[SeaquestState, Tensor, Tensor]:
+def _move_enemies(
+    state: SeaquestState, bullets: Columns, enemies: Columns, subs: bool
+) -> tuple[Columns, Columns, Tensor, Tensor]:
     """Move the fish, or the submarines; bullets destroy those that move into them, the youngest first.
 
     Returns:
-        The new state, how many were hit, [B], and whether one met the player, [B] bool.
+        The bullets and the enemies that remain, how many were hit, [B], and whether one met the player, [B] bool.
     """
-    enemies = state.enemies
-    ours = (enemies[:, 0] > 0) & ((enemies[:, 5] == 1) == subs)
-    x, y = state.x.unsqueeze(1), state.y.unsqueeze(1)
-    moves = ours & (enemies[:, 4] == 0)
-    ahead = _move(enemies, moves)
-    meets = ours & (enemies[:, 2] == y) & ((enemies[:, 1] == x) | (ahead[:, 1] == x))
+    born, x, y, _facing, timer, is_sub, shot_timer = enemies
+    ours = (born > 0) & ((is_sub == 1) == subs)
+    column, row = state.x.unsqueeze(1), state.y.unsqueeze(1)
+    moves = ours & (timer == 0)
+    moved = _move(enemies, moves)
+    meets = ours & (y == row) & ((x == column) | (moved[1] == column))
     # An enemy that has moved onto the player is not checked against bullets.
-    exposed = moves & ~((ahead[:, 2] == y) & (ahead[:, 1] == x))
-    met = _together(ahead, state.bullets) & exposed.unsqueeze(2)
-    dead = _hit(met, -ahead[:, 0])
-    spent = _spent(state.bullets, met, True)
-    timer = torch.where(moves, state.move_speed.unsqueeze(1), enemies[:, 4] - ours.to(torch.int64))
-    ahead = torch.cat([ahead[:, :4], timer.unsqueeze(1), ahead[:, 5:]], dim=1)
-    state = replace(state, enemies=_remove(ahead, dead), bullets=_remove(state.bullets, spent))
-    return state, dead.sum(1), meets.any(1)
+    exposed = moves & ~((y == row) & (moved[1] == column))
+    met = _together(moved, bullets) & exposed.unsqueeze(2)
+    dead = _hit(met, -moved[0])
+    timer = torch.where(moves, state.move_speed.unsqueeze(1), timer - ours.to(torch.int64))
+    left = _remove((*moved[:4], timer, is_sub, shot_timer), dead)
+    return _remove(bullets, _spent(bullets, met, True)), left, dead.sum(1), meets.any(1)
 
 
-def _move_enemy_bullets(state: SeaquestState, before: Tensor) -> tuple[SeaquestState, Tensor]:
+def _move_enemy_bullets(
+    state: SeaquestState, enemies: Columns, before: Columns
+) -> tuple[SeaquestState, Columns, Tensor]:
     """Let submarines shoot, including those hit in this step, then move all enemy bullets.
 
     Args:
         state: after the submarines have moved.
-        before: the enemies before they did.  [B, 7, 32]
+        enemies: likewise.
+        before: the enemies before they did.
 
     Returns:
-        The new state, and whether the player was hit.  [B] bool
+        The new state, the enemies, and whether the player was hit.  [B] bool
     """
-    subs = (before[:, 0] > 0) & (before[:, 5] == 1)
-    shoots = subs & (before[:, 6] == 0)
-    x, y, facing = state.enemies[:, 1], state.enemies[:, 2], state.enemies[:, 3]
+    subs = (before[0] > 0) & (before[5] == 1)
+    shoots = subs & (before[6] == 0)
+    _, x, y, facing = enemies[:4]
     fired = [paint(y, x, shoots & (facing == side)).view(-1, 1, SIZE, SIZE) for side in (0, 1)]
     boards = state.enemy_bullets | torch.cat(fired, dim=1)
     cell = torch.arange(SIZE, device=x.device)
@@ -309,6 +317,5 @@ def _move_enemy_bullets(state: SeaquestState, before: Tensor) -> tuple[SeaquestS
     left, right = boards.unbind(1)
     moved = torch.stack([torch.cat([left[:, :, 1:], none], 2), torch.cat([none, right[:, :, :-1]], 2)], dim=1)
     hit = ((boards | moved) & player.unsqueeze(1)).flatten(1).any(1)
-    timer = torch.where(shoots, ENEMY_SHOT_INTERVAL, state.enemies[:, 6] - subs.to(torch.int64))
-    enemies = torch.cat([state.enemies[:, :6], timer.unsqueeze(1)], dim=1)
-    return replace(state, enemies=enemies, enemy_bullets=moved), hit
+    timer = torch.where(shoots, ENEMY_SHOT_INTERVAL, enemies[6] - subs.to(torch.int64))
+    return replace(state, enemy_bullets=moved), (*enemies[:6], timer), hit

@@ -26,6 +26,8 @@ B, T = 64, 57
         pytest.param("ConnectFour-v0", {}, marks=pytest.mark.exhaustive),
         pytest.param("Freeway-MinAtar", {"n_envs": 33, "time_limit": 9}, marks=pytest.mark.exhaustive),
         pytest.param("Asterix-MinAtar", {"n_envs": 3, "time_limit": 30}, marks=pytest.mark.exhaustive),
+        pytest.param("SpaceInvaders-MinAtar", {"n_envs": 9, "time_limit": 14}, marks=pytest.mark.exhaustive),
+        pytest.param("Seaquest-MinAtar", {"n_envs": 9, "time_limit": 30}, marks=pytest.mark.exhaustive),
         pytest.param("CartPole-v1", {"device": "cuda:0"}, marks=pytest.mark.gpu),
         pytest.param("Breakout-MinAtar", {"device": "cuda:0", "time_limit": 30}, marks=pytest.mark.gpu),
     ],
