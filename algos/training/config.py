@@ -32,7 +32,7 @@ class TrainingConfig(Options):
             thousands of games do not run in lockstep. gymnasium's environments get it as an option of reset.
         compile_agent: let TorchInductor compile the agent's step during collection, see RL_Batcher. It pays with few
             environments and small networks on the CPU; the first batch then takes a few seconds longer.
-        compile_update: let TorchInductor compile the gradients of an update, if the agent promises to be pure
+        compile_update: let TorchInductor compile the gradient steps of an update, if the agent promises to be pure
             (RL_Agent.pure). Results are equal up to rounding; the first update takes some ten seconds longer.
         graph: on CUDA, capture whole updates of A2C and PPO, and gradient steps of DQN, SAC and AlphaZero, as one
             graph, if the agent promises to be pure; AlphaZero captures its network in any case.
