@@ -61,8 +61,8 @@ class FastCollector(Collector):
             return self._by_graph()
         if (perceptron := self._perceptron(self.agent)) is None:
             return self._by_graph()
-        if (kind := perceptron.kind()) != self._kind:
-            self._kind = kind
+        if (form := perceptron.kind()) != self._kind:
+            self._kind = form
             self._kernel.forget()
         return self._kernel(perceptron)
 
@@ -79,11 +79,11 @@ class FastCollector(Collector):
 
     def launch(self, rollout: FusedRollout, perceptron: Perceptron) -> Collected:
         """Take T steps in one kernel."""
-        seen = self._observation._tensors
+        observation = self._observation._tensors
         self._progress.enter(Phase.ENVIRONMENT)
         with operation("simulator"):
-            outputs = rollout(seen, step_keys(self._seeds, self._episode_now, self._steps), perceptron)
-        self._observation = DictTensor({key: outputs[f"stream/{key}"][-1].clone() for key in seen})
+            outputs = rollout(observation, step_keys(self._seeds, self._episode_now, self._steps), perceptron)
+        self._observation = DictTensor({key: outputs[f"stream/{key}"][-1].clone() for key in observation})
         self._steps = self._steps + self._T
         running = torch.ones_like(outputs["stream/done"][0]).expand(self._T, -1)
         return self.finish_whole({**outputs, "running": running}, "kernel")

@@ -64,13 +64,13 @@ class Graph:
 
     def __call__(self, *args: Any) -> Any:  # noqa: ANN401 - pytrees
         """Replay the step. Results are copies; with ``loops``, the next replay overwrites state and outputs."""
-        given = None if self._replay is None else self._arguments.flatten(args)
-        if given is None or self._in_place != _static_places(given):
+        leaves = None if self._replay is None else self._arguments.flatten(args)
+        if leaves is None or self._in_place != _static_places(leaves):
             self._prepare(*args)
-            given = self._arguments.flatten(args)
+            leaves = self._arguments.flatten(args)
         pairs = [
             (own, now)
-            for own, now, place in zip(self._static, given, self._in_place, strict=True)
+            for own, now, place in zip(self._static, leaves, self._in_place, strict=True)
             if place is None and now is not own
         ]
         copy_grouped([own for own, _ in pairs], [now for _, now in pairs])
@@ -83,9 +83,9 @@ class Graph:
         """Capture the step for such arguments; raises CaptureError, and then had no effect."""
         self._replay, self._static, self._outputs = None, [], []  # an earlier capture frees its memory first
         self._arguments = TreeSpec(args)
-        given = self._arguments.flatten(args)
-        self._in_place = _static_places(given)
-        self._static = [now if place else now.clone() for now, place in zip(given, self._in_place, strict=True)]
+        leaves = self._arguments.flatten(args)
+        self._in_place = _static_places(leaves)
+        self._static = [now if place else now.clone() for now, place in zip(leaves, self._in_place, strict=True)]
         self._replay = capture(self._how, self._work)
 
     def rebind(self, places: Mapping[tuple[object, ...], str], weights: Mapping[str, Tensor]) -> bool:
@@ -125,15 +125,15 @@ def copy_grouped(places: Sequence[Tensor], values: Sequence[Tensor]) -> None:
 
     torch copies one by one if a list mixes dtypes, or if strides differ from those of the places.
     """
-    kinds: dict[object, tuple[list[Tensor], list[Tensor]]] = {}
+    forms: dict[object, tuple[list[Tensor], list[Tensor]]] = {}
     for place, value in zip(places, values, strict=True):
         if place.dtype == value.dtype and _in_words(place) and _in_words(value):
             place, value = place.view(-1).view(torch.int64), value.view(-1).view(torch.int64)
-        kind = place.dtype, value.dtype, place.stride() == value.stride()
-        to, what = kinds.setdefault(kind, ([], []))
+        form = place.dtype, value.dtype, place.stride() == value.stride()
+        to, what = forms.setdefault(form, ([], []))
         to.append(place)
         what.append(value)
-    for to, what in kinds.values():
+    for to, what in forms.values():
         torch._foreach_copy_(to, what)
 
 
@@ -148,8 +148,8 @@ def capture_on(device: torch.device) -> Capture | None:
     if device.type == "cuda":
         return None if torch_private.missing("graph") else capture_cuda
     module = registered_backends().get(device.type)
-    found: Capture | None = None if module is None else getattr(importlib.import_module(module), "capture", None)
-    return found
+    own_capture: Capture | None = None if module is None else getattr(importlib.import_module(module), "capture", None)
+    return own_capture
 
 
 def capture(how: Capture, work: Work) -> Work:
@@ -239,12 +239,12 @@ class _CaptureGuard(torch_private.OperatorObserver):  # type: ignore[no-untyped-
 
 def _line_of(error: BaseException) -> str:
     """Return the innermost traceback line in an agent or a simulator."""
-    found, trace = "", error.__traceback__
+    place, trace = "", error.__traceback__
     while trace is not None:
         if not str(trace.tb_frame.f_globals.get("__name__")).startswith(_LIBRARY_MODULES):
-            found = f" at {trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"
+            place = f" at {trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"
         trace = trace.tb_next
-    return found
+    return place
 
 
 __getattr__ = renamed.attributes(__name__)

@@ -113,17 +113,17 @@ class WeightsMonitor:
     def _count_changes(self, before: Mapping[str, tuple[object, ...]]) -> None:
         """Count changes in a row of each plain attribute, and warn about the first one that changes all the time."""
         changed = []
-        for path, (kind, *pairs) in self.settings.items():
-            if path in before and before[path][0] is kind:
+        for path, (cls, *pairs) in self.settings.items():
+            if path in before and before[path][0] is cls:
                 changed += [(path, pair[0]) for pair in set(pairs) - set(before[path][1:]) if isinstance(pair, tuple)]
         self._in_a_row = {place: self._in_a_row.get(place, 0) + 1 for place in changed}
         always = [place for place, n in self._in_a_row.items() if n >= _CHANGES_IN_A_ROW]
         if always and not self._warned:
             self._warned = True
             path, name = always[0]
-            kind = cast("type", self.settings[path][0])
+            cls = cast("type", self.settings[path][0])
             warn_user(
-                f"{kind.__name__}: the attribute {name!r} has changed before {_CHANGES_IN_A_ROW} updates in a row. "
+                f"{cls.__name__}: the attribute {name!r} has changed before {_CHANGES_IN_A_ROW} updates in a row. "
                 "Compiled code and graphs keep its value, so they are discarded each time, and most steps run eagerly. "
                 "Count in a buffer (register_buffer), or pass values that change in agent_info."
             )

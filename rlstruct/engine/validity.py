@@ -169,9 +169,9 @@ class StepChecks:
         """
         if self._device.type != "cpu":
             return []
-        found = [self._actions.wrong(key, action[key]).any() for key in self._actions.leaves]
-        found += [seen[key].isnan().any() for seen in observations for key in self._frames if key in seen]
-        return [torch.stack(found).any()]
+        wrong = [self._actions.wrong(key, action[key]).any() for key in self._actions.leaves]
+        wrong += [frames[key].isnan().any() for frames in observations for key in self._frames if key in frames]
+        return [torch.stack(wrong).any()]
 
     def step(self, answer: AnyStep) -> AnyStep:
         """Check the observations of a step, and return it."""

@@ -121,5 +121,5 @@ class Asterix(MinAtarGame[AsterixState]):
         """Paint the player, the enemies, the trails of all things, and the treasure."""
         row = self._cells[1 : ROWS + 1].expand_as(state.x)
         trail = paint(row, state.x - sign(state.to_right), state.there)
-        enemy, gold = (paint(row, state.x, state.there & kind) for kind in (~state.gold, state.gold))
+        enemy, gold = (paint(row, state.x, state.there & chosen) for chosen in (~state.gold, state.gold))
         return self.frame(self.paint_cell(state.player_y, state.player_x), enemy, trail, gold)
