@@ -1,4 +1,4 @@
-"""Layers of the library: each imports only those below it, as CONTRIBUTING.md lists them."""
+"""Layers of the library: each imports only those below it, as docs/how_it_works.md lists them."""
 
 from __future__ import annotations
 
