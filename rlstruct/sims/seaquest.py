@@ -87,9 +87,9 @@ class Seaquest(MinAtarGame[SeaquestState]):
         state, bullets = self._steer(state, bullets, action)
         bullets, enemies, hits = _shoot(bullets, enemies)
         state, divers = _rescue(state, divers)
-        seen = enemies
+        enemies_before = enemies
         bullets, enemies, more_hits, rammed = _move_enemies(state, bullets, enemies, subs=True)
-        state, enemies, shot = _move_enemy_bullets(state, enemies, seen)
+        state, enemies, shot = _move_enemy_bullets(state, enemies, enemies_before)
         bullets, enemies, last_hits, bitten = _move_enemies(state, bullets, enemies, subs=False)
         state = replace(
             state,
