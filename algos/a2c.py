@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from rlstruct import renamed
 from rlstruct.algos.algorithm import Algorithm
+from rlstruct.algos.bootstrapping import bootstrap_values, next_values, replay_with_next_values
 from rlstruct.algos.learner import GradientLearner, evaluate_actions
 from rlstruct.algos.training.checkpoint import restored, stored
 from rlstruct.algos.training.config import TrainingConfig
@@ -29,7 +30,7 @@ from rlstruct.functional.policy_gradient import actor_critic_terms, entropy_loss
 from rlstruct.functional.statistics import whiten
 from rlstruct.options import option
 from rlstruct.profiling import operation
-from rlstruct.replay import bootstrap_values, next_values, replay_agent, replay_with_next_values
+from rlstruct.replay import replay_agent
 from rlstruct.rl_agent import RL_Agent
 
 _BOOTSTRAP = "learner/bootstrap"

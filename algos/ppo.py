@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from rlstruct import renamed
 from rlstruct.algos.algorithm import Algorithm
+from rlstruct.algos.bootstrapping import bootstrap_values, next_values
 from rlstruct.algos.learner import GradientLearner, evaluate_actions
 from rlstruct.algos.training.config import TrainingConfig
 from rlstruct.core import DictTensor, TemporalDictTensor, Trajectories
@@ -32,7 +33,7 @@ from rlstruct.functional.policy_gradient import (
 from rlstruct.functional.statistics import masked_mean, whiten_each
 from rlstruct.options import option
 from rlstruct.profiling import operation
-from rlstruct.replay import bootstrap_values, next_values, replay_agent, replay_with_states
+from rlstruct.replay import replay_agent, replay_with_states
 from rlstruct.rl_agent import RL_Agent
 
 _ADVANTAGE = "learner/advantage"

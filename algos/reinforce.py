@@ -14,6 +14,7 @@ from torch import Tensor
 
 from rlstruct import renamed
 from rlstruct.algos.algorithm import Algorithm
+from rlstruct.algos.bootstrapping import replay_with_next_values
 from rlstruct.algos.learner import GradientLearner, evaluate_actions
 from rlstruct.algos.training.config import TrainingConfig
 from rlstruct.core import TemporalDictTensor, Trajectories
@@ -21,7 +22,7 @@ from rlstruct.functional.policy_gradient import actor_critic_terms, entropy_loss
 from rlstruct.functional.returns import bootstrapped_return
 from rlstruct.functional.statistics import whiten
 from rlstruct.profiling import operation
-from rlstruct.replay import replay_agent, replay_with_next_values
+from rlstruct.replay import replay_agent
 
 
 @dataclass(frozen=True, kw_only=True)

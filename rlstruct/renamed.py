@@ -89,7 +89,7 @@ NAMES = {
     "rlstruct.algos.reinforce": {"Learner": "rlstruct.algos.reinforce:ReinforceLearner"},
     "rlstruct.algos.learner": {
         "judge_actions": "rlstruct.algos.learner:evaluate_actions",
-        "replay_with_next_values": "rlstruct.replay:replay_with_next_values",
+        "replay_with_next_values": "rlstruct.algos.bootstrapping:replay_with_next_values",
     },
     "rlstruct.algos.replay_buffer": {"least_capacity": "rlstruct.algos.replay_buffer:min_capacity"},
     "rlstruct.algos.replay_learner": {"Follower": "rlstruct.algos.replay_learner:PolyakAverage"},

@@ -20,9 +20,10 @@ from rlstruct.agents import (
 )
 from rlstruct.agents.convolutional import ConvolutionalTrunk
 from rlstruct.algos import ppo
+from rlstruct.algos.bootstrapping import replay_with_next_values
 from rlstruct.batchers import RL_Batcher
 from rlstruct.engine.torch_private import TorchDispatchMode
-from rlstruct.replay import replay_agent, replay_with_next_values
+from rlstruct.replay import replay_agent
 from rlstruct.sims import make
 
 T, B = 6, 10

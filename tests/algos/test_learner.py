@@ -13,9 +13,9 @@ from resume_tasks import create_network, create_sim
 from rlstruct import RL_Agent, Trajectories, replay_agent
 from rlstruct.agents import ActorCritic, ActorCriticAgent, RecurrentActorCritic, RecurrentAgent
 from rlstruct.algos import a2c
+from rlstruct.algos.bootstrapping import replay_with_next_values
 from rlstruct.algos.training.loop import run_training
 from rlstruct.batchers import RL_Batcher
-from rlstruct.replay import replay_with_next_values
 
 
 def make_agent(kind: str, model: Any) -> RL_Agent:
