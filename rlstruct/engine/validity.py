@@ -169,9 +169,10 @@ class StepChecks:
         """
         if self._device.type != "cpu":
             return []
-        wrong = [self._actions.wrong(key, action[key]).any() for key in self._actions.leaves]
-        wrong += [frames[key].isnan().any() for frames in observations for key in self._frames if key in frames]
-        return [torch.stack(wrong).any()]
+        wrong = [self._actions.wrong(key, action[key]) for key in self._actions.leaves]
+        wrong += [frames[key].isnan() for frames in observations for key in self._frames if key in frames]
+        # Sums of floats, not any(): a loop with bools has no vectors, see `torch_private.scalar_loops_of_bools`.
+        return [torch.stack([mask.to(torch.float32).sum() for mask in wrong]).sum() > 0]
 
     def step(self, answer: AnyStep) -> AnyStep:
         """Check the observations of a step, and return it."""
