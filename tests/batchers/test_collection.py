@@ -213,6 +213,19 @@ def test_env_info_reaches_reset_and_its_row() -> None:
         assert batch.info["env_info/length"].tolist() == [2, 5]
 
 
+def test_infos_of_the_constructor_are_those_of_every_reset_without_others() -> None:
+    infos = {
+        "agent_info": DictTensor({"e": torch.tensor([1.0, 2.0])}),
+        "env_info": DictTensor({"length": torch.tensor([3])}),  # one row, for both environments
+    }
+    with RL_Batcher(9, InfoAgent, create_counting_env, env_args={"n_envs": 2}, seed=0, **infos) as batcher:
+        for other, length in ((None, [3, 3]), (DictTensor({"length": torch.tensor([2, 5])}), [2, 5]), (None, [3, 3])):
+            batcher.reset(env_info=other)
+            batch = collect(batcher, 1)[0]
+            assert batch.lengths.tolist() == batch.info["env_info/length"].tolist() == length
+            assert batch.steps["action/seen_e"][:, 0].tolist() == batch.info["agent_info/e"].tolist() == [1.0, 2.0]
+
+
 def test_agents_that_draw_from_torch_repeat_with_the_same_seed_and_layout() -> None:
     def actions(agent_seeds: list[int] | None) -> list[list[int]]:
         env_args = {"n_envs": 4, "auto_reset": True}

@@ -195,6 +195,11 @@ def test_categorical_draws_only_possible_classes(A: int, seed: int, scale: float
     assert logits.gather(1, drawn.unsqueeze(1)).isfinite().all()
 
 
+def test_categorical_never_draws_an_impossible_first_class_not_even_by_the_smallest_number() -> None:
+    key = torch.tensor([5 << 24])  # the uniform number is that of the lowest 24 bits: 0
+    assert random.categorical(torch.tensor([[-torch.inf, 0.0, 0.0]]), key).tolist() == [1]
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("A", [1, 2, 5, 8, 9, 18, 100])
 def test_categorical_draws_the_same_however_rows_are_split_over_processes(A: int, dtype: torch.dtype) -> None:
