@@ -9,7 +9,7 @@ import pytest
 import torch
 from batcher_fakes import GlobalRandomAgent, InfoAgent, SumOfHistoryAgent, create_next_step, steps_of
 from fake_agents import FixedAgent, RngAgent, StatefulAgent
-from fake_envs import create_counting_env
+from fake_envs import CountingEnv, create_counting_env
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -175,6 +175,20 @@ def test_rows_of_a_vector_environment_without_its_dead_steps() -> None:
             assert not steps["_observation/frame"][b, real:].any()
         alive = [k for k in range(15) if (k + 1) % (b + 2)]
         assert seen == [(k // (b + 2), k % (b + 2)) for k in alive]
+
+
+def test_an_episodic_batch_takes_no_step_after_its_longest_episode() -> None:
+    class Stepped(CountingEnv):
+        n_steps = 0
+
+        def step(self, action: DictTensor) -> Any:
+            Stepped.n_steps += 1
+            return super().step(action)
+
+    with RL_Batcher(40, RngAgent, Stepped, env_args={"n_envs": 2, "lengths": [2, 5]}, seed=0) as batcher:
+        batcher.reset()
+        assert collect(batcher, 1)[0].lengths.tolist() == [2, 5]
+    assert Stepped.n_steps == 5
 
 
 def test_history_is_what_the_batch_holds_before() -> None:

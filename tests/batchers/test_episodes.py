@@ -80,17 +80,18 @@ def test_an_episode_that_was_lost_with_its_worker_is_not_joined_with_the_next(au
     assert found.steps["observation/frame"][0].tolist() == [[0, 1, k] for k in range(10)]
 
 
+@pytest.mark.parametrize("step_limit", [11, 12])
 @pytest.mark.parametrize("auto_reset", [False, True])
-def test_an_episode_that_never_ends_is_refused_at_the_limit(auto_reset: bool) -> None:
+def test_an_episode_that_never_ends_is_refused_at_the_limit(auto_reset: bool, step_limit: int) -> None:
     env_args = {"n_envs": 2, "auto_reset": auto_reset, "lengths": [3, 10**6]}  # of environments 0 and 1
     with RL_Batcher(4, RngAgent, create_counting_env, env_args=env_args, seed=0) as batcher:
         found = collect_episodes(batcher, 1, step_limit=3)  # environment 1 need not end
     assert found.lengths.tolist() == [3]
     with (
         RL_Batcher(4, RngAgent, create_counting_env, env_args=env_args, seed=0) as batcher,
-        pytest.raises(RuntimeError, match=r"environments \[1\] had not ended .* 12 steps.* step_limit = 11"),
+        pytest.raises(RuntimeError, match=rf"environments \[1\] had not ended .* 12 steps.* step_limit = {step_limit}"),
     ):
-        collect_episodes(batcher, 2, step_limit=11)
+        collect_episodes(batcher, 2, step_limit=step_limit)
 
 
 class CoinEnv(gymnasium.Env[Any, Any]):

@@ -16,7 +16,7 @@ from batcher_fakes import PROMPT, close_leaves_nothing, create_version_agent, fi
 from fake_agents import RngAgent
 from fake_envs import CountingEnv, create_counting_env, create_failing_env, create_slow_env
 
-from rlstruct import BatcherStateError, DictTensor, WorkerError, WorkerTimeout
+from rlstruct import BatcherStateError, DictTensor, VecEnv, WorkerError, WorkerTimeout
 from rlstruct.batchers import RL_Batcher
 from rlstruct.batchers.progress import Progress, describe_failure, unpickle_error
 from rlstruct.batchers.workers.local import Channel
@@ -417,6 +417,27 @@ def test_restarted_workers_keep_batches_full_and_list_what_was_lost() -> None:
     with pytest.raises(WorkerError, match="killed by SIGKILL"):  # one restart was allowed
         run(batcher)
     close_leaves_nothing(batcher)
+
+
+def create_slow_or_failing_env(n_envs: int, seed: int) -> VecEnv:
+    if seed == 10:
+        return create_slow_env(n_envs, seed, seconds=0.2, auto_reset=True)
+    return create_failing_env(n_envs, seed, failure=partial(os._exit, 5), step=5, failing_seed=14, auto_reset=True)
+
+
+def test_a_worker_that_fails_in_the_queued_batch_is_listed_with_that_batch() -> None:
+    env_args = {"n_envs": 3}
+    with RL_Batcher(
+        4, RngAgent, create_slow_or_failing_env, env_args=env_args, n_processes=2, seed=10, on_worker_error="restart"
+    ) as batcher:
+        batcher.reset()
+        batcher.execute()
+        batcher.execute()  # worker 1 fails in this one while worker 0 still collects the first
+        first, second = batcher.get()[0], batcher.get()[0]
+        (lost,) = batcher.lost_episodes
+    assert (lost.worker, lost.batch, lost.step) == (1, 1, 1)
+    assert first.info["env_seed"].tolist() == [10, 11, 12, 13, 14, 15]
+    assert second.info["env_seed"].tolist() == [10, 11, 12, *range(lost.new_seed, lost.new_seed + 3)]
 
 
 def test_describe_never_fails() -> None:

@@ -67,7 +67,7 @@ def test_every_part_of_a_nested_space_has_its_range() -> None:
         "running": torch.ones(1, 1, dtype=torch.bool),
     }
     BatchValidator(space).check(Rollout(good), 1)
-    outputs, start = "one output per action", "begin with 5: add that to the index"
+    outputs, start = "one output per action", "begin with 5: batchers add that to the indices"
     for key, wrong, fix in (
         ("a", [[[1, 3]]], outputs), ("b/0", [[4]], start), ("b/0", [[7]], start), ("b/1", [[[2, 0]]], outputs)
     ):  # fmt: skip
