@@ -160,7 +160,8 @@ def _difference(original: ExportedPolicy, key: str, expected: Tensors, actual: M
     for name in SCORES if key == "action" else ():
         if name in expected:  # another action may have the same score up to rounding
             scores = expected[name]
-            chosen, best = scores.gather(-1, original.index(b).unsqueeze(-1)).squeeze(-1), scores.amax(-1)
+            index = original.index(b).clamp(0, scores.shape[-1] - 1)  # beyond it where no action is possible
+            chosen, best = scores.gather(-1, index.unsqueeze(-1)).squeeze(-1), scores.amax(-1)
             equal = (best - chosen <= _ABSOLUTE + _RELATIVE * best.abs()) | (best == -torch.inf) | best.isnan()
             wrong &= ~equal.view_as(wrong)  # if all scores are -inf or NaN, no action is better than another
     if bool(wrong.any()):
