@@ -170,7 +170,12 @@ def test_nothing_captured_outlives_a_training(fails: bool, monkeypatch: pytest.M
         gc.enable()
 
 
-@pytest.mark.parametrize("kind", ["ppo", "ppo, recurrent", "ppo, normalised", "a2c", "a2c, overlap", "a2c, window"])
+KINDS_IN_PLACE = "ppo, recurrent", "ppo, normalised", "a2c, overlap", "a2c, window"  # ten seconds each
+
+
+@pytest.mark.parametrize(
+    "kind", ["ppo", "a2c", *(pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS_IN_PLACE)]
+)
 def test_a_captured_update_reads_a_captured_batch_in_place(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     changes: dict[str, Any] = {"a2c, overlap": {"overlap": True}, "a2c, window": {"window": 3}}.get(kind, {})
     learner, config, create_model, create_agent = KINDS["a2c" if changes else kind]

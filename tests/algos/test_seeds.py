@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise, product
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, get_args
 
@@ -36,7 +37,7 @@ def seeds_of(monkeypatch: pytest.MonkeyPatch, config: A2CConfig, resumptions: in
 def test_ranges_of_all_runs_and_purposes_are_disjoint_and_fill_31_bits() -> None:
     seeds = [*range(600), *((1 << bits) + more for bits in range(10, 24) for more in (-2, -1, 0, 1))]
     for purpose, index in zip(get_args(Purpose), range(4), strict=True):
-        ranges = sorted({seed_range(purpose, seed)[0]: seed_range(purpose, seed) for seed in seeds}.values(), key=min)
+        ranges = sorted((seed_range(purpose, seed) for seed in dict.fromkeys(seeds)), key=attrgetter("start"))
         assert all(one.stop <= other.start for one, other in pairwise(ranges))
         assert ranges[0].start == index << 29
         assert seed_range(purpose, (1 << 25) - 2).stop <= (index + 1) << 29

@@ -270,6 +270,7 @@ def code_of(listing: Listing) -> str:
     return code
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("listing", LISTINGS, ids=lambda listing: f"{listing.page}, {listing.words}")
 def test_a_listing_for_a_gpu_runs_as_a_graph(
     listing: Listing, graphs: Graphs, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
@@ -328,6 +329,7 @@ def test_every_command_for_a_gpu_is_in_a_table() -> None:
         assert len([command for command in commands(ROOT / name) if words in command]) == 1, words
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("page", "words"), COMMANDS)
 def test_a_command_for_a_gpu_learns_by_a_graph(
     page: str, words: str, graphs: Graphs, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
