@@ -20,6 +20,7 @@ from rlstruct.core import DictTensor, TemporalDictTensor, Trajectories
 from rlstruct.device import resolve_device
 from rlstruct.engine.compiled import warn_uncompiled
 from rlstruct.engine.executors import EXECUTORS, PROMISE
+from rlstruct.engine.host_syncs import intended
 from rlstruct.engine.runner import Make, Runner
 from rlstruct.engine.streams import stream_on
 from rlstruct.errors import BadKeyError, BadTypeError, BadValueError, ShapeMismatchError, UsageError, warn_user
@@ -189,7 +190,9 @@ class GradientLearner(ABC):
         terms: Terms
         terms, norm, new = self._compiled_step(minibatch, state)
         self._finite &= (terms["loss"] + norm).abs() < torch.inf
-        if self._finite:  # sync: of CPU memory
+        with intended():
+            finite = bool(self._finite)  # sync: of CPU memory
+        if finite:
             adam.write(new)
         self.policy_version += 1
         return terms

@@ -86,7 +86,9 @@ class PureAdam:
         for i, weight in enumerate(self._weights):
             own: Mapping[str, Tensor] = self._optimizer.state.get(weight, {})
             group = self._groups[id(weight)]
-            n, (decay, square_decay) = int(own.get("step", 0)) + 1, group["betas"]
+            decay, square_decay = group["betas"]
+            with intended():
+                n = int(own.get("step", 0)) + 1  # sync: of CPU memory
             for name, key in (("mean", "exp_avg"), ("square", "exp_avg_sq")):
                 state[f"{name}/{i}"] = own[key] if own else torch.zeros_like(weight)
             scales = (float(group["lr"]) / (1.0 - decay**n), (1.0 - square_decay**n) ** 0.5, float(group["lr"]))
