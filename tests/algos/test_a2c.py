@@ -299,8 +299,13 @@ def test_windows_of_one_minibatch_after_the_other_are_those_of_plain_torch() -> 
     torch.testing.assert_close(dict(ours.state_dict()), dict(plain.state_dict()), rtol=1e-4, atol=1e-5)
 
 
-def test_a_window_of_as_many_batches_as_minibatches_shows_each_step_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = dataclasses.replace(SMALL, n_timesteps=1, n_envs=6, n_minibatches=3, window=3, vtrace=True)
+@pytest.mark.parametrize("n_updates", [1, 3])
+def test_a_window_of_as_many_batches_as_minibatches_shows_each_step_once(
+    n_updates: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = dataclasses.replace(
+        SMALL, n_timesteps=1, n_envs=6, n_minibatches=3, n_updates=n_updates, window=3, vtrace=True
+    )
     model, seen = create_model(), []
     learner = A2CLearner(model, ActorCriticAgent(model, copy_model=False), config)
     prepare = learner.prepare

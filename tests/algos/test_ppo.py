@@ -18,7 +18,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from rlstruct import TemporalDictTensor, Trajectories
+from rlstruct import DictTensor, TemporalDictTensor, Trajectories
 from rlstruct.agents import (
     ActorCritic,
     ActorCriticAgent,
@@ -290,6 +290,24 @@ def test_the_losses_by_hand() -> None:
     )
     # Clamped: 0.5 and 3. Errors: max(1, 2.25) and max(0.25, 0.25).
     assert found.item() == pytest.approx((2.25 + 0.25) / 2 / 2)
+
+
+def test_what_a_training_watches_by_hand() -> None:
+    ratio = torch.tensor([[2.0, 0.5, 1.1, 0.9, 9.0]])  # the last is padding
+    steps = {
+        "action/action": torch.zeros(1, 5, dtype=torch.int64),
+        "action/log_probability": math.log(0.5) - ratio.log(),
+        **{f"learner/{name}": torch.zeros(1, 5) for name in ("advantage", "target", "value")},
+    }
+    replayed = TemporalDictTensor({"action_logits": torch.zeros(1, 5, 2), "value": torch.zeros(1, 5)})
+    info = DictTensor({"policy_version": torch.zeros(1, dtype=torch.int64)})
+    minibatch = Trajectories(info, TemporalDictTensor(steps, torch.tensor([4])))
+    with torch.no_grad():
+        terms = ppo.losses(replayed, minibatch, PPOConfig(clip=0.2))
+    assert terms["clip_fraction"].item() == 2 / 4  # up and down
+    assert terms["ratio_error"].item() == pytest.approx(1.0)
+    far = (1.0 - math.log(2.0)) + (-0.5 - math.log(0.5)) + (0.1 - math.log(1.1)) + (-0.1 - math.log(0.9))
+    assert terms["approximate_kl"].item() == pytest.approx(far / 4, rel=1e-5)
 
 
 def test_padding_changes_nothing() -> None:

@@ -440,8 +440,9 @@ def test_errors_that_are_not_finite_leave_indices_in_range(error: float, device:
     assert buffer.priority[index].to("cpu").tolist() == pytest.approx([2.0, 1.0, 5.0, 1.0])  # the largest before was 1
     drawn = buffer.sample(2000)["index"].to("cpu").tolist()
     assert set(drawn) <= set(range(len(buffer.priority)))
+    buffer.update_priorities(index[2:3], torch.tensor([3.0], device=device))
     buffer.update_priorities(index[1:2], torch.tensor([error], device=device))
-    assert buffer.priority[index[1:2]].to("cpu").tolist() == pytest.approx([5.0])
+    assert buffer.priority[index[1:2]].to("cpu").tolist() == pytest.approx([5.0])  # of all so far, not of those kept
 
 
 def test_new_steps_come_first_and_overwritten_ones_keep_their_place_empty() -> None:
