@@ -341,13 +341,18 @@ def test_a_window_refuses_a_network_whose_statistics_need_whole_batches() -> Non
         A2CLearner(model, ActorCriticAgent(model, copy_model=False), dataclasses.replace(SMALL, vtrace=True, window=2))
 
 
-def test_gradients_are_scaled_down_to_their_bound() -> None:
-    model = create_model()
-    config = dataclasses.replace(SMALL, max_gradient_norm=0.01)
-    terms = A2CLearner(model, ActorCriticAgent(model, copy_model=False), config).update(two_steps(), fraction_done=0.0)
-    squares = sum(weight.grad.square().sum().item() for weight in model.parameters() if weight.grad is not None)
-    assert terms["gradient_norm"].item() > 0.01
-    assert math.sqrt(squares) == pytest.approx(0.01, rel=1e-3)
+@pytest.mark.parametrize("bound", [0.01, 1e6])
+def test_gradients_are_scaled_down_to_their_bound_and_never_up(bound: float) -> None:
+    batch, norms = two_steps(), []
+    for limit in (bound, None):
+        torch.manual_seed(1)
+        model = create_model()
+        config = dataclasses.replace(SMALL, max_gradient_norm=limit)
+        A2CLearner(model, ActorCriticAgent(model, copy_model=False), config).update(batch, fraction_done=0.0)
+        norms.append(torch.cat([w.grad.flatten() for w in model.parameters() if w.grad is not None]).norm().item())
+    scaled, whole = norms
+    assert whole > 0.01
+    assert scaled == pytest.approx(min(bound, whole), rel=1e-3)
 
 
 def test_overlap_lags_by_one_version_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
