@@ -339,6 +339,12 @@ def test_the_evaluation_that_ended_a_training_is_drawn_and_the_final_one_counts(
     assert values.tolist() == [[20, 40, 70], [0, 25, 50]]
 
 
+def test_a_mean_of_curves_stands_where_all_of_them_have_values() -> None:
+    steps, values = together([Curve([0, 10, 20], [0.0, 1.0, 2.0]), Curve([5, 15], [10.0, 20.0])])
+    assert steps.tolist() == [5, 10, 15]
+    assert values.tolist() == [[0.5, 1.0, 1.5], [10.0, 15.0, 20.0]]
+
+
 def test_panels_stand_below_each_other_or_in_a_grid(tmp_path: pathlib.Path) -> None:
     panels = {f"panel {i}": {"PPO": [Curve([0, 10], [0.0, float(i)])]} for i in range(4)}
     sizes = {}
