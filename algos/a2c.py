@@ -200,11 +200,11 @@ class A2CLearner(GradientLearner):
 
     def terms(self, minibatch: Trajectories) -> dict[str, Tensor]:
         """Replay the agent over trajectories [B, T], and compute `losses`."""
-        if _BOOTSTRAP not in minibatch.steps:
+        if _BOOTSTRAP in minibatch.steps:
+            replayed = replay_agent(self.agent, minibatch)
+            next_value = next_values(replayed["value"].detach(), minibatch.steps[_BOOTSTRAP], minibatch)
+        else:
             replayed, next_value = replay_with_next_values(self.agent, minibatch)
-            return losses(replayed, minibatch, next_value, self.config)
-        replayed = replay_agent(self.agent, minibatch)
-        next_value = next_values(replayed["value"].detach(), minibatch.steps[_BOOTSTRAP], minibatch)
         return losses(replayed, minibatch, next_value, self.config)
 
 

@@ -75,11 +75,11 @@ def bootstrap_values(agent: RL_Agent, trajectories: Trajectories, states: DictTe
         ValueError: the agent requires a history, which the next observation lacks.
     """
     _refuse_history(agent)
-    steps, rows = trajectories.steps, row_chunks(trajectories)
+    steps = trajectories.steps
     B, T = steps.n_elems(), steps.n_steps()
     values = []
     if not steps.lengths.is_cpu or is_traced(steps.lengths):
-        for start, stop in rows:
+        for start, stop in row_chunks(trajectories):
             after = states and states.slice(start * T, stop * T)
             values.append(_values_after(agent, trajectories.slice(start, stop), None, after))
         return torch.cat(values).view(B, T)
