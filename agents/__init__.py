@@ -11,7 +11,7 @@ from rlstruct.agents.networks import (
     RecurrentGaussianActorCritic,
 )
 from rlstruct.agents.normalisation import Normalised, RunningMoments
-from rlstruct.agents.q_agent import DuellingHead, QAgent, QNetwork
+from rlstruct.agents.q_agent import DuellingHead, QAgent, QNetwork, RecurrentQAgent, RecurrentQNetwork
 from rlstruct.agents.random_agent import RandomAgent
 from rlstruct.agents.soft_actor_critic import Critics, SoftActorCritic, SquashedGaussianAgent
 from rlstruct.agents.stacking import StackingAgent
@@ -35,6 +35,8 @@ __all__ = [
     "RecurrentAgent",
     "RecurrentGaussianActorCritic",
     "RecurrentGaussianAgent",
+    "RecurrentQAgent",
+    "RecurrentQNetwork",
     "RunningMoments",
     "SoftActorCritic",
     "SquashedGaussianAgent",

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from rlstruct.agents.model_agent import ModelAgent
-from rlstruct.agents.networks import MLP, ActionLogits, ActorCritic, RecurrentActorCritic, takes_sequences
+from rlstruct.agents.networks import MLP, ActionLogits, ActorCritic, Recurrent, takes_sequences
 from rlstruct.core import DictTensor, Trajectories
 from rlstruct.engine.fused import Layers, Perceptron
 from rlstruct.engine.torch_private import has_hooks
@@ -104,20 +105,20 @@ def _layers(network: nn.Module) -> tuple[Layers, str]:
     return tuple((layer.weight, layer.bias) for layer in linear), between.pop()
 
 
-class RecurrentAgent(ModelAgent[RecurrentActorCritic]):
+class RecurrentAgent(ModelAgent[Recurrent]):
     """An `ActorCriticAgent` with a recurrent network.
 
     Its state is ``hidden`` [B, H]. It is reset to zero where ``observation["initial_state"]`` is True, so nothing is
     remembered from an earlier episode, even if an environment restarts in the middle of a batch.
 
     Args:
-        model: see `RecurrentActorCritic`.
+        model: see `rlstruct.agents.RecurrentActorCritic`.
         device: see `ModelAgent`, as are ``stochastic`` and ``copy_model``.
     """
 
     pure = True
     action_form: ActionForm = "index"
-    choose = discrete_choice
+    choose: Callable[..., DictTensor] = discrete_choice
 
     def initial_state(self, agent_info: DictTensor, B: int) -> DictTensor:
         """Return ``hidden``: zeros [B, H] on the agent's device."""
@@ -130,8 +131,8 @@ class RecurrentAgent(ModelAgent[RecurrentActorCritic]):
         """Act on ``observation["frame"]`` and the state; returns what `ActorCriticAgent` returns."""
         fresh = self.initial_state(agent_info, state.n_elems())
         state = masked_dicttensor(state, fresh, observation["initial_state"])
-        policy, value, hidden = self.model(frame_of(observation), state["hidden"])
-        return self.choose(policy, value, observation), DictTensor({"hidden": hidden})
+        *outputs, hidden = self.model(frame_of(observation), state["hidden"])
+        return self.choose(*outputs, observation), DictTensor({"hidden": hidden})
 
     def replay_sequence(self, trajectories: Trajectories) -> tuple[DictTensor, DictTensor] | None:
         """Call the network's ``sequence``, if it has one; see `RL_Agent.replay_sequence`."""
@@ -139,9 +140,9 @@ class RecurrentAgent(ModelAgent[RecurrentActorCritic]):
             return None
         observation = replayed_observation(trajectories.steps)
         hidden, initial = trajectories.info["agent_state/hidden"], observation["initial_state"]
-        policy, value, after = self.model.sequence(frame_of(observation, n_axes=2), hidden, initial)
+        *outputs, after = self.model.sequence(frame_of(observation, n_axes=2), hidden, initial)
         flat = DictTensor({key: tensor.flatten(0, 1) for key, tensor in observation.items()})
-        return self.choose(policy, value, flat), DictTensor({"hidden": after})
+        return self.choose(*outputs, flat), DictTensor({"hidden": after})
 
 
 class GaussianAgent(ActorCriticAgent):

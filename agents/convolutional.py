@@ -37,6 +37,8 @@ class ConvolutionalTrunk(KeepsArguments, nn.Module):
             more, else `MINATAR`.
         channels_last: the channels are the frame's last axis, as in MinAtar. Atari frames stacked by gymnasium have
             them first.
+        layer_norm: normalise the features of an image after each layer, before its rectifier, see
+            `rlstruct.agents.MLP`.
 
     Raises:
         ValueError: the shape does not have two or three axes, or the frame is too small for the convolutions.
@@ -53,6 +55,7 @@ class ConvolutionalTrunk(KeepsArguments, nn.Module):
         n_features: int = 512,
         layers: Sequence[Layer] | None = None,
         channels_last: bool = False,
+        layer_norm: bool = False,
     ) -> None:
         super().__init__()
         self.frame_shape = tuple(frame_shape)
@@ -75,11 +78,13 @@ class ConvolutionalTrunk(KeepsArguments, nn.Module):
                     f"ConvolutionalTrunk: a kernel of {kernel} does not fit into {size[0]} x {size[1]} pixels, what is "
                     f"left of a frame of shape {list(self.frame_shape)}. Pass other layers=, or set channels_last=."
                 )
-            modules += [initialise(nn.Conv2d(channels, filters, kernel, stride)), nn.ReLU()]
-            size = ((size[0] - kernel) // stride + 1, (size[1] - kernel) // stride + 1)
-            channels = filters
+            size_after = ((size[0] - kernel) // stride + 1, (size[1] - kernel) // stride + 1)
+            norms = [nn.LayerNorm((filters, *size_after))] if layer_norm else []
+            modules += [initialise(nn.Conv2d(channels, filters, kernel, stride)), *norms, nn.ReLU()]
+            channels, size = filters, size_after
         self.convolutions = nn.Sequential(*modules)
         self.dense = initialise(nn.Linear(channels * size[0] * size[1], n_features))
+        self.norm: nn.Module = nn.LayerNorm(n_features) if layer_norm else nn.Identity()
 
     def forward(self, frame: Tensor) -> Tensor:
         """Compute features of frames.
@@ -97,7 +102,7 @@ class ConvolutionalTrunk(KeepsArguments, nn.Module):
             pixels = pixels.unsqueeze(1)  # [B, 1, H, W]
         elif self.channels_last:
             pixels = pixels.permute(0, 3, 1, 2)  # [B, C, H, W]
-        return torch.relu(self.dense(self.convolutions(pixels).flatten(1)))  # [B, D]
+        return torch.relu(self.norm(self.dense(self.convolutions(pixels).flatten(1))))  # [B, D]
 
 
 class ConvolutionalActorCritic(KeepsArguments, nn.Module):

@@ -1,8 +1,9 @@
-"""Networks of the actor-critic agents: frames in, a policy and values out."""
+"""Perceptrons and recurrent networks: frames in, a policy and values out."""
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from numbers import Integral
@@ -28,6 +29,8 @@ class MLP(KeepsArguments, nn.Module):
             zero biases, instead of torch's defaults.
         output_gain: gain of the last layer if ``orthogonal``; with 0.01 a policy starts close to uniform (Andrychowicz
             et al., 2020, section 3.2).
+        layer_norm: normalise the features of each hidden layer before its activation (Ba, Kiros and Hinton, "Layer
+            normalization", 2016).
 
     Raises:
         ValueError: the width of a hidden layer is not at least 1.
@@ -42,6 +45,7 @@ class MLP(KeepsArguments, nn.Module):
         activation: Callable[[], nn.Module] = nn.Tanh,
         orthogonal: bool = True,
         output_gain: float = 1.0,
+        layer_norm: bool = False,
     ) -> None:
         super().__init__()
         raw: Any = hidden  # the command line may pass other types
@@ -52,7 +56,8 @@ class MLP(KeepsArguments, nn.Module):
         widths = [n_inputs, *hidden]
         layers: list[nn.Module] = []
         for width_in, width_out in pairwise(widths):
-            layers += [_linear(width_in, width_out, 2.0**0.5 if orthogonal else None), activation()]
+            norms = [nn.LayerNorm(width_out)] if layer_norm else []
+            layers += [_linear(width_in, width_out, 2.0**0.5 if orthogonal else None), *norms, activation()]
         layers.append(_linear(widths[-1], n_outputs, output_gain if orthogonal else None))
         self.layers = nn.Sequential(*layers)
 
@@ -147,44 +152,43 @@ class ActorCritic(KeepsArguments, nn.Module):
         return self.policy(self.actor(features)), self.critic(features).squeeze(-1)
 
 
-class RecurrentActorCritic(KeepsArguments, nn.Module):
-    """A policy and a learned baseline on top of one gated recurrent unit (Cho et al., EMNLP 2014).
+class Recurrent(KeepsArguments, nn.Module, ABC):
+    """Base of networks with heads on top of one gated recurrent unit (Cho et al., EMNLP 2014).
 
     Args:
         n_inputs: D, the number of entries of a frame, counted over all its axes.
-        n_actions: A, or the sizes of K choices, see `ActionLogits`.
         n_hidden: H, the size of the recurrent state.
         orthogonal: see `MLP`.
+        layer_norm: normalise the features that enter the recurrent unit, see `MLP`.
     """
 
     n_hidden: Final[int]
 
-    def __init__(
-        self, n_inputs: int, n_actions: int | Sequence[int], *, n_hidden: int = 64, orthogonal: bool = True
-    ) -> None:
+    def __init__(self, n_inputs: int, *, n_hidden: int, orthogonal: bool, layer_norm: bool = False) -> None:
         super().__init__()
         self.n_hidden = n_hidden
-        logits = ActionLogits(n_actions)
-        self.policy: nn.Module = logits
         self.encoder = MLP(n_inputs, n_hidden, hidden=(), orthogonal=orthogonal, output_gain=2.0**0.5)
+        self.norm: nn.Module = nn.LayerNorm(n_hidden) if layer_norm else nn.Identity()
         self.memory = nn.GRUCell(n_hidden, n_hidden)
-        self.actor = MLP(n_hidden, logits.n_outputs, hidden=(), orthogonal=orthogonal, output_gain=0.01)
-        self.critic = MLP(n_hidden, 1, hidden=(), orthogonal=orthogonal)
 
-    def forward(self, frame: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Compute policy, value and the next recurrent state.
+    @abstractmethod
+    def heads(self, hidden: Tensor) -> tuple[Tensor, ...]:
+        """Compute the outputs from recurrent states [B, H]."""
+
+    def forward(self, frame: Tensor, hidden: Tensor) -> tuple[Tensor, ...]:
+        """Compute the outputs and the next recurrent state.
 
         Args:
             frame: frames of the environments.  [B, ...] any dtype
             hidden: the recurrent state.        [B, H] float
 
         Returns:
-            ``(logits, value, new_hidden)``: [B, A] or [B, K, A], [B], [B, H].
+            ``(*outputs, new_hidden)``: those of the class, [B, ...] each, and [B, H].
         """
         new_hidden = self.memory(self._features(frame), hidden)
-        return *self._heads(new_hidden), new_hidden
+        return *self.heads(new_hidden), new_hidden
 
-    def sequence(self, frame: Tensor, hidden: Tensor, initial: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def sequence(self, frame: Tensor, hidden: Tensor, initial: Tensor) -> tuple[Tensor, ...]:
         """Compute what `forward` does for all steps; only the recurrent unit takes one step after the other.
 
         Args:
@@ -202,12 +206,31 @@ class RecurrentActorCritic(KeepsArguments, nn.Module):
             hidden = self.memory(features[:, t], hidden * kept[:, t])
             states.append(hidden)
         after = torch.stack(states, 1).flatten(0, 1)
-        return *self._heads(after), after
+        return *self.heads(after), after
 
     def _features(self, frame: Tensor) -> Tensor:
-        return torch.tanh(self.encoder(as_features(frame, self)))
+        return torch.tanh(self.norm(self.encoder(as_features(frame, self))))
 
-    def _heads(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+
+class RecurrentActorCritic(Recurrent):
+    """A policy and a learned baseline on top of one gated recurrent unit; the outputs are logits and value.
+
+    Args:
+        n_inputs: see `Recurrent`, as are ``n_hidden`` and ``orthogonal``.
+        n_actions: A, or the sizes of K choices, see `ActionLogits`.
+    """
+
+    def __init__(
+        self, n_inputs: int, n_actions: int | Sequence[int], *, n_hidden: int = 64, orthogonal: bool = True
+    ) -> None:
+        super().__init__(n_inputs, n_hidden=n_hidden, orthogonal=orthogonal)
+        logits = ActionLogits(n_actions)
+        self.policy: nn.Module = logits
+        self.actor = MLP(n_hidden, logits.n_outputs, hidden=(), orthogonal=orthogonal, output_gain=0.01)
+        self.critic = MLP(n_hidden, 1, hidden=(), orthogonal=orthogonal)
+
+    def heads(self, hidden: Tensor) -> tuple[Tensor, ...]:
+        """Compute logits [B, A] or [B, K, A], and values [B]."""
         return self.policy(self.actor(hidden)), self.critic(hidden).squeeze(-1)
 
 

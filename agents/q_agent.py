@@ -1,19 +1,41 @@
-"""The epsilon-greedy agent and its networks of action values."""
+"""Epsilon-greedy agents and their networks of action values."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from rlstruct.agents.actor_critic import RecurrentAgent
 from rlstruct.agents.model_agent import ModelAgent
-from rlstruct.agents.networks import MLP, as_features
-from rlstruct.core import DictTensor
+from rlstruct.agents.networks import MLP, Recurrent, as_features
+from rlstruct.core import DictTensor, TemporalDictTensor, Trajectories
 from rlstruct.functional import categorical, random
 from rlstruct.functional.q_learning import duelling_values
 from rlstruct.policies.blueprint import KeepsArguments
 from rlstruct.rl_agent import frame_of
+
+
+def epsilon_greedy(
+    agent: ModelAgent[Any], values: Tensor, observation: DictTensor, agent_info: DictTensor
+) -> DictTensor:
+    """Choose the actions of a `QAgent`.
+
+    Args:
+        agent: explores if it is ``stochastic``.
+        values: Q(s, a).                              [B, A] float
+        observation: its ``rng`` is drawn from.       [B]
+        agent_info: ``epsilon``; empty to be greedy.  [B] float
+    """
+    action = categorical.best(values.detach())  # no class if values are NaN, which the batcher reports
+    if agent.stochastic and "epsilon" in agent_info:
+        key = observation["rng"]
+        # Number 0 is the key itself and costs nothing; the default streams would do as well.
+        explore = random.uniform(key, stream=0) < agent_info["epsilon"]
+        action = torch.where(explore, random.randint(key, values.shape[-1], stream=1), action)
+    return DictTensor({"action": action, "action_values": values})
 
 
 class QAgent(ModelAgent[nn.Module]):
@@ -37,14 +59,34 @@ class QAgent(ModelAgent[nn.Module]):
         self, state: DictTensor, observation: DictTensor, agent_info: DictTensor, history: object = None
     ) -> tuple[DictTensor, DictTensor]:
         """Act on ``observation["frame"]``, drawing from ``observation["rng"]``; see `RL_Agent.__call__`."""
-        values = self.model(frame_of(observation))  # [B, A]
-        action = categorical.best(values.detach())  # no class if values are NaN, which the batcher reports
-        if self.stochastic and "epsilon" in agent_info:
-            key = observation["rng"]
-            # Number 0 is the key itself and costs nothing; the default streams would do as well.
-            explore = random.uniform(key, stream=0) < agent_info["epsilon"]
-            action = torch.where(explore, random.randint(key, values.shape[-1], stream=1), action)
-        return DictTensor({"action": action, "action_values": values}), state
+        return epsilon_greedy(self, self.model(frame_of(observation)), observation, agent_info), state
+
+
+class RecurrentQAgent(RecurrentAgent):
+    """A `QAgent` with the state of a `RecurrentAgent`; its model is a `RecurrentQNetwork`."""
+
+    pure = True
+    action_form = "index"
+    agent_info_on_device = True
+    samples_with = "epsilon"
+
+    def choose(self, values: Tensor, observation: DictTensor) -> DictTensor:
+        """Choose actions; `__call__` and `replay_sequence` have added epsilon to the observation."""
+        return epsilon_greedy(self, values, observation, observation)
+
+    def __call__(
+        self, state: DictTensor, observation: DictTensor, agent_info: DictTensor, history: object = None
+    ) -> tuple[DictTensor, DictTensor]:
+        """Act on ``observation["frame"]`` and the state; returns what `QAgent` returns."""
+        return super().__call__(state, observation + agent_info, agent_info)
+
+    def replay_sequence(self, trajectories: Trajectories) -> tuple[DictTensor, DictTensor] | None:
+        """Call the network's ``sequence``; see `RecurrentAgent.replay_sequence`."""
+        info, steps = trajectories.info, trajectories.steps
+        epsilons = info.truncate_key("agent_info/").prepend_key("observation/")  # [B]
+        repeated = {key: value.unsqueeze(1).expand(-1, steps.n_steps()) for key, value in epsilons.items()}
+        steps = TemporalDictTensor.unchecked({**dict(steps.items()), **repeated}, steps.lengths)
+        return super().replay_sequence(Trajectories.unchecked(info, steps))
 
 
 class DuellingHead(KeepsArguments, nn.Module):
@@ -77,7 +119,7 @@ class QNetwork(KeepsArguments, nn.Module):
         n_actions: A.
         hidden: width of each hidden layer, at least one.
         duelling: end in a `DuellingHead` instead of one linear layer.
-        orthogonal: see `MLP`.
+        orthogonal: see `MLP`, as is ``layer_norm``.
     """
 
     def __init__(
@@ -88,11 +130,13 @@ class QNetwork(KeepsArguments, nn.Module):
         hidden: Sequence[int] = (128, 128),
         duelling: bool = False,
         orthogonal: bool = False,
+        layer_norm: bool = False,
     ) -> None:
         super().__init__()
         *lower, width = hidden
-        trunk = MLP(n_inputs, width, hidden=lower, activation=nn.ReLU, orthogonal=orthogonal, output_gain=2.0**0.5)
-        self.trunk = nn.Sequential(trunk, nn.ReLU())
+        settings: dict[str, Any] = {"activation": nn.ReLU, "orthogonal": orthogonal, "layer_norm": layer_norm}
+        trunk = MLP(n_inputs, width, hidden=lower, output_gain=2.0**0.5, **settings)
+        self.trunk = nn.Sequential(trunk, *([nn.LayerNorm(width)] if layer_norm else []), nn.ReLU())
         self.head: nn.Module = (
             DuellingHead(width, n_actions, orthogonal=orthogonal)
             if duelling
@@ -110,3 +154,28 @@ class QNetwork(KeepsArguments, nn.Module):
         """
         values: Tensor = self.head(self.trunk(as_features(frame, self)))
         return values
+
+
+class RecurrentQNetwork(Recurrent):
+    """Values of A actions, on top of one gated recurrent unit.
+
+    Args:
+        n_inputs: see `Recurrent`, as are ``n_hidden``, ``orthogonal`` and ``layer_norm``.
+        n_actions: A.
+    """
+
+    def __init__(
+        self,
+        n_inputs: int,
+        n_actions: int,
+        *,
+        n_hidden: int = 64,
+        orthogonal: bool = True,
+        layer_norm: bool = False,
+    ) -> None:
+        super().__init__(n_inputs, n_hidden=n_hidden, orthogonal=orthogonal, layer_norm=layer_norm)
+        self.head = MLP(n_hidden, n_actions, hidden=(), orthogonal=orthogonal)
+
+    def heads(self, hidden: Tensor) -> tuple[Tensor, ...]:
+        """Compute Q(s, a).  [B, A]."""
+        return (self.head(hidden),)

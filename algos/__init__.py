@@ -1,4 +1,4 @@
-"""REINFORCE, A2C, PPO, DQN and SAC on one training loop. Read `rlstruct.algos.reinforce` first.
+"""REINFORCE, A2C, PPO, DQN, PQN and SAC on one training loop. Read `rlstruct.algos.reinforce` first.
 
 Each algorithm is a module with a class of settings and `train`, an `Algorithm`: ``a2c.train(A2CConfig(...), ...)``.
 """
@@ -6,12 +6,14 @@ Each algorithm is a module with a class of settings and `train`, an `Algorithm`:
 from typing import TYPE_CHECKING, Any
 
 from rlstruct import renamed
-from rlstruct.algos import a2c, dqn, ppo, reinforce, sac
+from rlstruct.algos import a2c, dqn, ppo, pqn, reinforce, sac
 from rlstruct.algos.a2c import A2CConfig
 from rlstruct.algos.algorithm import Algorithm
 from rlstruct.algos.dqn import DQNConfig
 from rlstruct.algos.learner import GradientLearner, agent_around, evaluate_actions, mean_terms
+from rlstruct.algos.minibatches import EpochConfig, EpochLearner
 from rlstruct.algos.ppo import PPOConfig
+from rlstruct.algos.pqn import PQNConfig
 from rlstruct.algos.prioritised_replay import PrioritisedReplayBuffer
 from rlstruct.algos.reinforce import ReinforceConfig
 from rlstruct.algos.replay_buffer import ReplayBuffer
@@ -34,6 +36,7 @@ ALGORITHMS: Registry[str, Algorithm[Any]] = Registry({
     "a2c": a2c.train,
     "ppo": ppo.train,
     "dqn": dqn.train,
+    "pqn": pqn.train,
     "sac": sac.train,
     "alphazero": "rlstruct.search.alphazero:train",
 })  # fmt: skip
@@ -47,11 +50,14 @@ __all__ = [
     "Callback",
     "DQNConfig",
     "EarlyStopping",
+    "EpochConfig",
+    "EpochLearner",
     "Evaluation",
     "Evaluator",
     "GradientLearner",
     "OptunaPruning",
     "PPOConfig",
+    "PQNConfig",
     "PeriodicVideo",
     "PolyakAverage",
     "PrioritisedReplayBuffer",
@@ -72,6 +78,7 @@ __all__ = [
     "mean_terms",
     "option",
     "ppo",
+    "pqn",
     "reinforce",
     "run_training",
     "sac",

@@ -33,14 +33,14 @@ class Algorithm(Generic[Config]):
         learner: class of the learner; its ``settings`` is the class of the configuration.
         about: one line of ``rlstruct train --help``.
         agents: kind of bundled agent for the command line: "policy", such as `rlstruct.agents.ActorCriticAgent`;
-            "values", such as `rlstruct.agents.QAgent`; "soft", `rlstruct.agents.SquashedGaussianAgent`; or "search",
-            `rlstruct.search.SearchAgent`.
+            "values", such as `rlstruct.agents.QAgent`; "online values", the same with layer normalisation; "soft",
+            `rlstruct.agents.SquashedGaussianAgent`; or "search", `rlstruct.search.SearchAgent`.
         arrange: adjusts settings and factories before a training, see `Arrange`; None leaves them unchanged.
     """
 
     learner: type[GradientLearner]
     about: str
-    agents: Literal["policy", "values", "soft", "search"] = "policy"
+    agents: Literal["policy", "values", "online values", "soft", "search"] = "policy"
     arrange: Arrange[Config] | None = None
 
     def __call__(

@@ -53,9 +53,34 @@ def next_values(value: Tensor, bootstrap: Tensor, trajectories: Trajectories) ->
     return torch.where(_cut(trajectories.steps), bootstrap, following)
 
 
+def collected_values(agent: RL_Agent, trajectories: Trajectories, key: str = "value") -> tuple[Tensor, Tensor]:
+    """Return the values with which a batch was collected, and bootstraps: no gradients.
+
+    If the batch lacks values, or the agent's states have to be computed by acting, the agent is replayed once instead.
+
+    Args:
+        agent: returns ``key``.
+        trajectories: [B, T] on the agent's device.
+        key: name of the values: one per step [B], or one per action [B, A].
+
+    Returns:
+        ``(values, bootstrap)``: those of the stored steps, and the result of `bootstrap_values`.  [B, T] or [B, T, A]
+    """
+    steps = trajectories.steps
+    none = steps.lengths[:0]  # no steps: asks only whether the agent can compute its states
+    if agent.states_at(trajectories, none) is not None and f"action/{key}" in steps:
+        values, states = steps[f"action/{key}"], None
+    else:
+        replayed, states = replay_with_states(agent, trajectories)
+        values = replayed[key]
+    return values, bootstrap_values(agent, trajectories, states, key)
+
+
 @operation("replay")
 @torch.no_grad()
-def bootstrap_values(agent: RL_Agent, trajectories: Trajectories, states: DictTensor | None = None) -> Tensor:
+def bootstrap_values(
+    agent: RL_Agent, trajectories: Trajectories, states: DictTensor | None = None, key: str = "value"
+) -> Tensor:
     """Compute the values of those true next observations that are not the observation of the next stored step.
 
     There is one after the last step of each row, and one wherever an episode was cut; a restart hides it. The agent
@@ -63,13 +88,14 @@ def bootstrap_values(agent: RL_Agent, trajectories: Trajectories, states: DictTe
     number would have to be waited for, it is called for all, in chunks of rows.
 
     Args:
-        agent: returns ``value`` [B].
+        agent: returns ``key``.
         trajectories: [B, T] on the agent's device.
         states: the agent's new states, from `replay_with_states`; None if `RL_Agent.states_at` computes them.
             [B * T, ...]
+        key: see `collected_values`.
 
     Returns:
-        Values, without a meaning at padding and where the next stored step shows the observation.  [B, T]
+        Values, without a meaning at padding and where the next stored step shows the observation.  [B, T] or [B, T, A]
 
     Raises:
         ValueError: the agent requires a history, which the next observation lacks.
@@ -81,13 +107,15 @@ def bootstrap_values(agent: RL_Agent, trajectories: Trajectories, states: DictTe
     if not steps.lengths.is_cpu or is_traced(steps.lengths):
         for start, stop in row_chunks(trajectories):
             after = states and states.slice(start * T, stop * T)
-            values.append(_values_after(agent, trajectories.slice(start, stop), None, after))
-        return torch.cat(values).view(B, T)
+            values.append(_values_after(agent, trajectories.slice(start, stop), None, after, key))
+        found = torch.cat(values)
+        return found.view(B, T, *found.shape[1:])
     with intended():
         chosen = (_cut(steps) & steps.mask()).flatten().nonzero().squeeze(1)  # sync: of CPU memory
     for some in torch.split(chosen, most_rows(trajectories) * T):
-        values.append(_values_after(agent, trajectories, some, states and states.index(some)))
-    return values[0].new_zeros(B * T).index_copy_(0, chosen, torch.cat(values)).view(B, T)
+        values.append(_values_after(agent, trajectories, some, states and states.index(some), key))
+    found = torch.cat(values)
+    return found.new_zeros(B * T, *found.shape[1:]).index_copy_(0, chosen, found).view(B, T, *found.shape[1:])
 
 
 def _refuse_history(agent: RL_Agent) -> None:
@@ -108,18 +136,19 @@ def _cut(steps: TemporalDictTensor) -> Tensor:
 
 
 def _values_after(
-    agent: RL_Agent, trajectories: Trajectories, chosen: Tensor | None, after: DictTensor | None
+    agent: RL_Agent, trajectories: Trajectories, chosen: Tensor | None, after: DictTensor | None, key: str
 ) -> Tensor:
     """Compute the values of the observations after some steps.
 
     Args:
-        agent: returns ``value``.
+        agent: returns ``key``.
         trajectories: [B, T]
         chosen: numbers b * T + t of the steps; None for all.  [K] int64
         after: the agent's new states of these steps; None to compute them.  [K, ...]
+        key: name of the values.
 
     Returns:
-        [K], or [B * T].
+        [K, ...], or [B * T, ...].
     """
     reached = _single(trajectories, "_observation/", chosen)
     if after is None:
@@ -127,7 +156,7 @@ def _values_after(
         acted = _single(trajectories, "observation/", chosen, before)
         after = before if before.empty() else agent.call_replay(acted, 0, None)[1]
     info = reached.info + after.prepend_key("agent_state/")
-    return agent.call_replay(Trajectories.unchecked(info, reached.steps), 0, None)[0]["value"]
+    return agent.call_replay(Trajectories.unchecked(info, reached.steps), 0, None)[0][key]
 
 
 def _single(

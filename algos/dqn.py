@@ -25,7 +25,7 @@ from rlstruct.algos.replay_learner import PolyakAverage, ReplayConfig, ReplayLea
 from rlstruct.algos.training.config import TrainingConfig
 from rlstruct.core import DictTensor
 from rlstruct.errors import BadKeyError
-from rlstruct.functional.q_learning import double_q_value, q_loss, td_target
+from rlstruct.functional.q_learning import chosen_value, double_q_value, q_loss, td_target
 from rlstruct.functional.schedules import epsilon_ladder, linear_schedule
 from rlstruct.options import option
 from rlstruct.profiling import operation
@@ -97,10 +97,7 @@ def losses(agent: RL_Agent, target_agent: RL_Agent, batch: DictTensor, config: D
         ``loss`` [], carries the gradient; ``value`` of the actions taken, and ``error`` = value - target.  [K] each
     """
     values = action_values(agent, batch.truncate_key("observation/"))  # [K, A]
-    action = batch["action/action"]
-    if not action.is_cpu:  # an index out of range would end all CUDA work before the batcher can report it
-        action = action.clamp(0, values.shape[-1] - 1)
-    value = values.gather(1, action.unsqueeze(1)).squeeze(1)
+    value = chosen_value(values, batch["action/action"])
     with torch.no_grad():
         reached = batch.truncate_key("_observation/")
         target_values = action_values(target_agent, reached)  # [K, A]

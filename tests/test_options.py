@@ -12,10 +12,10 @@ from typing import Any, Literal
 import pytest
 from option_bounds import check_bounds
 
-from rlstruct.algos import A2CConfig, DQNConfig, PPOConfig, ReinforceConfig, SACConfig, TrainingConfig
+from rlstruct.algos import A2CConfig, DQNConfig, PPOConfig, PQNConfig, ReinforceConfig, SACConfig, TrainingConfig
 from rlstruct.options import Options, declared, described, option
 
-KINDS = [TrainingConfig, A2CConfig, DQNConfig, PPOConfig, ReinforceConfig, SACConfig]
+KINDS = [TrainingConfig, A2CConfig, DQNConfig, PPOConfig, PQNConfig, ReinforceConfig, SACConfig]
 
 
 @dataclass(frozen=True, kw_only=True)

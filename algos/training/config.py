@@ -34,8 +34,8 @@ class TrainingConfig(Options):
             environments and small networks on the CPU; the first batch then takes a few seconds longer.
         compile_update: let TorchInductor compile the gradient steps of an update, if the agent promises to be pure
             (RL_Agent.pure). Results are equal up to rounding; the first update takes some ten seconds longer.
-        graph: on CUDA, capture whole updates of A2C and PPO, and gradient steps of DQN, SAC and AlphaZero, as one
-            graph, if the agent promises to be pure; AlphaZero captures its network in any case.
+        graph: on CUDA, capture whole updates of A2C, PPO and PQN, and gradient steps of DQN, SAC and AlphaZero, as
+            one graph, if the agent promises to be pure; AlphaZero captures its network in any case.
         discount: per-step factor of the return.
         reward_scale: factor of every reward that the learner sees. Networks learn fastest if values are around 1 to 10.
             The network's values are scaled; logged returns and evaluations are not. An algorithm of your own multiplies

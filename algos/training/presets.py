@@ -15,6 +15,7 @@ from typing import Any
 from rlstruct.algos.a2c import A2CConfig
 from rlstruct.algos.dqn import DQNConfig
 from rlstruct.algos.ppo import PPOConfig
+from rlstruct.algos.pqn import PQNConfig
 from rlstruct.algos.reinforce import ReinforceConfig
 from rlstruct.algos.sac import SACConfig
 from rlstruct.algos.training.config import TrainingConfig
@@ -42,6 +43,7 @@ PRESETS: Registry[tuple[str, str], Preset] = Registry({
         n_env_steps=500_000, n_envs=64, n_timesteps=32, entropy_coefficient=0.0, **_CARTPOLE,
     )),
     ("ppo", "CartPole-v1"): Preset(PPOConfig(n_env_steps=500_000, evaluation_interval=10_000, **_CARTPOLE)),
+    ("pqn", "CartPole-v1"): Preset(PQNConfig(evaluation_interval=10_000, **_CARTPOLE)),
     ("dqn", "CartPole-v1"): Preset(DQNConfig(evaluation_interval=2000, target_return=490.0, evaluation_processes=0)),
     ("a2c", "Acrobot-v1"): Preset(A2CConfig(
         n_env_steps=150_000, n_envs=32, n_timesteps=8, learning_rate=0.003, trace_decay=0.9,
@@ -134,6 +136,11 @@ PRESETS: Registry[tuple[str, str], Preset] = Registry({
         replay_capacity=200_000, learning_starts=5_000, epsilon_fraction=0.05, epsilon_exponent=1.0,
         evaluation_interval=100_000, evaluation_timesteps=200,
     ), {"hidden": (128, 128)}),
+    # purejaxql's settings for MinAtar, which it trains for 10,000,000 steps.
+    ("pqn", "Breakout-MinAtar"): Preset(PQNConfig(
+        n_env_steps=2_000_000, n_envs=128, n_timesteps=32, n_epochs=2, n_minibatches=32, reward_scale=1.0,
+        trace_decay=0.65, epsilon_fraction=0.1, evaluation_interval=100_000, evaluation_timesteps=200,
+    ), {"hidden": (64, 64)}),
     ("alphazero", "ConnectFour-v0"): "rlstruct.search.presets:CONNECT_FOUR",
 })  # fmt: skip
 """Presets by algorithm (a module of `rlstruct.algos`) and environment (of gymnasium or `rlstruct.sims`); two further

@@ -102,6 +102,7 @@ DISCRETE = agents.ActorCritic, agents.ActorCriticAgent
 CONTINUOUS = agents.GaussianActorCritic, agents.GaussianAgent
 MEMORY = agents.RecurrentActorCritic, agents.RecurrentAgent
 VALUES = partial(agents.QNetwork, duelling=True), agents.QAgent
+NORMAL_VALUES = partial(agents.QNetwork, layer_norm=True), agents.QAgent
 SOFT = agents.SoftActorCritic, agents.SquashedGaussianAgent
 
 
@@ -128,7 +129,7 @@ def _tuned(
 ) -> Task:  # fmt: skip
     """Make a task with the settings that ``rlstruct train`` begins with, too; on simulators by default."""
     chosen = PRESETS[algorithm, preset or env]
-    agent = agent or {"dqn": VALUES, "sac": SOFT}.get(algorithm, DISCRETE)
+    agent = agent or {"dqn": VALUES, "pqn": NORMAL_VALUES, "sac": SOFT}.get(algorithm, DISCRETE)
     config, create_env = replace(chosen.config, **(changes or {})), create_env or Factory(env, backend="torch")
     about = about or f"{algorithm.upper()} on {env}"
     return _task(algorithm, config, agent, sizes, create_env, target, about, network=chosen.network, **of_task)
@@ -137,6 +138,7 @@ def _tuned(
 CARTPOLE = "CartPole-v1"
 _ONE_BY_ONE = "the same, gymnasium's Python environments one by one"
 _VECTORISED, _PYTHON = partial(vectorised, CARTPOLE), Factory(CARTPOLE)
+_COMPILED = {"compile_agent": True, "compile_update": True}
 _LUNAR_LANDER = {"create_env": Factory("LunarLander-v3"), "episodes": 50}
 _MEMORY = A2CConfig(
     n_env_steps=1_000_000, n_envs=64, n_timesteps=32, learning_rate=0.004, trace_decay=0.95, max_gradient_norm=0.5,
@@ -192,6 +194,19 @@ TASKS: dict[str, Task] = {
     "dqn_lunar_lander": _tuned("dqn", "LunarLander-v3", (8, 4), 100.0, **_LUNAR_LANDER, tuned_on=()),
     "a2c_breakout": _tuned("a2c", "Breakout-MinAtar", (400, 3), 10.0, "A2C on MinAtar's Breakout"),
     "dqn_breakout": _tuned("dqn", "Breakout-MinAtar", (400, 3), 10.0, "DQN on MinAtar's Breakout"),
+    "pqn_cartpole": _tuned("pqn", CARTPOLE, (4, 2), 490.0, create_env=_VECTORISED, tuned_on=(100, 101)),
+    "pqn_breakout": _tuned(
+        "pqn", "Breakout-MinAtar", (400, 3), None, "PQN on MinAtar's Breakout", changes=_COMPILED,
+        create_env=Factory("Breakout-MinAtar", backend="compile"), tuned_on=(),
+    ),
+    # gymnax's rules: no action sticks, and episodes end after 1,000 steps.
+    "pqn_breakout_plain": _tuned(
+        "pqn", "Breakout-MinAtar", (400, 3), 25.0, "PQN on MinAtar's Breakout with gymnax's rules",
+        changes={"n_env_steps": 1_800_000, **_COMPILED}, tuned_on=(100, 101),
+        create_env=partial(
+            sims.make, "Breakout-MinAtar", backend="compile", sticky_probability=0.0, time_limit=1_000
+        ),
+    ),
     "ppo_cartpole": _tuned(
         "ppo", CARTPOLE, (4, 2), 490.0, create_env=_VECTORISED, n_seeds=10, tuned_on=(100, 101, 102)
     ),

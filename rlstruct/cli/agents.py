@@ -146,18 +146,19 @@ def _fitting(algorithm: str, task: Task, observation: spaces.Space[Any], action:
             "the bundled agents choose one of A actions, several such choices at once, or a vector of floating-point "
             f"numbers; this environment expects {action}. Write an agent: tutorials/02_your_own_agent.py"
         )
-    if family == "values" and not isinstance(discrete, int):
+    if family in ("values", "online values") and not isinstance(discrete, int):
         ability = "continuous" if continuous else "several at once"
         raise UserError(f"{name} chooses one action at a time, and here they are {ability}: use ppo, a2c or reinforce.")
     if family == "soft" and not (continuous and action.is_bounded()):  # type: ignore[attr-defined]
-        others = "dqn, ppo or a2c" if isinstance(discrete, int) else "ppo or a2c"
+        others = "dqn, pqn, ppo or a2c" if isinstance(discrete, int) else "ppo or a2c"
         here = " ".join(str(action).split())  # numpy breaks long lines
         raise UserError(f"{name} needs bounded continuous actions, and here they are {here}: use {others}.")
-    if family != "policy" and task.recurrent:
-        raise UserError(f"{name} has no agent with a memory: use ppo or a2c, or omit --recurrent.")
+    if family in ("values", "soft") and task.recurrent:
+        others = "pqn, ppo or a2c" if isinstance(discrete, int) else "ppo or a2c"
+        raise UserError(f"{name} has no agent with a memory: use {others}, or omit --recurrent.")
     if family == "soft" and image:
         raise UserError(f"{name} has no network for images: use ppo or a2c.")
-    if family == "policy" and image and (task.recurrent or continuous):
+    if family in ("policy", "online values") and image and (task.recurrent or continuous):
         ability = "remembers images" if task.recurrent else "turns images into continuous actions"
         write = "write one (tutorials/02_your_own_agent.py, rlstruct.agents.ConvolutionalTrunk)."
         raise UserError(f"no bundled agent {ability}: {write}")
@@ -200,9 +201,13 @@ def _convolutional_values(
     n_features: int,
     layers: Sequence[Any] | None = None,
     channels_last: bool,
+    duelling: bool = True,
+    layer_norm: bool = False,
 ) -> nn.Module:
-    trunk = agents.ConvolutionalTrunk(frame_shape, n_features=n_features, layers=layers, channels_last=channels_last)
-    return nn.Sequential(trunk, agents.DuellingHead(n_features, n_actions))
+    settings: dict[str, Any] = {"layers": layers, "channels_last": channels_last, "layer_norm": layer_norm}
+    trunk = agents.ConvolutionalTrunk(frame_shape, n_features=n_features, **settings)
+    head: type[nn.Module] = agents.DuellingHead if duelling else nn.Linear
+    return nn.Sequential(trunk, head(n_features, n_actions))
 
 
 # By family and body: network, agent, and a description of both.
@@ -210,6 +215,23 @@ _BUNDLED: dict[str, dict[str, tuple[Callable[..., nn.Module], Callable[..., RL_A
     "values": {
         "perceptron": (partial(agents.QNetwork, duelling=True), agents.QAgent, "perceptron of action values, duelling"),
         "convolutional": (_convolutional_values, agents.QAgent, "convolutional network of action values, duelling"),
+    },
+    "online values": {
+        "perceptron": (
+            partial(agents.QNetwork, layer_norm=True),
+            agents.QAgent,
+            "perceptron of action values, layer norm",
+        ),
+        "convolutional": (
+            partial(_convolutional_values, duelling=False, layer_norm=True),
+            agents.QAgent,
+            "convolutional network of action values, layer norm",
+        ),
+        "recurrent": (
+            partial(agents.RecurrentQNetwork, layer_norm=True),
+            agents.RecurrentQAgent,
+            "recurrent network of action values, layer norm",
+        ),
     },
     "gaussian": {
         "perceptron": (agents.GaussianActorCritic, agents.GaussianAgent, "Gaussian policy, perceptron"),

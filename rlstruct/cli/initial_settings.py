@@ -10,14 +10,14 @@ from dataclasses import replace
 import torch
 
 from rlstruct.algos.a2c import A2CConfig
-from rlstruct.algos.ppo import PPOConfig
+from rlstruct.algos.minibatches import EpochConfig
 from rlstruct.algos.training.config import TrainingConfig
 from rlstruct.algos.training.presets import PRESETS
 from rlstruct.cli.messages import UserError, nearest
 from rlstruct.cli.stored_run import RunSettings
 from rlstruct.cli.tasks import Task, find, is_image, registered_id, spaces_of
 
-_TUNED_FOR_CARTPOLE = ("reinforce", "a2c", "ppo", "dqn")  # their defaults
+_TUNED_FOR_CARTPOLE = ("reinforce", "a2c", "ppo", "dqn", "pqn")  # their defaults
 _IMAGES = "Breakout-MinAtar"  # its settings are used for environments with images that have none
 
 
@@ -76,7 +76,7 @@ def _shows_images(options: argparse.Namespace) -> bool:
 
 def _with_fitting_parts(config: TrainingConfig, options: argparse.Namespace) -> tuple[TrainingConfig, list[str]]:
     """Reduce the number of minibatches in stored settings to the number of environments on the command line."""
-    if not isinstance(config, A2CConfig) and not (isinstance(config, PPOConfig) and options.recurrent):
+    if not isinstance(config, A2CConfig) and not (isinstance(config, EpochConfig) and options.recurrent):
         return config, []
     n_envs, n_processes = (
         int(word) if (word := getattr(options, name) or "").isdecimal() else getattr(config, name)

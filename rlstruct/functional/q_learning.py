@@ -34,6 +34,25 @@ def n_step_reward(reward: Tensor, real: Tensor, discount: float) -> tuple[Tensor
     return partial, leading.sum(dim=1)
 
 
+def chosen_value(values: Tensor, action: Tensor) -> Tensor:
+    """Return the values of the actions taken.
+
+    Args:
+        values: Q(s, a).                      [..., A] float
+        action: index of the action taken; an index out of range has no meaning on an accelerator, where it would end
+            all work before the batcher can report it.  [...] int64, same device
+
+    Returns:
+        Q(s, action).  [...]
+
+    >>> chosen_value(torch.tensor([[1.0, 3.0], [5.0, 7.0]]), torch.tensor([1, 0]))
+    tensor([3., 5.])
+    """
+    if not action.is_cpu:
+        action = action.clamp(0, values.shape[-1] - 1)
+    return values.gather(-1, action.unsqueeze(-1)).squeeze(-1)
+
+
 def double_q_value(online_values: Tensor, target_values: Tensor) -> Tensor:
     """Return one network's value of the action that another network prefers.
 

@@ -25,6 +25,8 @@ from rlstruct.agents import (
     RecurrentAgent,
     RecurrentGaussianActorCritic,
     RecurrentGaussianAgent,
+    RecurrentQAgent,
+    RecurrentQNetwork,
     SoftActorCritic,
     SquashedGaussianAgent,
 )
@@ -48,6 +50,8 @@ AGENTS: dict[str, tuple[Any, Callable[[], Any], spaces.Space[Any]]] = {
     "several, recurrent": (RecurrentAgent, lambda: RecurrentActorCritic(4, (3, 2), n_hidden=8), SEVERAL),
     "values": (QAgent, lambda: QNetwork(4, 3, hidden=(8,)), DISCRETE),
     "duelling values": (QAgent, lambda: QNetwork(4, 3, hidden=(8,), duelling=True), DISCRETE),
+    "normal values": (QAgent, lambda: QNetwork(4, 3, hidden=(8,), layer_norm=True), DISCRETE),
+    "recurrent values": (RecurrentQAgent, lambda: RecurrentQNetwork(4, 3, n_hidden=8, layer_norm=True), DISCRETE),
     "squashed": (SquashedGaussianAgent, lambda: SoftActorCritic(4, (-1.0,) * 2, (3.0,) * 2, hidden=(8,)), BOUNDED),
     "images": (ActorCriticAgent, lambda: ConvolutionalActorCritic((4, 10, 10), 3, n_features=16), DISCRETE),
 }

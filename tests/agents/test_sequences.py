@@ -16,6 +16,8 @@ from rlstruct.agents import (
     RecurrentAgent,
     RecurrentGaussianActorCritic,
     RecurrentGaussianAgent,
+    RecurrentQAgent,
+    RecurrentQNetwork,
 )
 from rlstruct.batchers import RL_Batcher
 from rlstruct.sims import make
@@ -32,6 +34,7 @@ def normalised() -> nn.Module:
 KINDS: dict[str, tuple[Any, Callable[[], nn.Module], str]] = {
     "discrete": (RecurrentAgent, lambda: RecurrentActorCritic(4, 2, n_hidden=5), "CartPole-v1"),
     "continuous": (RecurrentGaussianAgent, lambda: RecurrentGaussianActorCritic(3, 1, n_hidden=5), "Pendulum-v1"),
+    "values": (RecurrentQAgent, lambda: RecurrentQNetwork(4, 2, n_hidden=5, layer_norm=True), "CartPole-v1"),
     "normalised": (RecurrentAgent, normalised, "CartPole-v1"),
 }
 
@@ -51,11 +54,12 @@ def collect(create_agent: Any, model: nn.Module, game: str) -> Trajectories:
     def create_env(seed: int) -> Any:
         return make(game, 3, seed=seed, time_limit=9)
 
+    info = DictTensor({"epsilon": torch.tensor([0.0, 0.5, 1.0])} if create_agent is RecurrentQAgent else {})
     with RL_Batcher(12, lambda: create_agent(model, copy_model=False), create_env, seed=0) as batcher:
         batcher.reset()
-        batcher.execute()  # the next batch begins in the middle of episodes
+        batcher.execute(info)  # the next batch begins in the middle of episodes
         batcher.get()
-        batcher.execute()
+        batcher.execute(info)
         batch: Trajectories = batcher.get()[0]
     assert 3 <= batch.steps["observation/initial_state"].sum() < 36
     assert batch.info["agent_state/hidden"].abs().min() > 0
@@ -66,7 +70,11 @@ def collect(create_agent: Any, model: nn.Module, game: str) -> Trajectories:
 
 def replayed(agent: Any, model: nn.Module, batch: Trajectories) -> tuple[dict[str, Tensor], list[Tensor]]:
     outputs = replay_agent(agent, batch)
-    loss = outputs["log_probability"].sum() + outputs["value"].square().sum()
+    if "action_values" in outputs.keys():
+        assert torch.equal(outputs["action"], batch.steps["action/action"])  # explores where it explored
+        loss = outputs["action_values"].square().sum()
+    else:
+        loss = outputs["log_probability"].sum() + outputs["value"].square().sum()
     return dict(outputs.items()), list(torch.autograd.grad(loss, list(model.parameters())))
 
 
@@ -77,9 +85,10 @@ def test_a_sequence_is_replayed_as_its_steps_are(kind: str) -> None:
     model = create_model()
     batch = collect(create_agent, model, game)
     calls = []
-    heads: Any = model.model if kind == "normalised" else model
-    forward = heads.critic.forward
-    heads.critic.forward = lambda x: calls.append(len(x)) or forward(x)
+    network: Any = model.model if kind == "normalised" else model
+    head = network.head if kind == "values" else network.critic
+    forward = head.forward
+    head.forward = lambda x: calls.append(len(x)) or forward(x)
     outputs, gradients = replayed(create_agent(model, copy_model=False), model, batch)
     assert calls == [36]
     expected, others = replayed(by_steps(create_agent, model), model, batch)

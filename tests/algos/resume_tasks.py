@@ -19,10 +19,12 @@ from rlstruct.agents import (
     QNetwork,
     RecurrentActorCritic,
     RecurrentAgent,
+    RecurrentQAgent,
+    RecurrentQNetwork,
     SoftActorCritic,
     SquashedGaussianAgent,
 )
-from rlstruct.algos import a2c, dqn, ppo, reinforce, sac
+from rlstruct.algos import a2c, dqn, ppo, pqn, reinforce, sac
 from rlstruct.algos.training.config import TrainingConfig
 from rlstruct.algos.training.evaluation import TrainingResult
 from rlstruct.algos.training.run_folder import RunFolder
@@ -63,6 +65,14 @@ def create_q_network() -> QNetwork:
     return QNetwork(4, 2, hidden=(16,))
 
 
+def create_normal_q_network() -> QNetwork:
+    return QNetwork(4, 2, hidden=(16,), layer_norm=True)
+
+
+def create_recurrent_q_network() -> RecurrentQNetwork:
+    return RecurrentQNetwork(4, 2, n_hidden=16, layer_norm=True)
+
+
 def create_pendulum(n_envs: int, seed: int) -> Any:
     return make("Pendulum-v1", n_envs, seed, time_limit=60)
 
@@ -79,6 +89,7 @@ DQN = dqn.DQNConfig(
 )
 A2C = a2c.A2CConfig(n_env_steps=800, n_timesteps=10, evaluation_timesteps=60, **COMMON)
 PPO = ppo.PPOConfig(n_env_steps=800, n_timesteps=10, evaluation_timesteps=60, target_kl=0.002, **COMMON)
+PQN = pqn.PQNConfig(n_env_steps=800, n_timesteps=10, n_epochs=2, n_minibatches=2, **COMMON)
 TASKS: dict[str, tuple[Any, TrainingConfig, Callable[[], Any], Any, Any]] = {
     "reinforce": (
         reinforce,
@@ -105,6 +116,8 @@ TASKS: dict[str, tuple[Any, TrainingConfig, Callable[[], Any], Any, Any]] = {
     "ppo, normalised": (ppo, PPO, create_normalised_network, ActorCriticAgent, create_sim),
     "ppo": (ppo, PPO, create_network, ActorCriticAgent, create_sim),
     "ppo, recurrent": (ppo, PPO, create_recurrent_network, RecurrentAgent, create_sim),
+    "pqn": (pqn, PQN, create_normal_q_network, QAgent, create_sim),
+    "pqn, recurrent": (pqn, PQN, create_recurrent_q_network, RecurrentQAgent, create_sim),
     "dqn": (dqn, DQN, create_q_network, QAgent, create_sim),
     "sac": (sac, SAC, create_soft_network, SquashedGaussianAgent, create_pendulum),
     "dqn, prioritised": (dqn, replace(DQN, prioritised=True), create_q_network, QAgent, create_sim),

@@ -8,9 +8,9 @@ import pytest
 import torch
 from resume_tasks import train
 
-from rlstruct.algos import A2CConfig, DQNConfig, PPOConfig, ReinforceConfig, SACConfig
+from rlstruct.algos import A2CConfig, DQNConfig, PPOConfig, PQNConfig, ReinforceConfig, SACConfig
 
-ALL = pytest.mark.parametrize("name", ["reinforce", "a2c", "ppo", "dqn", "sac"])
+ALL = pytest.mark.parametrize("name", ["reinforce", "a2c", "ppo", "dqn", "pqn", "pqn, recurrent", "sac"])
 
 
 @ALL
@@ -30,7 +30,7 @@ def test_a_target_that_the_first_evaluation_just_reaches_ends_the_training(name:
     assert (result.env_steps, result.losses) == (0, {})
 
 
-@pytest.mark.parametrize(("name", "changes"), [("reinforce", {}), ("a2c", {"overlap": True}), ("dqn", {})])
+@pytest.mark.parametrize(("name", "changes"), [("reinforce", {}), ("a2c", {"overlap": True}), ("dqn", {}), ("pqn", {})])
 def test_worker_processes_give_the_losses_of_this_process(name: str, changes: dict[str, Any]) -> None:
     alone = train(name, None, n_env_steps=400, **changes)
     shared = train(name, None, n_env_steps=400, n_envs=2, n_processes=2, evaluation_processes=1, **changes)
@@ -67,6 +67,11 @@ def test_worker_processes_give_the_losses_of_this_process(name: str, changes: di
         ),
         (
             PPOConfig,
+            {"n_minibatches": 61, "n_timesteps": 10, "n_envs": 6},
+            "n_minibatches is 61, expected at most one for each of 60",
+        ),
+        (
+            PQNConfig,
             {"n_minibatches": 61, "n_timesteps": 10, "n_envs": 6},
             "n_minibatches is 61, expected at most one for each of 60",
         ),

@@ -9,23 +9,25 @@ from typing import Any
 import pytest
 
 from rlstruct.agents import ActorCritic, ActorCriticAgent, QAgent, QNetwork, SoftActorCritic, SquashedGaussianAgent
-from rlstruct.algos import A2CConfig, DQNConfig, PPOConfig, SACConfig, a2c, dqn, ppo, sac
+from rlstruct.algos import A2CConfig, DQNConfig, PPOConfig, PQNConfig, SACConfig, a2c, dqn, ppo, pqn, sac
 from rlstruct.sims import make
 
 CART_POLE, PENDULUM = (partial(make, name) for name in ("CartPole-v1", "Pendulum-v1"))
 ACTOR: tuple[Any, ...] = (partial(ActorCritic, 4, 2), ActorCriticAgent, CART_POLE)
+NORMAL_VALUES = partial(QNetwork, 4, 2, hidden=(64, 64), layer_norm=True)
 SOFT: tuple[Any, ...] = (partial(SoftActorCritic, 3, (-2.0,), (2.0,), hidden=(64, 64)), SquashedGaussianAgent, PENDULUM)
 TASKS: dict[str, tuple[Any, Any, tuple[Any, ...], float]] = {
     # the last number: a random policy has 22 on CartPole-v1, and -1,200 on Pendulum-v1
     "ppo": (ppo.train, PPOConfig(n_env_steps=30_000), ACTOR, 150),
     "a2c": (a2c.train, A2CConfig(n_env_steps=60_000), ACTOR, 150),
     "dqn": (dqn.train, DQNConfig(n_env_steps=12_000), (partial(QNetwork, 4, 2), QAgent, CART_POLE), 150),
+    "pqn": (pqn.train, PQNConfig(n_env_steps=40_000), (NORMAL_VALUES, QAgent, CART_POLE), 150),
     "sac": (sac.train, SACConfig(n_env_steps=4_000, learning_rate=1e-3), SOFT, -500),
 }
 """Algorithm, settings, how to make network, agent and environments, and the return to reach."""
 
 
-@pytest.mark.slow  # a minute for all four
+@pytest.mark.slow  # a minute for all
 @pytest.mark.parametrize("name", TASKS)
 def test_a_training_learns_what_chance_does_not_do(name: str) -> None:
     train, config, functions, at_least = TASKS[name]

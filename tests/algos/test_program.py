@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from rlstruct import Trajectories, agents
 from rlstruct.agents import ActorCriticAgent
-from rlstruct.algos import GradientLearner, a2c, dqn, ppo
+from rlstruct.algos import GradientLearner, a2c, dqn, ppo, pqn
 from rlstruct.batchers import RL_Batcher
 from rlstruct.engine import graph as graph_module
 from rlstruct.engine.compiled import Compiled
@@ -38,6 +38,7 @@ from rlstruct.profiling.overlap import lookup
 SIM, SHAPE = "sim:0", (4, *SIDES)
 SMALL: dict[str, Any] = {"n_timesteps": 6, "n_envs": 4, "n_env_steps": 1000}
 PPO = ppo.PPOConfig(**SMALL, n_epochs=2, n_minibatches=2)
+PQN = pqn.PQNConfig(**SMALL, n_epochs=2, n_minibatches=2)
 A2C = a2c.A2CConfig(**SMALL, n_updates=2, n_minibatches=2, vtrace=True, max_gradient_norm=None)
 Kind = tuple[type[GradientLearner], Any, Callable[[], nn.Module], Any]
 KINDS: dict[str, Kind] = {
@@ -57,6 +58,13 @@ KINDS: dict[str, Kind] = {
     "ppo, stacking": (
         ppo.PPOLearner, PPO, partial(agents.ConvolutionalActorCritic, SHAPE, 2, n_features=4, layers=((3, 3, 1),)),
         partial(agents.StackingAgent.create, create_agent=ActorCriticAgent, shape=SHAPE),
+    ),
+    "pqn": (
+        pqn.PQNLearner, PQN, partial(agents.QNetwork, 4, 2, hidden=(8,), layer_norm=True), agents.QAgent
+    ),
+    "pqn, recurrent": (
+        pqn.PQNLearner, PQN, partial(agents.RecurrentQNetwork, 4, 2, n_hidden=8, layer_norm=True),
+        agents.RecurrentQAgent,
     ),
     "a2c": (a2c.A2CLearner, A2C, create_network, ActorCriticAgent),
 }  # fmt: skip

@@ -17,7 +17,7 @@ from picture_env import SIDES, PictureEnv
 from torch import Tensor, nn
 
 from rlstruct import RL_Agent, RL_Agent_CheckDevice, Trajectories, VecEnv, agents, sims
-from rlstruct.algos import a2c, dqn, ppo, reinforce, sac
+from rlstruct.algos import a2c, dqn, ppo, pqn, reinforce, sac
 from rlstruct.algos.training.evaluation import TrainingResult
 from rlstruct.envs import GymEnv, GymEnvInf
 from rlstruct.testing import allow_host_sync, count_host_syncs, forbid_host_sync
@@ -91,6 +91,14 @@ def action_values() -> nn.Module:
     return agents.QNetwork(4, 2, hidden=(16,), duelling=True)
 
 
+def normal_action_values() -> nn.Module:
+    return agents.QNetwork(4, 2, hidden=(16,), layer_norm=True)
+
+
+def recurrent_action_values() -> nn.Module:
+    return agents.RecurrentQNetwork(4, 2, n_hidden=16, layer_norm=True)
+
+
 def soft() -> nn.Module:
     return agents.SoftActorCritic(3, (-2.0,), (2.0,), hidden=(16,))
 
@@ -102,6 +110,7 @@ STACKING = partial(agents.StackingAgent.create, create_agent=agents.ActorCriticA
 DQN = dqn.DQNConfig(**PIECES, learning_starts=60, n_updates=2, batch_size=16)
 SAC = sac.SACConfig(**PIECES, learning_starts=60, n_updates=2, batch_size=16)
 PPO = ppo.PPOConfig(**PIECES, n_epochs=2, n_minibatches=2)
+PQN = pqn.PQNConfig(**PIECES, n_epochs=2, n_minibatches=2)
 EPISODES = reinforce.ReinforceConfig(**ALL, n_env_steps=200, n_timesteps=25, n_envs=6)
 KINDS: dict[str, tuple[Any, Any, Any, Any, Any]] = {
     "a2c": (a2c, A2C, perceptron, agents.ActorCriticAgent, create_env),
@@ -114,6 +123,8 @@ KINDS: dict[str, tuple[Any, Any, Any, Any, Any]] = {
     "ppo, normalised": (ppo, PPO, normalised, agents.ActorCriticAgent, create_env),
     "ppo with memory": (ppo, PPO, recurrent_gaussian, agents.RecurrentGaussianAgent, create_pendulum),
     "ppo, images": (ppo, PPO, convolutional, agents.ActorCriticAgent, create_images),
+    "pqn": (pqn, PQN, normal_action_values, agents.QAgent, create_env),
+    "pqn with memory": (pqn, PQN, recurrent_action_values, agents.RecurrentQAgent, create_env),
     "dqn": (dqn, DQN, action_values, agents.QAgent, create_env),
     "dqn, prioritised": (dqn, dataclasses.replace(DQN, prioritised=True), action_values, agents.QAgent, create_env),
     "sac": (sac, SAC, soft, agents.SquashedGaussianAgent, create_pendulum),
@@ -136,7 +147,14 @@ def guarded(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     counts: Counter[str] = Counter()
     # Adam counts its steps in tensors on the CPU, wherever the weights are: reading those waits for no device.
     monkeypatch.setattr(torch.optim.Adam, "step", allow_host_sync()(torch.optim.Adam.step))
-    kinds: Any = (a2c.A2CLearner, dqn.DQNLearner, ppo.PPOLearner, reinforce.ReinforceLearner, sac.SACLearner)
+    kinds: Any = (
+        a2c.A2CLearner,
+        dqn.DQNLearner,
+        ppo.PPOLearner,
+        pqn.PQNLearner,
+        reinforce.ReinforceLearner,
+        sac.SACLearner,
+    )
     for kind in kinds:
 
         def update(

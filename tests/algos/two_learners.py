@@ -13,9 +13,10 @@ import pytest
 import torch
 from resume_tasks import TASKS, config_of, create_sim, train
 
-from rlstruct.algos import dqn, ppo, sac
+from rlstruct.algos import dqn, sac
 from rlstruct.algos.distributed.process_group import learner_group
 from rlstruct.algos.learner import GradientLearner
+from rlstruct.algos.minibatches import EpochLearner
 from rlstruct.algos.replay_buffer import ReplayBuffer
 from rlstruct.algos.training import run_folder
 from rlstruct.algos.training.evaluation import TrainingResult
@@ -31,6 +32,7 @@ EQUAL: dict[str, dict[str, Any]] = {  # ten gradient steps, or a few more
     "a2c": {"n_env_steps": 400, "whiten_advantages": True},
     "ppo, normalised": {"n_env_steps": 120},
     "ppo, recurrent": {"n_env_steps": 120, "n_minibatches": 2, "target_kl": None},
+    "pqn": {"n_env_steps": 120},
     "dqn": {"n_env_steps": 320},
     "sac": {"n_env_steps": 320},
 }
@@ -74,7 +76,7 @@ class TwoBuffers:
         return DictTensor.cat([buffer.sample(n // 2) for buffer in self.both])
 
 
-def shuffled_by_two(self: ppo.PPOLearner, n_rows: int, epoch: int) -> tuple[torch.Tensor, ...]:
+def shuffled_by_two(self: EpochLearner, n_rows: int, epoch: int) -> tuple[torch.Tensor, ...]:
     """Minibatches of which each half is one of a learner with half of the rows."""
     n, half = self.config.n_minibatches, n_rows // 2
     minibatches = []
@@ -113,7 +115,7 @@ def train_as_one(name: str) -> tuple[TrainingResult, list[torch.Tensor]]:
         for kind in (dqn.DQNLearner, sac.SACLearner):
             let_it_have_two_buffers(patch, kind)
         patch.setattr(sac.SACLearner, "keys", keys_of_two)
-        patch.setattr(ppo.PPOLearner, "shuffled", shuffled_by_two)
+        patch.setattr(EpochLearner, "shuffled", shuffled_by_two)
         return train_seeing(name)
 
 

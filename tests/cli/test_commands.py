@@ -79,6 +79,9 @@ def train(*options: str) -> pathlib.Path:
         ("ppo", ["--env", "CartPole-v1", "--simulator", "torch", "--recurrent"], "recurrent policy"),
         ("ppo", ["--env", "CartPole-v1", "--network", "normalise=true"], "policy, perceptron, normalised"),
         ("dqn", ["--env", "Seaquest-MinAtar"], "convolutional network of action values, duelling"),
+        ("pqn", ["--env", "CartPole-v1"], "perceptron of action values, layer norm"),
+        ("pqn", ["--env", "Seaquest-MinAtar"], "convolutional network of action values, layer norm"),
+        ("pqn", ["--env", "CartPole-v1", "--recurrent"], "recurrent network of action values, layer norm"),
         ("sac", ["--env", "Pendulum-v1", "--network", "hidden=[16]"], "squashed Gaussian policy, perceptron"),
         # Who says how wide a perceptron is to be gets one, also for images: as the tuned settings of Breakout do.
         ("a2c", ["--env", "Breakout-MinAtar", "--n-minibatches", "1"], "policy, perceptron"),
@@ -453,7 +456,7 @@ def test_a_package_that_a_film_lacks_is_named_before_anything_is_drawn(
         (["train", "dqn", "--env", "Pendulum-v1"], "use ppo, a2c or reinforce"),
         (["train", "sac", "--env", "CartPole-v1"], "SAC needs bounded continuous actions"),
         (["train", "sac", "--env", "Pendulum-v1", "--recurrent"], "SAC has no agent with a memory"),
-        (["train", "dqn", "--env", "CartPole-v1", "--recurrent"], "use ppo or a2c"),
+        (["train", "dqn", "--env", "CartPole-v1", "--recurrent"], "use pqn, ppo or a2c"),
         (["train", "a2c", "--env", "Breakout-MinAtar", "--recurrent"], "no bundled agent remembers images"),
         (["train", "a2c", "--env", "ConnectFour-v0"], "only AlphaZero respects that"),
         (["train", "--config", "nowhere"], "nowhere is not a run folder"),

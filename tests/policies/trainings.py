@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from rlstruct import DictTensor, RL_Agent, TemporalDictTensor, VecEnv
 from rlstruct import agents as bundled
 from rlstruct.agents.model_agent import ModelAgent
-from rlstruct.algos import dqn, ppo, sac
+from rlstruct.algos import dqn, ppo, pqn, sac
 from rlstruct.algos.training.run_folder import RunFolder
 from rlstruct.envs import GymEnvInf
 
@@ -124,6 +124,7 @@ DQN: dict[str, Any] = {
     "algorithm": dqn,
     "config": dqn.DQNConfig(**SMALL, learning_starts=8, n_updates=2, batch_size=8, replay_capacity=100),
 }
+PQN: dict[str, Any] = {"algorithm": pqn, "config": pqn.PQNConfig(**SMALL, n_minibatches=2)}
 TASKS = {
     "actor-critic": Task(lambda: bundled.ActorCritic(4, 2, hidden=(8,)), bundled.ActorCriticAgent),
     "recurrent": Task(lambda: bundled.RecurrentActorCritic(4, 2, n_hidden=8), bundled.RecurrentAgent),
@@ -138,6 +139,10 @@ TASKS = {
         lambda: bundled.Normalised(bundled.RecurrentActorCritic(4, 2, n_hidden=8), (4,)), bundled.RecurrentAgent
     ),
     "values": Task(lambda: bundled.QNetwork(4, 2, hidden=(8,), duelling=True), bundled.QAgent, **DQN),
+    "normal values": Task(lambda: bundled.QNetwork(4, 2, hidden=(8,), layer_norm=True), bundled.QAgent, **PQN),
+    "recurrent values": Task(
+        lambda: bundled.RecurrentQNetwork(4, 2, n_hidden=8, layer_norm=True), bundled.RecurrentQAgent, **PQN
+    ),
     "soft": Task(
         lambda: bundled.SoftActorCritic(3, (-2.0,), (2.0,), hidden=(8,)),
         bundled.SquashedGaussianAgent,

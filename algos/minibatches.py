@@ -1,0 +1,150 @@
+"""Settings and base class of learners that pass several times over each batch in shuffled minibatches: PPO and PQN."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from rlstruct.algos.learner import GradientLearner
+from rlstruct.algos.training.config import TrainingConfig
+from rlstruct.core import DictTensor, TemporalDictTensor, Trajectories
+from rlstruct.core.layout import take_rows
+from rlstruct.errors import BadValueError
+from rlstruct.functional import random
+from rlstruct.options import option
+from rlstruct.replay import replay_agent
+from rlstruct.rl_agent import RL_Agent
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpochConfig(TrainingConfig):
+    """Settings of a training with several passes over each batch, and those of `TrainingConfig`.
+
+    Attributes:
+        n_epochs: passes over each batch.
+        n_minibatches: gradient steps of an epoch. An agent that has no state, or whose states can be computed, learns
+            from shuffled single steps. Any other agent learns from whole rows, so there must be at least as many
+            environments as minibatches.
+    """
+
+    n_processes: int = 0
+    n_epochs: int = option(4, at_least=1)
+    n_minibatches: int = option(4, at_least=1)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        n_steps = self.n_timesteps * self.n_envs * max(1, self.n_processes)
+        self.require("n_minibatches", self.n_minibatches <= n_steps, f"at most one for each of {n_steps} steps")
+
+
+class Prepared(NamedTuple):
+    """A batch with what stays constant during an update.
+
+    Attributes:
+        rows: the rows [B, T], or, if the agent can compute its states, single steps [B * T, 1].
+        collected: the batch from which the agent computes the states of single steps, whose numbers are then in
+            ``learner/step``; None if it has no state, or learns from whole rows.  [B, T]
+    """
+
+    rows: Trajectories
+    collected: Trajectories | None
+
+
+class Minibatch(NamedTuple):
+    """Some rows of a prepared batch.
+
+    Attributes:
+        prepared: see `Prepared`.
+        chosen: numbers of the rows.  [K] int64
+        replaced: steps of these rows that replace those of the batch.  [K, T, ...] or [K, 1, ...]
+    """
+
+    prepared: Prepared
+    chosen: Tensor
+    replaced: dict[str, Tensor]
+
+    def trajectories(self) -> Trajectories:
+        """Gather the rows."""
+        rows = self.prepared.rows.index(self.chosen)
+        steps = {**dict(rows.steps.items()), **self.replaced}
+        return Trajectories.unchecked(rows.info, TemporalDictTensor.unchecked(steps, rows.lengths))
+
+
+class EpochLearner(GradientLearner):
+    """Learner that takes ``n_epochs`` passes over each batch, each in ``n_minibatches`` shuffled minibatches."""
+
+    settings: ClassVar[type[TrainingConfig]] = EpochConfig
+    config: EpochConfig
+    keeps_batches = False
+
+    def __init__(self, model: nn.Module, agent: RL_Agent, config: Any) -> None:  # noqa: ANN401 - its own config
+        super().__init__(model, agent, config)
+        self._seed = self.seed_for("minibatches")
+
+    def rows_of(self, trajectories: Trajectories, kept: Mapping[str, Tensor]) -> Prepared:
+        """Split a batch into the rows that minibatches consist of.
+
+        Args:
+            trajectories: the batch on the learner's device.  [B, T]
+            kept: the steps that `terms` reads.  [B, T, ...] each
+        """
+        steps = trajectories.steps
+        states = self.agent.states_at(trajectories, steps.lengths[:0])
+        batch = Trajectories.unchecked(trajectories.info, TemporalDictTensor.unchecked(dict(kept), steps.lengths))
+        if states is None:
+            return Prepared(batch, None)
+        return Prepared(_single_steps(batch, numbered=not states.empty()), None if states.empty() else trajectories)
+
+    def minibatches(self, prepared: Prepared) -> Iterator[Minibatch]:
+        """Yield ``n_minibatches`` minibatches of shuffled rows in each of ``n_epochs`` passes."""
+        for epoch in range(self.config.n_epochs):
+            for chosen in self.shuffled(prepared.rows.n_elems(), epoch):
+                yield Minibatch(prepared, chosen, {})
+
+    def replay(self, minibatch: Minibatch) -> tuple[TemporalDictTensor, Trajectories]:
+        """Gather the rows of a minibatch, and replay the agent over them.
+
+        Returns:
+            ``(replayed, rows)``: the result of `rlstruct.replay_agent`, and the rows.  [K, T] or [K, 1]
+        """
+        rows = minibatch.trajectories()
+        if (collected := minibatch.prepared.collected) is not None:
+            states = self.agent.states_at(collected, rows.steps["learner/step"].squeeze(1)) or DictTensor()
+            rows = Trajectories.unchecked(rows.info + states.prepend_key("agent_state/"), rows.steps)
+        return replay_agent(self.agent, rows), rows
+
+    def weight(self, minibatch: Minibatch) -> Tensor:
+        """Return the number of steps of a minibatch; see `GradientLearner.weight`."""
+        return take_rows(minibatch.prepared.rows.lengths, minibatch.chosen).sum()
+
+    def shuffled(self, n_rows: int, epoch: int) -> tuple[Tensor, ...]:
+        """Split the rows into the minibatches of an epoch: every row once, in an order of this seed and gradient step.
+
+        Returns:
+            Row numbers; the minibatches are of almost equal size.  [n_rows / n_minibatches] int64 each
+        """
+        n = self.config.n_minibatches
+        if n_rows < n:
+            raise BadValueError(
+                f"{type(self.config).__name__}: n_minibatches is {n}, expected at most {n_rows}, one for each "
+                "environment: an agent with a state learns from whole rows."
+            )
+        # Keys from a counter: the same order on all devices, and after a resume, but different in each learner.
+        lanes = torch.arange(n_rows, device=self.device, dtype=torch.int64)
+        order = random.step_keys(self._seed, self.version_now + epoch * n, lanes).squeeze(1).argsort()
+        return order.tensor_split([n_rows * k // n for k in range(1, n)])
+
+
+def _single_steps(batch: Trajectories, *, numbered: bool) -> Trajectories:
+    """Make every step [B, T] a separate row [B * T, 1], without its state; padding becomes rows of length 0."""
+    steps, T = batch.steps, batch.steps.n_steps()
+    flat = {key: tensor.flatten(0, 1).unsqueeze(1) for key, tensor in steps.items()}
+    if numbered:
+        flat["learner/step"] = torch.arange(steps.n_elems() * T, device=steps.device).unsqueeze(1)
+    info = {k: v.repeat_interleave(T, dim=0) for k, v in batch.info.items() if not k.startswith("agent_state/")}
+    lengths = steps.mask().flatten().to(torch.int64)
+    return Trajectories.unchecked(DictTensor(info), TemporalDictTensor.unchecked(flat, lengths))
