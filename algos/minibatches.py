@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -12,11 +13,9 @@ from torch import Tensor, nn
 from rlstruct.algos.learner import GradientLearner
 from rlstruct.algos.training.config import TrainingConfig
 from rlstruct.core import DictTensor, TemporalDictTensor, Trajectories
-from rlstruct.core.layout import take_rows
 from rlstruct.errors import BadValueError
 from rlstruct.functional import random
 from rlstruct.options import option
-from rlstruct.replay import replay_agent
 from rlstruct.rl_agent import RL_Agent
 
 
@@ -54,26 +53,6 @@ class Prepared(NamedTuple):
     collected: Trajectories | None
 
 
-class Minibatch(NamedTuple):
-    """Some rows of a prepared batch.
-
-    Attributes:
-        prepared: see `Prepared`.
-        chosen: numbers of the rows.  [K] int64
-        replaced: steps of these rows that replace those of the batch.  [K, T, ...] or [K, 1, ...]
-    """
-
-    prepared: Prepared
-    chosen: Tensor
-    replaced: dict[str, Tensor]
-
-    def trajectories(self) -> Trajectories:
-        """Gather the rows."""
-        rows = self.prepared.rows.index(self.chosen)
-        steps = {**dict(rows.steps.items()), **self.replaced}
-        return Trajectories.unchecked(rows.info, TemporalDictTensor.unchecked(steps, rows.lengths))
-
-
 class EpochLearner(GradientLearner):
     """Learner that takes ``n_epochs`` passes over each batch, each in ``n_minibatches`` shuffled minibatches."""
 
@@ -99,27 +78,28 @@ class EpochLearner(GradientLearner):
             return Prepared(batch, None)
         return Prepared(_single_steps(batch, numbered=not states.empty()), None if states.empty() else trajectories)
 
-    def minibatches(self, prepared: Prepared) -> Iterator[Minibatch]:
-        """Yield ``n_minibatches`` minibatches of shuffled rows in each of ``n_epochs`` passes."""
-        for epoch in range(self.config.n_epochs):
-            for chosen in self.shuffled(prepared.rows.n_elems(), epoch):
-                yield Minibatch(prepared, chosen, {})
+    def minibatches(self, prepared: Prepared) -> Iterator[Trajectories]:
+        """Yield ``n_minibatches`` minibatches of shuffled rows in each of ``n_epochs`` passes.
 
-    def replay(self, minibatch: Minibatch) -> tuple[TemporalDictTensor, Trajectories]:
-        """Gather the rows of a minibatch, and replay the agent over them.
-
-        Returns:
-            ``(replayed, rows)``: the result of `rlstruct.replay_agent`, and the rows.  [K, T] or [K, 1]
+        Each pass gathers all rows at once, and minibatches are slices of them.
         """
-        rows = minibatch.trajectories()
-        if (collected := minibatch.prepared.collected) is not None:
-            states = self.agent.states_at(collected, rows.steps["learner/step"].squeeze(1)) or DictTensor()
-            rows = Trajectories.unchecked(rows.info + states.prepend_key("agent_state/"), rows.steps)
-        return replay_agent(self.agent, rows), rows
+        for epoch in range(self.config.n_epochs):
+            chosen = self.shuffled(prepared.rows.n_elems(), epoch)
+            sizes = [len(one) for one in chosen]
+            rows = self.of_epoch(prepared.rows.index(torch.cat(chosen)), sizes)
+            for stop, size in zip(accumulate(sizes), sizes, strict=True):
+                yield self._with_states(rows.slice(stop - size, stop), prepared.collected)
 
-    def weight(self, minibatch: Minibatch) -> Tensor:
-        """Return the number of steps of a minibatch; see `GradientLearner.weight`."""
-        return take_rows(minibatch.prepared.rows.lengths, minibatch.chosen).sum()
+    def of_epoch(self, rows: Trajectories, sizes: list[int]) -> Trajectories:
+        """Change the rows of an epoch, of which minibatches of these sizes will be slices; by default nothing."""
+        return rows
+
+    def _with_states(self, minibatch: Trajectories, collected: Trajectories | None) -> Trajectories:
+        """Add the agent's states before single steps, if it has any."""
+        if collected is None:
+            return minibatch
+        states = self.agent.states_at(collected, minibatch.steps["learner/step"].squeeze(1)) or DictTensor()
+        return Trajectories.unchecked(minibatch.info + states.prepend_key("agent_state/"), minibatch.steps)
 
     def shuffled(self, n_rows: int, epoch: int) -> tuple[Tensor, ...]:
         """Split the rows into the minibatches of an epoch: every row once, in an order of this seed and gradient step.

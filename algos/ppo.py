@@ -6,7 +6,6 @@ proximal policy optimization" (ICLR blog track, 2022), which docs/algorithms/ppo
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -17,10 +16,9 @@ from rlstruct import renamed
 from rlstruct.algos.algorithm import Algorithm
 from rlstruct.algos.bootstrapping import collected_values, next_values
 from rlstruct.algos.learner import evaluate_actions
-from rlstruct.algos.minibatches import EpochConfig, EpochLearner, Minibatch, Prepared
+from rlstruct.algos.minibatches import EpochConfig, EpochLearner, Prepared
 from rlstruct.algos.training.config import TrainingConfig
 from rlstruct.core import TemporalDictTensor, Trajectories
-from rlstruct.core.layout import take_rows
 from rlstruct.functional.advantages import generalized_advantage
 from rlstruct.functional.policy_gradient import (
     actor_critic_terms,
@@ -32,6 +30,7 @@ from rlstruct.functional.policy_gradient import (
 from rlstruct.functional.statistics import masked_mean, whiten_each
 from rlstruct.options import option
 from rlstruct.profiling import operation
+from rlstruct.replay import replay_agent
 from rlstruct.rl_agent import RL_Agent
 
 _ADVANTAGE = "learner/advantage"
@@ -157,25 +156,19 @@ class PPOLearner(EpochLearner):
         self._stopped.zero_()
         return self.rows_of(trajectories, kept), {"explained_variance": 1.0 - variance}
 
-    def minibatches(self, prepared: Prepared) -> Iterator[Minibatch]:
-        """Yield ``n_minibatches`` minibatches of shuffled rows in each of ``n_epochs`` passes."""
-        rows = prepared.rows
-        mask, advantage = rows.mask(), rows.steps[_ADVANTAGE]
-        for epoch in range(self.config.n_epochs):
-            chosen = self.shuffled(rows.n_elems(), epoch)
-            sizes = [len(one) for one in chosen]
-            order = torch.cat(chosen)
-            advantages = list(take_rows(advantage, order).split_with_sizes(sizes))
-            if self.config.whiten_advantages:  # with a single all-reduce for all minibatches
-                advantages = whiten_each(advantages, take_rows(mask, order).split_with_sizes(sizes))
-            for one, whitened in zip(chosen, advantages, strict=True):
-                yield Minibatch(prepared, one, {_ADVANTAGE: whitened})
+    def of_epoch(self, rows: Trajectories, sizes: list[int]) -> Trajectories:
+        """Whiten the advantages of each minibatch if the settings ask for it, with a single all-reduce for all."""
+        if not self.config.whiten_advantages:
+            return rows
+        advantages, masks = (one.split_with_sizes(sizes) for one in (rows.steps[_ADVANTAGE], rows.mask()))
+        steps = {**dict(rows.steps.items()), _ADVANTAGE: torch.cat(whiten_each(advantages, masks))}
+        return Trajectories.unchecked(rows.info, TemporalDictTensor.unchecked(steps, rows.lengths))
 
-    def terms(self, minibatch: Minibatch) -> dict[str, Tensor]:
+    def terms(self, minibatch: Trajectories) -> dict[str, Tensor]:
         """Replay the agent over a minibatch, and compute `losses`."""
-        return losses(*self.replay(minibatch), self.config)
+        return losses(replay_agent(self.agent, minibatch), minibatch, self.config)
 
-    def gradient_step(self, minibatch: Minibatch) -> dict[str, Tensor]:
+    def gradient_step(self, minibatch: Trajectories) -> dict[str, Tensor]:
         """Take one gradient step, unless the policy has moved beyond ``target_kl``; it counts in any case.
 
         Returns:
@@ -189,7 +182,7 @@ class PPOLearner(EpochLearner):
         terms["skipped"] = self._stopped.to(terms["loss"].dtype)
         return self.descend(terms, gradient, unless=self._stopped)
 
-    def after_step(self, minibatch: Minibatch, terms: dict[str, Tensor]) -> dict[str, Tensor]:
+    def after_step(self, minibatch: Trajectories, terms: dict[str, Tensor]) -> dict[str, Tensor]:
         """Report ``ratio_error`` of the first minibatch, before any gradient step: 0 if the replay is right."""
         if self._ratio_error is None:
             self._ratio_error = terms["ratio_error"]

@@ -15,7 +15,7 @@ from torch import Tensor
 from rlstruct.algos.algorithm import Algorithm
 from rlstruct.algos.bootstrapping import collected_values, next_values
 from rlstruct.algos.learner import CreateAgent, agent_around
-from rlstruct.algos.minibatches import EpochConfig, EpochLearner, Minibatch, Prepared
+from rlstruct.algos.minibatches import EpochConfig, EpochLearner, Prepared
 from rlstruct.algos.training.config import TrainingConfig
 from rlstruct.core import DictTensor, TemporalDictTensor, Trajectories
 from rlstruct.functional.advantages import generalized_advantage
@@ -25,6 +25,7 @@ from rlstruct.functional.schedules import linear_schedule
 from rlstruct.functional.statistics import masked_means
 from rlstruct.options import option
 from rlstruct.profiling import operation
+from rlstruct.replay import replay_agent
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,9 +115,9 @@ class PQNLearner(EpochLearner):
         kept |= {"action/action": steps["action/action"], "learner/target": advantage + value}
         return self.rows_of(trajectories, kept), {}
 
-    def terms(self, minibatch: Minibatch) -> dict[str, Tensor]:
+    def terms(self, minibatch: Trajectories) -> dict[str, Tensor]:
         """Replay the agent over a minibatch, and compute `losses`."""
-        return losses(*self.replay(minibatch))
+        return losses(replay_agent(self.agent, minibatch), minibatch)
 
     def agent_info(self, fraction_done: float, n_envs: int) -> DictTensor:
         """Return the ``epsilon`` of each environment.  [B] float32 on the CPU."""
