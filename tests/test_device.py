@@ -120,6 +120,7 @@ def test_blocks_beyond_what_an_int_counts_are_kept() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux's C library is tuned")
+@pytest.mark.slow
 def test_kept_memory_is_used_again_without_new_pages() -> None:
     run = subprocess.run([sys.executable, "-c", PAGES_OF_TEN_BLOCKS], check=True, capture_output=True, text=True)
     handed_back, kept = map(int, run.stdout.split())

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 PROGRAM = """
 import importlib, pkgutil, sys, traceback
 import torch
@@ -58,6 +60,7 @@ def imported(profile: str, *packages: str) -> set[str]:
     return set(run.stdout.split())
 
 
+@pytest.mark.slow
 def test_no_import_opens_the_driver_even_of_a_profiled_process(tmp_path: Path) -> None:
     settings = {"folder": str(tmp_path), "phase": "start", "operators": 0.5, "origin": 0, "window": 10**9}
     found = imported(json.dumps(settings))

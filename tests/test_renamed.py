@@ -104,6 +104,7 @@ def test_a_module_that_never_was_is_missing_from_the_new_place() -> None:
         importlib.import_module("rlstruct.batchers.tuning.never")
 
 
+@pytest.mark.slow
 def test_importing_the_library_uses_no_old_name() -> None:
     code = """
 import pkgutil, importlib, rlstruct, json, sys
@@ -123,6 +124,7 @@ print(json.dumps([name for name in sys.modules if name.startswith("rlstruct.")])
     assert [name for name in imported if renamed.module_of(name)] == []
 
 
+@pytest.mark.slow
 def test_each_module_of_the_top_layer_can_be_imported_first() -> None:
     files = [file for name in ("search", "sharing", "profiling") for file in (ROOT / "rlstruct" / name).rglob("*.py")]
     names = [".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for file in files]

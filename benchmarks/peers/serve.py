@@ -95,7 +95,7 @@ def serve(create: Callable[[Task], Contender], *packages: str) -> None:
     """Run a contender until the driver closes the pipe."""
     channel = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
-    torch.set_num_threads(1)
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     contender = create(Task(**json.loads(sys.argv[1])))
     print(json.dumps({"ready": {name: version(name) for name in (*packages, "gymnasium", "torch")}}), file=channel)
     for line in sys.stdin:

@@ -209,6 +209,7 @@ def test_states_of_callbacks_that_are_gone_or_new_are_left_alone() -> None:
     assert (one.n, other.n) == (3, 0)
 
 
+@pytest.mark.slow
 def test_two_learners_stop_together(tmp_path: Path) -> None:
     only = OnlyFirst()
     result = train([Ranks(tmp_path), only], n_learners=2)
@@ -311,6 +312,7 @@ def test_best_checkpoint_of_evaluations_beside_the_training(tmp_path: Path) -> N
     assert best.best == max(one.mean_return for one in result.evaluations if one.env_steps)
 
 
+@pytest.mark.slow
 def test_optuna_prunes(tmp_path: Path) -> None:
     optuna = pytest.importorskip("optuna", reason="needs the extra: pip install 'rlstruct[optuna]'")
     optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -448,6 +450,7 @@ class Saves(Callback):
         self.found.append((saved["env_steps"], saved["model"]))
 
 
+@pytest.mark.slow
 def test_a_policy_is_saved_with_the_weights_of_the_evaluation_that_it_names(tmp_path: Path) -> None:
     """Also while worker processes judge newer weights, and not before an evaluation of a resumed training."""
     saves, remembers = Saves(tmp_path / "saved.pt", seconds=0.05), Remembers()

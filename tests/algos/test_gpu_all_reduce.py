@@ -73,6 +73,7 @@ def sum_in_two_phases(group: DistributedLearnerGroup) -> dict[str, Any]:
     return {"sums": found, "calls": calls, "refused": refused}
 
 
+@pytest.mark.slow
 def test_sums_within_gpus_and_then_across_are_the_flat_sums() -> None:
     learners = fork_learners(["a"] * 5, sum_in_two_phases, gpus=["u1", "u2", "u1", "u2", "u1"])
     for all_found in zip(*(one["sums"] for one in learners), strict=True):
@@ -106,6 +107,7 @@ def lose_the_other_gpu(group: DistributedLearnerGroup) -> tuple[str, int]:
     return str(error.value), len([group for group in aborted if group is across])
 
 
+@pytest.mark.slow
 def test_a_sum_across_gpus_is_aborted_when_a_learner_is_lost() -> None:
     ((text, n_aborted),) = fork_learners(["a", "a"], lose_the_other_gpu, gpus=["u1", "u2"], dying=[1])
     assert "learner 1 (pid " in text

@@ -117,6 +117,7 @@ def test_a_learner_that_is_killed_is_named(found: tuple[Path, list[dict[str, Any
     assert re.match(r"ranks \(1,\): run_training: learner 1 \(pid \d+ on .*\) has died\.", text), text
 
 
+@pytest.mark.slow
 def test_a_learner_that_is_stopped_is_named_and_nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     step, stopped = GradientLearner.descend, []
 
@@ -137,6 +138,7 @@ def test_a_learner_that_is_stopped_is_named_and_nothing_is_left(monkeypatch: pyt
     assert not dist.is_initialized()
 
 
+@pytest.mark.slow
 def test_followers_find_a_learner_that_torchrun_has_restarted(monkeypatch: pytest.MonkeyPatch) -> None:
     said = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
     for key, value in {**said, "TORCHELASTIC_RESTART_COUNT": "1", "TORCHELASTIC_USE_AGENT_STORE": "True"}.items():

@@ -140,6 +140,7 @@ def lose_the_second(group: DistributedLearnerGroup) -> tuple[str, float, bool, s
         return str(error), time.monotonic() - begin, group.can_capture, repr(error.__cause__)
 
 
+@pytest.mark.slow
 def test_a_group_under_nccl_names_the_learner_that_dies() -> None:
     ((text, seconds, records, cause),) = fork_learners(["a", "a"], lose_the_second, gpus=["one", "two"], dying=[1])
     assert "learner 1 (pid " in text
@@ -234,6 +235,7 @@ def records(group: DistributedLearnerGroup) -> bool:
 
 
 @pytest.mark.parametrize(("gpus", "recorded"), [(["one", "two"], True), (["one", "one"], False)])
+@pytest.mark.slow
 def test_learners_that_see_one_gpu_each_record_their_updates(gpus: list[str], recorded: bool) -> None:
     assert fork_learners(["a", "a"], records, gpus=gpus) == [recorded, recorded]
 

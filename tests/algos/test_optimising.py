@@ -189,6 +189,7 @@ def stop_together(group: DistributedLearnerGroup) -> dict[str, list[Any]]:
     return found
 
 
+@pytest.mark.slow
 def test_a_gradient_that_is_no_number_in_one_learner_stops_all() -> None:
     first, second = fork_learners(["a", "a"], stop_together)
     for name, (before, after) in first.items():
@@ -210,6 +211,7 @@ def step_sparsely(group: DistributedLearnerGroup) -> list[Any]:
         return [gradient.to_dense(), *everything(learner)]
 
 
+@pytest.mark.slow
 def test_learners_average_sparse_gradients() -> None:
     first, second = fork_learners(["a", "a"], step_sparsely)
     assert same(first, second)

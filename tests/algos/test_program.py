@@ -178,12 +178,8 @@ def test_nothing_captured_outlives_a_training(fails: bool, monkeypatch: pytest.M
         gc.enable()
 
 
-KINDS_IN_PLACE = "ppo, recurrent", "ppo, normalised", "a2c, overlap", "a2c, window"  # ten seconds each
-
-
-@pytest.mark.parametrize(
-    "kind", ["ppo", "a2c", *(pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS_IN_PLACE)]
-)
+@pytest.mark.parametrize("kind", ["ppo", "a2c", "ppo, recurrent", "ppo, normalised", "a2c, overlap", "a2c, window"])
+@pytest.mark.slow
 def test_a_captured_update_reads_a_captured_batch_in_place(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     changes: dict[str, Any] = {"a2c, overlap": {"overlap": True}, "a2c, window": {"window": 3}}.get(kind, {})
     learner, config, create_model, create_agent = KINDS["a2c" if changes else kind]
@@ -337,6 +333,7 @@ class Counting(a2c.A2CLearner):
         return {"loss": self.model(batch.steps["observation/frame"][:, 0])[1].square().mean() * self.calls}
 
 
+@pytest.mark.slow
 def test_code_that_gives_something_else_is_an_error() -> None:
     learner = Counting.create(create_network(), ActorCriticAgent, a2c.A2CConfig(**SMALL, compile_update=True))
     with pytest.raises(PurityError, match="'loss' differs in 1 of 1 rows when compiled"):
@@ -395,13 +392,11 @@ class Hesitating(ActorCriticAgent):
         return action, state
 
 
-REPLACED = [
-    other_optimizer, other_setting_of_the_optimizer, other_config, other_agent, other_activation, hook,
-    number_of_the_agent,
-]  # fmt: skip
+REPLACED = [other_optimizer, other_config, hook]
+MORE_REPLACED = [other_setting_of_the_optimizer, other_agent, other_activation, number_of_the_agent]
 
 
-@pytest.mark.parametrize("replace", REPLACED)
+@pytest.mark.parametrize("replace", [*REPLACED, *(pytest.param(one, marks=pytest.mark.slow) for one in MORE_REPLACED)])
 def test_what_a_user_replaces_after_a_capture_is_seen(
     replace: Callable[[GradientLearner], None], captured: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -438,6 +433,7 @@ def test_an_optimiser_that_is_set_later_keeps_its_rate(captured: list[Any]) -> N
             assert torch.equal(weight, before[name]), name
 
 
+@pytest.mark.slow
 def test_compiled_updates_see_a_network_that_was_changed() -> None:
     batches = collect("ppo", 3)
     plain, compiled = create_learner("a2c"), create_learner("a2c", compile_update=True)

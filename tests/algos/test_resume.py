@@ -69,7 +69,13 @@ def train_until(monkeypatch: pytest.MonkeyPatch, env_steps: int, name: str, run:
             train(name, run, **changes)
 
 
-@pytest.mark.parametrize("name", sorted(TASKS.keys() - {"ppo"}))  # the normalised one is that and more
+SLOW = {"dqn, prioritised", "ppo, recurrent"}  # three seconds each
+
+
+@pytest.mark.parametrize(
+    "name",  # the normalised PPO is PPO and more
+    [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in sorted(TASKS.keys() - {"ppo"})],
+)
 def test_a_resumed_training_equals_one_without_a_break(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -92,6 +98,7 @@ def test_a_resumed_training_equals_one_without_a_break(
     assert metrics(run.path) == metrics(whole.path)
 
 
+@pytest.mark.slow
 def test_a_resumed_training_with_worker_processes_equals_one_without_a_break(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

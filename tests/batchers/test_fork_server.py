@@ -81,6 +81,7 @@ def test_what_has_changed_in_this_process_reaches_new_workers(tmp_path: Path, mo
     assert answers(tmp_path, question) == [str(before)]
 
 
+@pytest.mark.slow
 def test_what_python_reads_when_it_starts_reaches_new_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "held"
     question = "hash('word'), os.getppid()"  # the parent of a worker is its server
@@ -129,6 +130,7 @@ def test_a_killed_server_is_replaced(tmp_path: Path) -> None:
     assert answers(tmp_path, "1 + 1") == ["2"]
 
 
+@pytest.mark.slow
 def test_a_worker_is_there_at_once_with_little_to_itself_and_a_forked_child_has_its_own(tmp_path: Path) -> None:
     program = """
         import os, sys, warnings
@@ -199,6 +201,7 @@ HERE = """(time.tzname, sys.stdout.encoding, locale.getlocale(), resource.getrli
     re.findall("(?:Umask|SigIgn|SigBlk).*", open("/proc/self/status").read()), sys.path, os.environ.get("BIG"))"""
 
 
+@pytest.mark.slow
 def test_a_worker_sees_what_a_spawned_process_sees_if_settings_have_changed_since(tmp_path: Path) -> None:
     program = """
         import locale, multiprocessing, os, re, resource, signal, sys, time

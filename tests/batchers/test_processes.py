@@ -126,6 +126,7 @@ def test_ctrl_c_gives_one_traceback(tmp_path: Path) -> None:
     assert "leaked" not in err
 
 
+@pytest.mark.slow
 def test_programs_that_forget_to_close(tmp_path: Path) -> None:
     # Both at once: what they wait for is mostly Python, which starts.
     endings = {
@@ -173,6 +174,7 @@ def test_killed_programs_leave_nothing(tmp_path: Path, whole_group: bool) -> Non
     assert shared_memory_names() <= before
 
 
+@pytest.mark.slow
 def test_a_missing_main_guard_is_explained_by_a_worker_once(tmp_path: Path) -> None:
     code, _, err = Program(tmp_path, "batcher = make()\ncollect(batcher)", guard=False).end()
     assert code == 1
@@ -181,6 +183,7 @@ def test_a_missing_main_guard_is_explained_by_a_worker_once(tmp_path: Path) -> N
     assert fix in "".join(err.splitlines()[-2:])
 
 
+@pytest.mark.slow
 def test_a_worker_that_still_imports_the_script_may_be_killed_and_is_not_waited_for(tmp_path: Path) -> None:
     program = """
         if __name__ != "__main__":
@@ -216,6 +219,7 @@ def test_a_main_script_that_is_no_file_is_not_imported_by_workers(monkeypatch: p
     assert main.__file__ == "<stdin>"
 
 
+@pytest.mark.slow
 def test_everything_may_be_defined_in_the_main_script_and_a_forked_child_harms_nobody(tmp_path: Path) -> None:
     program = Program(
         tmp_path,
@@ -269,6 +273,7 @@ class PrintingEnv(CountingEnv):
         return super().step(action)
 
 
+@pytest.mark.slow
 def test_what_is_printed_where_standard_streams_are_closed_lands_in_no_batch(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(
@@ -486,6 +491,7 @@ def test_a_worker_is_restarted_after_its_old_environment_has_closed(tmp_path: Pa
     assert_nothing_left(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_second_ctrl_c_does_not_wait_for_environments_that_close(tmp_path: Path) -> None:
     program = f"""
         from test_processes import SlowlyClosedEnv

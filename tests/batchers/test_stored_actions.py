@@ -152,6 +152,7 @@ def test_so_it_is_in_a_captured_graph(device: str) -> None:
     collect(4, str(resolve_device(device)), adapted=False)
 
 
+@pytest.mark.slow
 def test_so_it_is_with_a_compiled_agent() -> None:
     collect(3, "cpu", adapted=False, compile_agent=True)
 

@@ -78,9 +78,16 @@ def train(*options: str) -> pathlib.Path:
         ("ppo", ["--env", "CartPole-v1", "--n-epochs", "2"], "policy, perceptron"),
         ("ppo", ["--env", "CartPole-v1", "--simulator", "torch", "--recurrent"], "recurrent policy"),
         ("ppo", ["--env", "CartPole-v1", "--network", "normalise=true"], "policy, perceptron, normalised"),
-        ("dqn", ["--env", "Seaquest-MinAtar"], "convolutional network of action values, duelling"),
+        *(
+            pytest.param(
+                algorithm,
+                ["--env", "Seaquest-MinAtar"],
+                f"convolutional network of action values, {kind}",
+                marks=pytest.mark.slow,
+            )
+            for algorithm, kind in (("dqn", "duelling"), ("pqn", "layer norm"))
+        ),
         ("pqn", ["--env", "CartPole-v1"], "perceptron of action values, layer norm"),
-        ("pqn", ["--env", "Seaquest-MinAtar"], "convolutional network of action values, layer norm"),
         ("pqn", ["--env", "CartPole-v1", "--recurrent"], "recurrent network of action values, layer norm"),
         ("sac", ["--env", "Pendulum-v1", "--network", "hidden=[16]"], "squashed Gaussian policy, perceptron"),
         # Who says how wide a perceptron is to be gets one, also for images: as the tuned settings of Breakout do.
@@ -175,6 +182,7 @@ def test_another_preset_or_none_can_be_chosen(capsys: Capture) -> None:
     assert settings_of(none)["trace_decay"] == A2CConfig().trace_decay
 
 
+@pytest.mark.slow
 def test_a_preset_has_no_more_minibatches_than_there_are_environments(capsys: Capture) -> None:
     assert PRESETS["a2c", "Breakout-MinAtar"].config.n_minibatches == 4
     run = train("a2c", "--env", "Breakout-MinAtar", *SMALL)  # has --n-envs 2
@@ -267,6 +275,7 @@ def test_the_description_of_a_training_fits_80_columns(capsys: Capture) -> None:
     assert max(map(len, said.splitlines())) <= 80
 
 
+@pytest.mark.slow
 def test_two_runs_are_plotted_as_one_curve_and_a_film_of_the_agent_moves(capsys: Capture) -> None:
     runs = [train("a2c", "--env", "CartPole-v1", *SMALL, "--seed", seed) for seed in "01"]
     other = train("a2c", "--env", "CartPole-v1", *SMALL, "--trace-decay", "0.5")

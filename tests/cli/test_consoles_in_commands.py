@@ -38,6 +38,7 @@ for package in ("tyro", "tqdm", "tensorboard", "matplotlib"):
     ],
     ids=["a2c", "dqn"],
 )
+@pytest.mark.slow
 def test_pong_is_learnt_from_end_to_end(
     options: list[str], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -76,6 +76,7 @@ def test_gradients_flow_through_compiled_structures() -> None:
 
 @pytest.mark.skipif(shutil.which(os.environ.get("CXX", "g++")) is None, reason="inductor needs a C++ compiler")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the compiler's own imports
+@pytest.mark.slow
 def test_compiles_with_the_default_backend() -> None:
     state, _ = batch()
     kept, total = torch.compile(keys_and_rows, fullgraph=True)(state, torch.ones(4, 2))

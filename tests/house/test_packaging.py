@@ -64,6 +64,7 @@ OF_EXTRAS = (
 )
 
 
+@pytest.mark.slow
 def test_the_wheel_imports_outside_the_repository_and_names_the_extras_it_lacks(
     wheel: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
@@ -87,6 +88,7 @@ def test_the_wheel_imports_outside_the_repository_and_names_the_extras_it_lacks(
     assert [file for file in files if not file.startswith(str(tmp_path))] == []
 
 
+@pytest.mark.slow
 def test_pytest_does_not_take_the_package_from_the_root(tmp_path: pathlib.Path) -> None:
     """A conftest.py puts its folder on the path; `.ci/on_gpu.py` lays the package out elsewhere."""
     arguments = ["--collect-only", "-q", "-p", "no:cacheprovider", "-c", str(ROOT / "pyproject.toml")]

@@ -98,6 +98,7 @@ def test_an_onnx_file_needs_the_extra(tmp_path: Path, monkeypatch: pytest.Monkey
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_file_is_read_without_the_library(tmp_path: Path) -> None:
     policy = Policy(ActorCritic(4, 2), ActorCriticAgent, FRAME)
     rlstruct.export(policy, tmp_path / "policy.pt2")

@@ -23,6 +23,7 @@ def profiled(folder: pathlib.Path, seconds: float, status: int = 0) -> int:
     return main(["profile", "--out", str(folder), "--window", "60", str(script)])
 
 
+@pytest.mark.slow
 def test_a_script_is_profiled_and_compared(tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib", reason="needs the extra train")
     assert profiled(tmp_path / "a", 0.02) == 0

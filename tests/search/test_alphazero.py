@@ -124,6 +124,7 @@ KNOWN = {
 }
 
 
+@pytest.mark.slow
 def test_two_learners_follow_the_gradient_of_all_their_positions() -> None:
     found = fork_learners(["a", "a"], gradients_of_learners)
     for name, known in KNOWN.items():
@@ -251,6 +252,7 @@ def test_goes_on_as_if_nothing_had_happened(tmp_path: Path) -> None:
         assert torch.equal(weight, resumed.model.state_dict()[name]), name
 
 
+@pytest.mark.slow
 def test_learner_self_play_and_evaluation_on_three_devices() -> None:
     devices = {"learner_device": "sim:0", "batcher_device": "sim:1", "evaluation_device": "sim:2"}
     small: dict[str, Any] = {

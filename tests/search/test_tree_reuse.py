@@ -96,7 +96,7 @@ def test_a_search_goes_on_with_it_and_begins_anew_where_it_has_not_been() -> Non
         SearchConfig(reuse_tree=True)
 
 
-@pytest.mark.parametrize("device", ["cpu", "sim:0"])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("sim:0", marks=pytest.mark.slow)])
 def test_an_agent_carries_its_trees_from_move_to_move(device: str) -> None:
     import rlstruct.testing.sim_device  # noqa: F401  (makes sim:0)
 

@@ -721,6 +721,7 @@ def _work(queue: multiprocessing.Queue[object]) -> None:
     queue.put((str(x.device), (x * 2).tolist(), pickle.dumps(x)))
 
 
+@pytest.mark.slow
 def test_works_in_a_spawned_process() -> None:
     context = multiprocessing.get_context("spawn")
     queue = context.Queue()

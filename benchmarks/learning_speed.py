@@ -1,0 +1,69 @@
+"""How fast is an iteration (collect a batch, learn from it) where the simulator is, compared with rejax's, in turn?
+
+Run: ``python benchmarks/learning_speed.py``. Everything runs in one process, on one core or two, with the same sizes of
+batches, minibatches and networks; ours is compiled, rejax's is one jitted call. ``--parts`` prints where the time of an
+iteration goes. rejax needs a separate environment:
+``python -m venv .venv-rejax && .venv-rejax/bin/pip install rejax "gymnax<1" torch psutil``.
+"""
+
+import argparse
+import statistics
+from pathlib import Path
+from typing import Any
+
+from common.contenders import Entry, Result, compete
+from common.reporting import write
+
+REJAX = str(Path(__file__).parents[1] / ".venv-rejax/bin/python")
+TASKS: dict[str, dict[str, Any]] = {
+    "ppo Breakout-MinAtar": {"n_envs": 64, "n_timesteps": 128},
+    "ppo CartPole-v1": {"n_envs": 1024, "n_timesteps": 32},
+}
+PARTS = "iteration", "collect", "simulator", "advantages", "minibatches", "products"
+
+
+def entries(name: str, part: str, cores: int, python: str) -> list[Entry]:
+    algorithm, environment = name.split()
+    task = {**TASKS[name], "n_processes": 0, "environment": environment}
+    variables = {"OMP_NUM_THREADS": str(cores), "MKL_NUM_THREADS": str(cores), "CORES": str(cores)}
+    ours = Entry("rlstruct", "rlstruct_iterations.py", task, (algorithm, part), variables=variables)
+    if part in ("minibatches", "products"):  # parts of one jitted call
+        return [ours]
+    return [ours, Entry("rejax", "rejax_iterations.py", task, (algorithm, part), python, variables)]
+
+
+def milliseconds(result: Result, n_steps: int) -> str:
+    if result.why or not result.rates:
+        return result.why or "-"
+    times = [n_steps / rate * 1e3 for rate in result.rates]
+    return f"{statistics.median(times):.0f} ({min(times):.0f} to {max(times):.0f})"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
+    parser.add_argument("--cores", nargs="+", type=int, default=[1, 2])
+    parser.add_argument("--parts", action="store_true", help="the parts of an iteration on one core")
+    parser.add_argument("--rejax", default=REJAX, help="the interpreter that has rejax")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=4.0, help="about how long a turn takes")
+    options = parser.parse_args()
+    rows = []
+    print("| task | cores | part | rlstruct, ms | rejax, ms | rejax / rlstruct |\n|---|---:|---|---:|---:|---:|")
+    for name in options.tasks:
+        n_steps = TASKS[name]["n_envs"] * TASKS[name]["n_timesteps"]
+        for cores in [1] if options.parts else options.cores:
+            for part in PARTS if options.parts else PARTS[:1]:
+                results = compete(entries(name, part, cores, options.rejax), options.rounds, options.seconds)
+                cells, ratio = [milliseconds(one, n_steps) for one in results], ""
+                if len(results) == 2 and results[1].rates:
+                    pairs = [a / b for a, b in zip(results[0].rates, results[1].rates, strict=True)]
+                    ratio = f"{statistics.median(pairs):.2f} ({min(pairs):.2f} to {max(pairs):.2f})"
+                cells += [""] * (2 - len(cells))
+                print(f"| {name} | {cores} | {part} | {' | '.join(cells)} | {ratio} |", flush=True)
+                rows.append({"task": name, "cores": cores, "part": part, "rates": [one.rates for one in results]})
+    write("learning_speed", rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,19 @@
+"""What both contenders of ``learning_speed.py`` learn with; imports neither of them."""
+
+from __future__ import annotations
+
+import os
+
+SETTINGS = {
+    ("ppo", "Breakout-MinAtar"): {"n_epochs": 4, "n_minibatches": 8},
+    ("ppo", "CartPole-v1"): {"n_epochs": 4, "n_minibatches": 8},
+}
+NETWORKS = {("ppo", "Breakout-MinAtar"): (128, 128), ("ppo", "CartPole-v1"): (64, 64)}
+"""Sizes of the hidden layers; actor and critic have a network each, with ReLU."""
+
+
+def keep_cores() -> None:
+    """Run on the first ``CORES`` cores that this process may use."""
+    if hasattr(os, "sched_setaffinity"):  # Linux; elsewhere the numbers of threads have to do
+        allowed = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, allowed[: int(os.environ["CORES"])])

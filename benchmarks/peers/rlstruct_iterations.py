@@ -1,0 +1,114 @@
+"""Iterations of ours, or one of their parts: ``rlstruct_iterations.py TASK NAME PART``; see ``rejax_iterations.py``."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+from iterations import NETWORKS, SETTINGS, keep_cores
+from rlstruct_loops import Work
+from serve import Batches, Task, serve
+from torch import nn
+
+from rlstruct import DictTensor
+from rlstruct.agents import ActorCritic, ActorCriticAgent
+from rlstruct.algos.ppo import PPOConfig, PPOLearner
+from rlstruct.batchers import RL_Batcher
+from rlstruct.sims import make
+
+OPTIONS = {"Breakout-MinAtar": {"sticky_probability": 0.0, "time_limit": 1000}, "CartPole-v1": {}}
+
+
+def simulator(task: Task, seed: int = 0) -> Any:  # noqa: ANN401 - one of several simulators
+    return make(task.environment, task.n_envs, seed=seed, backend="compile", **OPTIONS[task.environment])
+
+
+class Training:
+    """A batcher and a learner in this process, as `run_training` makes them."""
+
+    def __init__(self, task: Task, name: str) -> None:
+        space, hidden = simulator(task), NETWORKS[name, task.environment]
+        n_in = int(torch.tensor(space.observation_space.shape).prod())
+        model = ActorCritic(n_in, int(space.action_space.n), hidden=hidden)
+        for network in (model.actor, model.critic):
+            network.layers[1] = network.layers[3] = nn.ReLU()
+        sizes = {"n_envs": task.n_envs, "n_timesteps": task.n_timesteps}
+        config = PPOConfig(**sizes, **SETTINGS[name, task.environment], compile_update=True)
+        self.learner = PPOLearner.create(model, ActorCriticAgent, config)
+
+        def create_agent() -> ActorCriticAgent:
+            return ActorCriticAgent(model, copy_model=False)
+
+        self.batcher = RL_Batcher(
+            task.n_timesteps, create_agent, lambda seed: simulator(task, seed), seed=0, compile_agent=True
+        )
+        self.batcher.reset()
+
+    def collect(self) -> Any:  # noqa: ANN401
+        self.batcher.execute()
+        return self.batcher.get()[0]
+
+    def iterate(self) -> None:
+        self.learner.update(self.collect(), 0.0)
+        self.batcher.update(self.learner.model.state_dict())
+
+
+def products(task: Task, name: str) -> Work:
+    """The matrix products of an iteration: acting, the values of the last observations, and the gradient steps."""
+    space, (wide, narrow) = simulator(task), NETWORKS[name, task.environment]
+    n_in, settings = int(torch.tensor(space.observation_space.shape).prod()), SETTINGS[name, task.environment]
+    rows = task.n_envs * task.n_timesteps // settings["n_minibatches"]
+
+    def layers(n: int) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+        return [(torch.ones(n, a), torch.ones(b, a), torch.ones(n, b)) for a, b in ((n_in, wide), (wide, narrow))]
+
+    acting, learning = layers(task.n_envs), layers(rows)
+
+    def work() -> None:
+        for _ in range(2):  # actor and critic; their last layers have a few outputs, and take next to nothing
+            for _ in range(task.n_timesteps + 1):
+                for x, weight, _y in acting:
+                    x @ weight.t()
+            for _ in range(settings["n_epochs"] * settings["n_minibatches"]):
+                for layer, (x, weight, y) in enumerate(learning):
+                    x @ weight.t()
+                    y.t() @ x
+                    if layer:  # nothing needs the gradient of the observations
+                        y @ weight
+
+    return work
+
+
+def part(task: Task, name: str, which: str) -> Work:
+    """Return the work of a part of an iteration, or of all of it."""
+    if which == "products":
+        return products(task, name)
+    if which == "simulator":
+        env = simulator(task)
+        action = DictTensor({"action": torch.zeros_like(env.reset()[0]["last_action"])})
+        return lambda: [env.step(action) for _ in range(task.n_timesteps)]
+    training = Training(task, name)
+    if which in ("iteration", "collect"):
+        return training.iterate if which == "iteration" else training.collect
+    batch, learner = training.collect(), training.learner
+    if which == "advantages":
+        return lambda: learner.prepare(batch)
+    prepared, _ = learner.prepare(batch)
+    return lambda: list(learner.minibatches(prepared))
+
+
+def iterations(task: Task) -> Batches:
+    """Take turns of a part; each counts as the environment steps of an iteration."""
+    torch.manual_seed(0)
+    with torch.enable_grad():
+        work = part(task, *sys.argv[2:4])
+    while True:
+        with torch.enable_grad():
+            work()
+        yield task.n_envs * task.n_timesteps
+
+
+if __name__ == "__main__":
+    keep_cores()
+    serve(iterations)
