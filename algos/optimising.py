@@ -83,16 +83,19 @@ class PureAdam:
     def state(self) -> Terms:
         """Return means, squares and scales of the next step, by number of the weight; the host computes the scales."""
         state: Terms = {}
+        scales: dict[tuple[int, int], Tensor] = {}  # weights of a group have usually taken as many steps
         for i, weight in enumerate(self._weights):
             own: Mapping[str, Tensor] = self._optimizer.state.get(weight, {})
             group = self._groups[id(weight)]
-            decay, square_decay = group["betas"]
             with intended():
                 n = int(own.get("step", 0)) + 1  # sync: of CPU memory
             for name, key in (("mean", "exp_avg"), ("square", "exp_avg_sq")):
                 state[f"{name}/{i}"] = own[key] if own else torch.zeros_like(weight)
-            scales = (float(group["lr"]) / (1.0 - decay**n), (1.0 - square_decay**n) ** 0.5, float(group["lr"]))
-            state[f"scales/{i}"] = torch.tensor(scales, dtype=torch.float32, device=weight.device)
+            if (id(group), n) not in scales:
+                (decay, square_decay), rate = group["betas"], float(group["lr"])
+                numbers = (rate / (1.0 - decay**n), (1.0 - square_decay**n) ** 0.5, rate)
+                scales[id(group), n] = torch.tensor(numbers, dtype=torch.float32, device=weight.device)
+            state[f"scales/{i}"] = scales[id(group), n]
         return state
 
     def compute(self, gradient: Terms, state: Terms) -> Terms:
@@ -118,10 +121,12 @@ class PureAdam:
         changed = [i for i in range(len(self._weights)) if f"weight/{i}" in new]
         weights = [self._weights[i] for i in changed]
         torch._foreach_copy_(weights, [new[f"weight/{i}"] for i in changed])
-        for i, weight in zip(changed, weights, strict=True):
-            own = self._optimizer.state[weight]
-            own["step"] = own.get("step", torch.zeros((), dtype=torch.float32, device="cpu")) + 1
+        states = [self._optimizer.state[weight] for weight in weights]
+        for i, own in zip(changed, states, strict=True):
+            if not own:
+                own["step"] = torch.zeros((), dtype=torch.float32, device="cpu")
             own["exp_avg"], own["exp_avg_sq"] = new[f"mean/{i}"], new[f"square/{i}"]
+        torch._foreach_add_([own["step"] for own in states], 1)
 
 
 def initial_rate(optimizer: Optimizer, group: Mapping[str, Any], default: float) -> float:

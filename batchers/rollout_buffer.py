@@ -164,8 +164,10 @@ class RolloutBuffer(Rollout):
         self._copy(places, values)
         if self._restarted is None or not getattr(step, "restarted", True):
             return
+        ended = _array(reached["done"]).nonzero()[0]  # sync: of CPU memory
+        if not len(ended):
+            return
         arrays = [_array(tensor) for tensor in self._checked(reached)]
-        ended = _array(reached["done"]).nonzero()[0]  # sync: of CPU memory, only in steps with a restart
         for plane, array in zip(self._reached_arrays, arrays, strict=True):
             plane[t, ended] = array[ended]
         self._restarted[t, ended] = True

@@ -1,4 +1,4 @@
-"""Iterations of rejax's PPO or PQN, or one of their parts, each one jitted call: ``rejax_iterations.py TASK NAME PART``.
+"""Iterations of rejax, or one of their parts, each one jitted call: ``rejax_iterations.py TASK NAME PART``.
 
 An iteration collects a batch and learns from it. A part is measured alone, so the parts need not add up to the whole.
 """
@@ -37,7 +37,9 @@ def parts(algorithm: Any) -> dict[str, Callable[[Any], Any]]:  # noqa: ANN401
         def step(now: Any, _: None) -> tuple[Any, Any]:  # noqa: ANN401
             rng, new = jax.random.split(now.rng)
             keys = jax.random.split(new, algorithm.num_envs)
-            frame, env_state, reward, done, _info = algorithm.vmap_step(keys, now.env_state, action, algorithm.env_params)
+            frame, env_state, reward, done, _info = algorithm.vmap_step(
+                keys, now.env_state, action, algorithm.env_params
+            )
             return now.replace(rng=rng, env_state=env_state, last_obs=frame), (frame, reward, done)
 
         return jax.lax.scan(step, state, None, algorithm.num_steps)

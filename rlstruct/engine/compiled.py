@@ -26,6 +26,14 @@ _compiling = threading.RLock()  # tracing and Inductor's settings belong to the 
 MAX_FUSED = 4097
 """Largest number of stores in one loop. Inductor's default is 64, and large games need more. Inductor's cache on disk
 knows the number, but not the change by `torch_private.scalar_loops_of_bools`: before it, the number was 4096."""
+_ARRANGING = {
+    getattr(getattr(torch.ops.aten, name), overload)
+    for name, overload in (
+        ("index", "Tensor"), ("index_select", "default"), ("view", "default"), ("reshape", "default"),
+        ("squeeze", "dim"), ("squeeze", "dims"), ("unsqueeze", "default"), ("select", "int"), ("slice", "Tensor"),
+        ("expand", "default"), ("permute", "default"), ("clone", "default"),
+    )
+}  # fmt: skip
 MAX_ROWS, MAX_PRODUCTS = 8, 1 << 15
 """Largest linear layer that is fused as a loop. Calling the matrix library would take longer than its arithmetic."""
 
@@ -58,17 +66,19 @@ class Compiled:
         self._result: TreeSpec
         self._outputs: list[int] = []  # index of the output, for each tensor of the result
         self._masks: list[int] = []  # indices of outputs that are bytes instead of bools [B]
+        self._bytes: set[int] = set()  # indices of inputs that are passed as bytes instead of bools
 
     def __call__(self, *args: Any) -> Any:  # noqa: ANN401 - pytrees
         """Return ``fn(*args)``."""
         if self._run is None:
             self.prepare(*args)
-        inputs = []
-        for tensor, strides in zip(self._arguments.flatten(args), self._strides, strict=True):
+        inputs = self._arguments.flatten(args)
+        for i, (tensor, strides) in enumerate(zip(inputs, self._strides, strict=True)):
             if tensor.stride() != strides:  # the code assumes the strides of the first call
                 empty = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device)
-                tensor = empty.copy_(tensor)
-            inputs.append(tensor)
+                inputs[i] = empty.copy_(tensor)
+        for i in self._bytes:
+            inputs[i] = inputs[i].view(torch.uint8)
         outputs = list(self._run(inputs + self.held))  # type: ignore[misc]  # _compile sets it
         for i in self._masks:
             outputs[i] = outputs[i].view(torch.bool)
@@ -124,6 +134,11 @@ class Compiled:
                 _refuse_changes(traced.graph)
             pure = torch.func.functionalize(traced, remove="mutations")
             graph = make_fx(pure, decomposition_table=table)(*inputs)
+            places = [node for node in graph.graph.nodes if node.op == "placeholder"]
+            if on_cpu and (flags := {i for i, x in enumerate(inputs) if x.dim() > 1 and _is_only_converted(places[i])}):
+                inputs = [x.view(torch.uint8) if i in flags else x for i, x in enumerate(inputs)]
+                graph = make_fx(pure, decomposition_table=table)(*inputs)
+                self._bytes = flags
             outputs = traced(*inputs)
             answer = graph.graph.find_nodes(op="output")[0]
             answer.meta["user_visible_output_idxs"] = range(len(outputs))  # outputs keep their strides:
@@ -156,6 +171,15 @@ def _refuse_changes(graph: torch.fx.Graph) -> None:
                     raise NotPureError(f"{node.target} changes a tensor in place that was not created in the same call")
                 if node.target is not torch.ops.aten.lift_fresh_copy.default:
                     outer.add(node)  # a view of it
+
+
+def _is_only_converted(node: torch.fx.Node) -> bool:
+    """Return True if bools are only arranged and turned into floats, which gives the same for bytes, in vectors."""
+    return node.meta["val"].dtype is torch.bool and all(
+        (user.target in _ARRANGING and user.args[0] is node and _is_only_converted(user))
+        or (user.target is torch.ops.prims.convert_element_type.default and user.meta["val"].is_floating_point())
+        for user in node.users
+    )
 
 
 def _lift_held(module: torch.fx.GraphModule) -> list[Tensor]:

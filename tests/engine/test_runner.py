@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -163,22 +163,30 @@ def batch(value: float) -> Trajectories:
     )
 
 
+class Named(NamedTuple):
+    tensors: DictTensor
+    nothing: None
+
+
 def test_trees_are_taken_apart_and_put_together() -> None:
-    tree = (batch(1.0), DictTensor(), {"a": torch.ones(2)}, [torch.zeros(1), None, "greedy"], {"n": 3})
+    named = Named(DictTensor({"a": torch.ones(2)}), None)
+    tree = (batch(1.0), DictTensor(), {"a": torch.ones(2)}, [torch.zeros(1), None, "greedy"], {"n": 3}, named)
     structure = TreeSpec(tree)
     tensors = structure.flatten(tree)
-    assert structure.n_tensors == len(tensors) == 6
+    assert structure.n_tensors == len(tensors) == 7
     again = structure.unflatten([tensor + 1 for tensor in tensors])
     assert [type(part) for part in again] == [type(part) for part in tree]
     assert again[0].steps["observation/frame"].unique().tolist() == [2.0]
     assert again[0].lengths.tolist() == [4, 3]
     assert again[3][1:] == [None, "greedy"]
     assert again[4] == {"n": 3}
+    assert again[5].tensors["a"].tolist() == [2.0, 2.0]
+    assert again[5].nothing is None
     assert TreeSpec(again) == structure
     assert hash(TreeSpec(again)) == hash(structure)
-    assert TreeSpec((*tree[:4], {"n": 4})) != structure
+    assert TreeSpec((*tree[:4], {"n": 4}, named)) != structure
     names = [path[-1] for path in named_tensors(tree)]
-    assert names == ["step", "observation/frame", "action/action", "lengths", "a", 0]
+    assert names == ["step", "observation/frame", "action/action", "lengths", "a", 0, "a"]
 
 
 def test_the_order_of_keys_does_not_matter() -> None:

@@ -93,6 +93,24 @@ def triple(values: dict[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor]]:
 
 
 @pytest.mark.slow
+def test_pictures_of_bools_are_gathered_and_turned_into_floats() -> None:
+    """They reach the code as bytes, unless something else is computed from them."""
+    frames, only_shown = torch.rand(9, 1, 5, 4, generator=torch.Generator().manual_seed(0)) < 0.3, torch.eye(3) > 0
+    rows = torch.tensor([7, 0, 3])
+
+    def gathered(frames: torch.Tensor, only_shown: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        chosen = frames.index_select(0, rows).squeeze(1)
+        return chosen.flatten(1).to(torch.float32), frames[rows, 0].double().sum(-1), only_shown | only_shown.t()
+
+    compiled, arguments = Compiled(gathered), (frames, only_shown, rows)
+    for _ in range(2):
+        for one, other in zip(compiled(*arguments), gathered(*arguments), strict=True):
+            assert one.dtype == other.dtype
+            assert torch.equal(one, other)
+        arguments = (~frames, ~only_shown, rows.flip(0))
+
+
+@pytest.mark.slow
 def test_two_threads_compile_one_after_the_other() -> None:
     together, right = threading.Barrier(2), []
 
