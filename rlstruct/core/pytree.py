@@ -52,8 +52,9 @@ def register() -> None:
 class TreeSpec:
     """Keys and nesting of a pytree: flattens trees of the same structure, and rebuilds them from new tensors.
 
-    For rlstruct's structures, dicts and tuples, named ones too, this takes a tenth of the time of torch's functions, which handle all
-    other trees. Speed matters: a compiled agent is called in every step. Leaves other than tensors are constants.
+    For rlstruct's structures, dicts and tuples, also named ones, this takes a tenth of the time of torch's functions,
+    which handle all other trees. Speed matters: a compiled agent is called in every step. Leaves other than tensors are
+    constants.
     """
 
     def __init__(self, tree: Any) -> None:  # noqa: ANN401 - any pytree
