@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -13,6 +12,7 @@ from torch import Tensor, nn
 from rlstruct.algos.learner import GradientLearner
 from rlstruct.algos.training.config import TrainingConfig
 from rlstruct.core import DictTensor, TemporalDictTensor, Trajectories
+from rlstruct.core.pytree import TreeSpec
 from rlstruct.errors import BadValueError
 from rlstruct.functional import random
 from rlstruct.options import option
@@ -87,8 +87,9 @@ class EpochLearner(GradientLearner):
             chosen = self.shuffled(prepared.rows.n_elems(), epoch)
             sizes = [len(one) for one in chosen]
             rows = self.of_epoch(prepared.rows.index(torch.cat(chosen)), sizes)
-            for stop, size in zip(accumulate(sizes), sizes, strict=True):
-                yield self._with_states(rows.slice(stop - size, stop), prepared.collected)
+            tree = TreeSpec(rows)
+            for tensors in zip(*(tensor.split_with_sizes(sizes) for tensor in tree.flatten(rows)), strict=True):
+                yield self._with_states(tree.unflatten(tensors), prepared.collected)
 
     def of_epoch(self, rows: Trajectories, sizes: list[int]) -> Trajectories:
         """Change the rows of an epoch, of which minibatches of these sizes will be slices; by default nothing."""
@@ -120,11 +121,14 @@ class EpochLearner(GradientLearner):
 
 
 def _single_steps(batch: Trajectories, *, numbered: bool) -> Trajectories:
-    """Make every step [B, T] a separate row [B * T, 1], without its state; padding becomes rows of length 0."""
+    """Make every step [B, T] a separate row [B * T, 1], with what an agent without a state reads.
+
+    Padding becomes rows of length 0.
+    """
     steps, T = batch.steps, batch.steps.n_steps()
     flat = {key: tensor.flatten(0, 1).unsqueeze(1) for key, tensor in steps.items()}
     if numbered:
         flat["learner/step"] = torch.arange(steps.n_elems() * T, device=steps.device).unsqueeze(1)
-    info = {k: v.repeat_interleave(T, dim=0) for k, v in batch.info.items() if not k.startswith("agent_state/")}
+    info = {k: v.repeat_interleave(T, dim=0) for k, v in batch.info.items() if k.startswith("agent_info/")}
     lengths = steps.mask().flatten().to(torch.int64)
     return Trajectories.unchecked(DictTensor(info), TemporalDictTensor.unchecked(flat, lengths))
