@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from rlstruct.core import DictTensor, TemporalDictTensor, Trajectories
-from rlstruct.core.layout import take_rows
+from rlstruct.core.layout import as_signed, take_rows
 from rlstruct.engine.host_syncs import intended
 from rlstruct.engine.torch_private import is_traced
 from rlstruct.errors import BadValueError
@@ -152,9 +150,9 @@ def _values_after(
     """
     reached = _single(trajectories, "_observation/", chosen)
     if after is None:
-        before: Any = agent.states_at(trajectories, chosen)
-        acted = _single(trajectories, "observation/", chosen, before)
-        after = before if before.empty() else agent.call_replay(acted, 0, None)[1]
+        after = before = agent.states_at(trajectories, chosen) or DictTensor()
+        if not before.empty():
+            after = agent.call_replay(_single(trajectories, "observation/", chosen, before), 0, None)[1]
     info = reached.info + after.prepend_key("agent_state/")
     return agent.call_replay(Trajectories.unchecked(info, reached.steps), 0, None)[0][key]
 
@@ -164,16 +162,17 @@ def _single(
 ) -> Trajectories:
     """Turn observations into trajectories of one step, which start with ``states`` [K].  [K, 1]."""
     steps, T = trajectories.steps, trajectories.steps.n_steps()
-    row = None if chosen is None else chosen // T
+    row, time = (None, None) if chosen is None else (chosen // T, chosen % T)
 
     def of_row(value: Tensor) -> Tensor:
         return value.repeat_interleave(T, dim=0) if row is None else take_rows(value, row)
 
     agent_info = trajectories.info.truncate_key("agent_info/").prepend_key("agent_info/")
     info = agent_info.map(of_row) + (states or DictTensor()).prepend_key("agent_state/")
-    flat = {key: value.flatten(0, 1) for key, value in steps.truncate_key(prefix).prepend_key("observation/").items()}
-    if chosen is not None:
-        flat = {key: take_rows(value, chosen) for key, value in flat.items()}
+    flat = {
+        key: value.flatten(0, 1) if row is None else as_signed(value)[row, time].view(value.dtype)
+        for key, value in steps.truncate_key(prefix).prepend_key("observation/").items()
+    }
     ones = torch.ones(len(next(iter(flat.values()))), dtype=torch.int64, device=steps.device)
     return Trajectories.unchecked(
         info, TemporalDictTensor.unchecked({key: value.unsqueeze(1) for key, value in flat.items()}, ones)
