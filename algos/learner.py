@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict
@@ -188,10 +189,11 @@ class GradientLearner(ABC):
             return self.descend(*self.gradient(minibatch))
         state = adam.state()
         terms: Terms
-        terms, norm, new = self._compiled_step(minibatch, state)
-        self._finite &= (terms["loss"] + norm).abs() < torch.inf
+        terms, checked, new = self._compiled_step(minibatch, state)
         with intended():
-            finite = bool(self._finite)  # sync: of CPU memory
+            if not math.isfinite(float(checked)):  # sync: of CPU memory, as the next
+                self._finite.zero_()
+            finite = bool(self._finite)  # sync: see above
         if finite:
             adam.write(new)
         self.policy_version += 1
@@ -269,10 +271,13 @@ class GradientLearner(ABC):
         return PureAdam(self.optimizer, self._weights)
 
     def _compute_step(self, minibatch: Any, state: Terms) -> tuple[Terms, Tensor, Terms]:  # noqa: ANN401
-        """Return the terms, the norm of the gradient and the results of `PureAdam.compute`: a pure function."""
+        """Return the terms, a number that is finite if loss and gradient are, and the results of `PureAdam.compute`.
+
+        A pure function.
+        """
         terms, gradient = self._gradient(minibatch)
         norm = terms["gradient_norm"] if "gradient_norm" in terms else norm_of(list(gradient.values()))
-        return terms, norm, PureAdam(self.optimizer, self._weights).compute(gradient, state)
+        return terms, terms["loss"] + norm, PureAdam(self.optimizer, self._weights).compute(gradient, state)
 
     def _part(self, name: str, step: Callable[..., Any]) -> Runner[Any]:
         """Return a runner of a pure part of the update, compiled if the settings ask for it.
