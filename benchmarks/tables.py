@@ -126,7 +126,7 @@ def compared(algorithm: str, _: Rows) -> list[str]:
 
 def games(_: Rows) -> list[str]:
     """The five games of MinAtar: what each algorithm has learned, seed by seed."""
-    algorithms = ("ppo", "a2c", "dqn")
+    algorithms = ("ppo", "a2c", "dqn", "pqn")
     lines, commits = [], set()
     for game in dict.fromkeys(name.partition(GAME)[2] for name in TASKS if GAME in name):
         cells = [game]
@@ -138,7 +138,11 @@ def games(_: Rows) -> list[str]:
             cells.append(f"{mean}({', '.join(f'{value:.1f}' for value in returns)})" if rows else "not trained")
         lines.append(cells)
     head = "game | " + " | ".join(f"{name.upper()}: mean (seeds)" for name in algorithms)
-    return [f"At {', '.join(f'`{one}`' for one in sorted(commits)) or 'no commit yet'}:", "", *table(head, lines, 4)]
+    return [
+        f"At {', '.join(f'`{one}`' for one in sorted(commits)) or 'no commit yet'}:",
+        "",
+        *table(head, lines, 1 + len(algorithms)),
+    ]
 
 
 def sharing(_: Rows) -> list[str]:

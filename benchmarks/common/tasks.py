@@ -269,7 +269,7 @@ TASKS["ppo_atari_freeway"] = _task(
     network={"n_features": 256, "layers": ((16, 8, 4), (32, 4, 2))}, episodes=16, tuned_on=(200,),
 )  # fmt: skip
 
-# All three algorithms with as many steps, to the end, and with the settings that were chosen on Breakout.
+# Four algorithms with as many steps, to the end, and with the settings that were chosen on Breakout.
 _GAMES = {
     "Breakout": (400, 3), "Asterix": (400, 5), "Freeway": (700, 3), "SpaceInvaders": (600, 4), "Seaquest": (1000, 6),
 }  # fmt: skip
@@ -285,7 +285,7 @@ TASKS |= {
         algorithm, f"{name}-MinAtar", sizes, None, f"{algorithm.upper()} on MinAtar's {name}"
     )
     for name, sizes in _GAMES.items()
-    for algorithm in ("ppo", "a2c", "dqn")
+    for algorithm in ("ppo", "a2c", "dqn", "pqn")
 }
 TASKS["ppo_gymnax_breakout"] = _MINATAR(
     "ppo", "Breakout-MinAtar", _GAMES["Breakout"], 5.0, "PPO on gymnax's Breakout-MinAtar",
