@@ -7,9 +7,14 @@ import os
 SETTINGS = {
     ("ppo", "Breakout-MinAtar"): {"n_epochs": 4, "n_minibatches": 8},
     ("ppo", "CartPole-v1"): {"n_epochs": 4, "n_minibatches": 8},
+    ("pqn", "Breakout-MinAtar"): {"n_epochs": 2, "n_minibatches": 32},
 }
-NETWORKS = {("ppo", "Breakout-MinAtar"): (128, 128), ("ppo", "CartPole-v1"): (64, 64)}
-"""Sizes of the hidden layers; actor and critic have a network each, with ReLU."""
+NETWORKS = {
+    ("ppo", "Breakout-MinAtar"): (128, 128),
+    ("ppo", "CartPole-v1"): (64, 64),
+    ("pqn", "Breakout-MinAtar"): (64, 64),
+}
+"""Sizes of the hidden layers, with ReLU. PPO's actor and critic have a network each; PQN's has layer normalisation."""
 
 
 def keep_cores() -> None:

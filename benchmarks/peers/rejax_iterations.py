@@ -21,6 +21,7 @@ COMMON = {"learning_rate": 1e-3, "gamma": 0.99, "max_grad_norm": 0.5}
 def create(algorithm: str, task: Task) -> Any:  # noqa: ANN401 - rejax's own classes
     settings = SETTINGS[algorithm, task.environment]
     network = {"hidden_layer_sizes": NETWORKS[algorithm, task.environment], "activation": "relu"}
+    network = {} if algorithm == "pqn" else network  # PQN's has these sizes and layer normalisation in any case
     sizes = {"num_envs": task.n_envs, "num_steps": task.n_timesteps}
     chosen = {"num_epochs": settings["n_epochs"], "num_minibatches": settings["n_minibatches"]}
     return rejax.get_algo(algorithm).create(
@@ -47,12 +48,14 @@ def parts(algorithm: Any) -> dict[str, Callable[[Any], Any]]:  # noqa: ANN401
     def advantages(state: Any) -> Any:  # noqa: ANN401
         reward = jnp.ones((algorithm.num_steps, algorithm.num_envs))
         zeros = reward * 0.0
+        if hasattr(algorithm, "calculate_targets"):  # PQN
+            return algorithm.calculate_targets(rejax.algos.pqn.Trajectory(zeros, zeros, zeros, reward, zeros), zeros[0])
         steps = rejax.algos.ppo.Trajectory(zeros, zeros, zeros, reward, reward, zeros)
         return algorithm.calculate_gae(steps, state.last_done * 1.0)
 
     return {
         "iteration": algorithm.train_iteration,
-        "collect": algorithm.collect_trajectories,
+        "collect": lambda state: algorithm.collect_trajectories(state, *([0.1] if "pqn" in sys.argv else [])),
         "simulator": simulator,
         "advantages": advantages,
     }

@@ -12,8 +12,9 @@ from serve import Batches, Task, serve
 from torch import nn
 
 from rlstruct import DictTensor
-from rlstruct.agents import ActorCritic, ActorCriticAgent
+from rlstruct.agents import ActorCritic, ActorCriticAgent, QAgent, QNetwork
 from rlstruct.algos.ppo import PPOConfig, PPOLearner
+from rlstruct.algos.pqn import PQNConfig, PQNLearner
 from rlstruct.batchers import RL_Batcher
 from rlstruct.sims import make
 
@@ -30,15 +31,23 @@ class Training:
     def __init__(self, task: Task, name: str) -> None:
         space, hidden = simulator(task), NETWORKS[name, task.environment]
         n_in = int(torch.tensor(space.observation_space.shape).prod())
-        model = ActorCritic(n_in, int(space.action_space.n), hidden=hidden)
-        for network in (model.actor, model.critic):
-            network.layers[1] = network.layers[3] = nn.ReLU()
+        n_actions = int(space.action_space.n)
         sizes = {"n_envs": task.n_envs, "n_timesteps": task.n_timesteps}
-        config = PPOConfig(**sizes, **SETTINGS[name, task.environment], compile_update=True)
-        self.learner = PPOLearner.create(model, ActorCriticAgent, config)
+        settings: Any = {**sizes, **SETTINGS[name, task.environment], "compile_update": True}
+        model: Any
+        agent: Any
+        if name == "pqn":
+            model, agent = QNetwork(n_in, n_actions, hidden=hidden, layer_norm=True), QAgent
+            self.learner: Any = PQNLearner.create(model, agent, PQNConfig(**settings))
+        else:
+            model, agent = ActorCritic(n_in, n_actions, hidden=hidden), ActorCriticAgent
+            for network in (model.actor, model.critic):
+                network.layers[1] = network.layers[3] = nn.ReLU()
+            self.learner = PPOLearner.create(model, agent, PPOConfig(**settings))
+        self.info = self.learner.agent_info(0.05, task.n_envs)
 
-        def create_agent() -> ActorCriticAgent:
-            return ActorCriticAgent(model, copy_model=False)
+        def create_agent() -> Any:  # noqa: ANN401
+            return agent(model, copy_model=False)
 
         self.batcher = RL_Batcher(
             task.n_timesteps, create_agent, lambda seed: simulator(task, seed), seed=0, compile_agent=True
@@ -46,7 +55,7 @@ class Training:
         self.batcher.reset()
 
     def collect(self) -> Any:  # noqa: ANN401
-        self.batcher.execute()
+        self.batcher.execute(self.info)
         return self.batcher.get()[0]
 
     def iterate(self) -> None:
@@ -60,13 +69,17 @@ def products(task: Task, name: str) -> Work:
     n_in, settings = int(torch.tensor(space.observation_space.shape).prod()), SETTINGS[name, task.environment]
     rows = task.n_envs * task.n_timesteps // settings["n_minibatches"]
 
+    networks = 1 if name == "pqn" else 2
+
     def layers(n: int) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
         return [(torch.ones(n, a), torch.ones(b, a), torch.ones(n, b)) for a, b in ((n_in, wide), (wide, narrow))]
 
     acting, learning = layers(task.n_envs), layers(rows)
 
     def work() -> None:
-        for _ in range(2):  # actor and critic; their last layers have a few outputs, and take next to nothing
+        for _ in range(
+            networks
+        ):  # actor and critic, or one; their last layers have a few outputs, and take next to nothing
             for _ in range(task.n_timesteps + 1):
                 for x, weight, _y in acting:
                     x @ weight.t()
