@@ -234,7 +234,7 @@ class GradientLearner(ABC):
         """Return the owner of the weights, and how to make graphs and compiled code, where the update allows them."""
         config, fixed = self.config, not self.whole_episodes  # whole episodes give every batch a different shape
         owner, pure = self.depends_on()
-        compiled = fixed and config.compile_update
+        compiled = fixed and config.compile_update is True
         graph = EXECUTORS["graph"](self.device) if fixed and config.graph and self.group.can_capture else None
         if not pure and (compiled or graph is not None):
             _logger.info(

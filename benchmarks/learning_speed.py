@@ -1,4 +1,4 @@
-"""How fast is an iteration (collect a batch, learn from it) where the simulator is, compared with rejax's, in turn?
+"""Milliseconds of an iteration (collect a batch, learn from it) in one process with its simulator: ours and rejax's.
 
 Run: ``python benchmarks/learning_speed.py``. Everything runs in one process, on one core or two, with the same sizes of
 batches, minibatches and networks; ours is compiled, rejax's is one jitted call. ``--parts`` prints where the time of an

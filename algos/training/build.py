@@ -136,7 +136,7 @@ def create_batchers(
         config.n_envs,
         n_processes=config.n_processes,
         env_info=DictTensor({"initial_steps": torch.tensor([first], device="cpu")} if first else {}),
-        compile_agent=config.compile_agent,
+        compile_agent=config.compile_agent is True,
         cluster=config.cluster,
         seed=own_seed,
         sharing="none" if only_learners_share else config.sharing,

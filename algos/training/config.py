@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from rlstruct import renamed
 from rlstruct.batchers.workers.placement import Mode
 from rlstruct.errors import BadValueError, MissingFileError
 from rlstruct.options import Options, check_seed, declared, option
 
+Compile = Literal["auto", True, False]
 AnyConfig = TypeVar("AnyConfig", bound="TrainingConfig")
 
 
@@ -30,10 +32,12 @@ class TrainingConfig(Options):
             torchrun's processes learn together.
         initial_steps: simulators with discrete actions take 0 to this many random actions before an episode begins, so
             thousands of games do not run in lockstep. gymnasium's environments get it as an option of reset.
-        compile_agent: let TorchInductor compile the agent's step during collection, see RL_Batcher. It pays with few
-            environments and small networks on the CPU; the first batch then takes a few seconds longer.
+        compile_agent: let TorchInductor compile the agent's step during collection, see RL_Batcher. "auto" compiles on
+            the CPU, in the learner's process, if the training is long enough to save more than compiling takes.
         compile_update: let TorchInductor compile the gradient steps of an update, if the agent promises to be pure
-            (RL_Agent.pure). Results are equal up to rounding; the first update takes some ten seconds longer.
+            (RL_Agent.pure). Results are equal up to rounding; "auto" decides as for the agent.
+        compile_simulator: let TorchInductor compile the step of a simulator of rlstruct.sims that is created with
+            backend="auto", the default; "auto" decides as for the agent.
         graph: on CUDA, capture whole updates of A2C, PPO and PQN, and gradient steps of DQN, SAC and AlphaZero, as
             one graph, if the agent promises to be pure; AlphaZero captures its network in any case.
         discount: per-step factor of the return.
@@ -78,8 +82,9 @@ class TrainingConfig(Options):
     n_processes: int = option(2, at_least=0)
     n_learners: int = option(1, at_least=1)
     initial_steps: int = option(0, at_least=0)
-    compile_agent: bool = option(False, may_change=True)
-    compile_update: bool = option(False, may_change=True)
+    compile_agent: Compile = option("auto", may_change=True)
+    compile_update: Compile = option("auto", may_change=True)
+    compile_simulator: Compile = option("auto", may_change=True)
     graph: bool = option(True, may_change=True)
     discount: float = option(0.99, at_least=0, at_most=1)
     reward_scale: float = 1.0
@@ -119,6 +124,11 @@ class TrainingConfig(Options):
         fits = self.evaluation_episodes % max(1, n) == 0
         words = f"a multiple of evaluation_processes, {n}: every process plays as many"
         self.require("evaluation_episodes", fits, words)
+
+    def gradient_steps_per_batch(self) -> int:
+        """Return how many gradient steps follow each batch: the product of n_epochs, n_updates and n_minibatches."""
+        names = "n_epochs", "n_updates", "n_minibatches"
+        return math.prod(int(getattr(self, name, 1)) for name in names)
 
     def workers_share_gpus(self) -> bool:
         """Return True if worker processes collect on a GPU."""

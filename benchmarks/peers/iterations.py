@@ -1,4 +1,4 @@
-"""What both contenders of ``learning_speed.py`` learn with; imports neither of them."""
+"""Settings that both contenders of ``learning_speed.py`` share; imports neither library."""
 
 from __future__ import annotations
 

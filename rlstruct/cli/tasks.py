@@ -271,7 +271,7 @@ def find(task: Task, *, auto_reset: bool) -> Factory:
             require("warp", "warp", what="--simulator warp")
         elif plain.startswith("ALE/"):
             raise UserError(f"--simulator {backend}: {name} runs only as Warp kernels: use --simulator warp.")
-        return replace(made, backend=backend or "torch", atari=plain.startswith("ALE/"))
+        return replace(made, backend=backend or "auto", atari=plain.startswith("ALE/"))
     if plain.startswith("ALE/") or "NoFrameskip-v" in plain:
         require_atari()
     spec = registered(name)

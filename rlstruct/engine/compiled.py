@@ -7,9 +7,13 @@ the kernels. Here the shapes never change, so the step is traced once and Induct
 
 from __future__ import annotations
 
+import contextlib
+import os
+import shutil
+import sys
 import threading
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,6 +25,12 @@ from rlstruct.engine import torch_private
 from rlstruct.engine.purity import place_of
 from rlstruct.errors import Explained, warn_user
 
+
+class _Simulators(threading.local):
+    compiled = False
+
+
+_SIMULATORS = _Simulators()
 _compiling = threading.RLock()  # tracing and Inductor's settings belong to the process, not to a thread
 
 MAX_FUSED = 4097
@@ -148,6 +158,29 @@ class Compiled:
             run = compile_fx_inner(graph, [*inputs, *held])
         self._strides = [tensor.stride() for tensor in inputs]
         self.held, self._run = held, getattr(run, "current_callable", run)  # without Inductor's wrapper
+
+
+def why_no_compiler() -> str:
+    """Return the reason why nothing can be compiled for the CPU here; empty if it can."""
+    if names := torch_private.missing("compiled"):
+        return f"torch {torch.__version__} lacks {', '.join(names)}"
+    name = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
+    return "" if shutil.which(name) else f"there is no C++ compiler called {name}"
+
+
+@contextlib.contextmanager
+def compiling_simulators(compiled: bool) -> Iterator[None]:
+    """Let the simulators that are created with ``backend="auto"`` in a with block be compiled, or not."""
+    before, _SIMULATORS.compiled = _SIMULATORS.compiled, compiled
+    try:
+        yield
+    finally:
+        _SIMULATORS.compiled = before
+
+
+def simulators_are_compiled() -> bool:
+    """Return True in such a block."""
+    return _SIMULATORS.compiled
 
 
 def warn_uncompiled(what: str, why: str, switch: str) -> None:

@@ -55,14 +55,14 @@ def agent_step(agent: RL_Agent) -> Callable[..., AgentOutput]:
 
 def agent_runner(agent: RL_Agent, device: torch.device, *, compiled: bool) -> Runner[AgentOutput]:
     """Return a runner of an agent, compiled if requested and possible."""
-    why_not = _obstacle(agent, device) if compiled else ""
+    why_not = why_not_compiled(agent, device) if compiled else ""
     make = EXECUTORS["compiled"](device) if compiled and not why_not else None
     runner = Runner(agent_step(agent), agent, device, make, alike=True)
     runner.why_not = why_not
     return runner
 
 
-def _obstacle(agent: RL_Agent, device: torch.device) -> str:
+def why_not_compiled(agent: RL_Agent, device: torch.device) -> str:
     """Return the reason why an agent cannot be compiled; empty if it can."""
     if not agent.pure:
         return f"it does not promise to be pure: {PROMISE}"

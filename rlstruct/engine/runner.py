@@ -172,7 +172,12 @@ class Runner(Generic[R]):
         return result
 
     def _compare(self, executor: Executor, form: Hashable, args: tuple[Any, ...]) -> R:
-        """Run the step and a new executor, keep the executor if both agree, and return the step's result."""
+        """Run the step and a new executor, and keep the executor if both agree.
+
+        Returns:
+            The result of the executor if it is kept, because later calls round in the same way: so a resumed training
+            continues bit for bit. Otherwise the step's.
+        """
         copies, others = (tree_map_only(Tensor, torch.clone, args) if executor.writes else args for _ in range(2))
         places = WeightsMonitor(self.owner).places
         result = self._measured(args)
@@ -195,9 +200,14 @@ class Runner(Generic[R]):
         expected, answer = (args, copies) if executor.writes else (result, actual)
         if why := mismatch_reason(expected, answer, again, self._eps(), self.device):
             self._give_up(why)
-        else:
-            self._executors[form] = executor
-        return result
+            return result
+        self._executors[form] = executor
+        if executor.writes:
+            structure = TreeSpec(args)
+            for place, value in zip(structure.flatten(args), structure.flatten(copies), strict=True):
+                place.copy_(value)
+        kept: R = actual
+        return kept
 
     def _measured(self, args: tuple[Any, ...]) -> R:
         """Run the step itself and record the precision of its numbers."""

@@ -178,7 +178,7 @@ def self_play(
     config: AlphaZeroConfig, create_agent: CreateAgent, create_env: CreateEnv
 ) -> tuple[AlphaZeroConfig, CreateAgent, Callable[[nn.Module], Evaluates]]:
     """Give the agents a simulator of the game, and evaluate by games against the opponent; see `Algorithm`."""
-    search = replace(config.search(config.n_simulations), compiled=config.compile_agent)
+    search = replace(config.search(config.n_simulations), compiled=config.compile_agent is True)
     searching = partial(create_agent, create_simulator=create_env, discount=-config.discount, config=search)
     # The search compiles itself.
     return replace(config, compile_agent=False), searching, partial(arena, config, create_agent, create_env)

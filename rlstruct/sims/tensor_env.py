@@ -28,7 +28,7 @@ from rlstruct.core import DictTensor, Layout, expect
 from rlstruct.core.layout import check_indices, take_rows
 from rlstruct.core.named_tensors import part_of
 from rlstruct.device import DeviceLike, resolve_device
-from rlstruct.engine.compiled import Compiled
+from rlstruct.engine.compiled import Compiled, simulators_are_compiled
 from rlstruct.engine.validity import StepChecks, read_flag
 from rlstruct.errors import BadValueError, UsageError
 from rlstruct.functional.masks import rows_of, write_rows
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from rlstruct.sims.kernels import GameKernel
 
 State = TypeVar("State")
-Backend = Literal["torch", "compile", "warp"]
+Backend = Literal["auto", "torch", "compile", "warp"]
 
 _SALT = 0x51D  # number of the seed's child key: differs from the keys of agents with the same seed
 
@@ -71,7 +71,9 @@ class TensorEnv(VecEnv, Generic[State]):
         auto_reset: ended environments restart within the step; otherwise they idle until `reset`.
         time_limit: an episode is truncated after this many steps; None for never, "default" for the limit of the task.
         backend: ``"torch"`` runs the functions eagerly, ``"compile"`` turns a whole step into one kernel
-            (TorchInductor; the first step takes some 20 seconds). ``"warp"`` (an extra) is ``"torch"``, except that
+            (TorchInductor; the first step takes some 20 seconds). ``"auto"`` is ``"compile"`` in a training that is
+            long enough to gain from it (`TrainingConfig.compile_simulator`), else ``"torch"``; the attribute
+            ``backend`` is what it chose. ``"warp"`` (an extra) is ``"torch"``, except that
             RL_Batcher collects a batch with a small network in one launch of the simulator's `kernel`. Results are
             equal, floating-point numbers up to rounding.
 
@@ -95,7 +97,7 @@ class TensorEnv(VecEnv, Generic[State]):
         dtype: torch.dtype = torch.float32,
         auto_reset: bool = True,
         time_limit: int | Literal["default"] | None = "default",
-        backend: Backend = "torch",
+        backend: Backend = "auto",
     ) -> None:
         self._name = type(self).__name__
         self.time_limit = self.default_time_limit if time_limit == "default" else time_limit
@@ -105,8 +107,12 @@ class TensorEnv(VecEnv, Generic[State]):
             )
         seed = check_seed(self._name, "seed", seed, n_envs)
         self._device = resolve_device(device)
-        if backend not in ("torch", "compile", "warp"):
-            raise BadValueError(f"{self._name}: got backend={backend!r}, expected 'torch', 'compile' or 'warp'.")
+        if backend not in ("auto", "torch", "compile", "warp"):
+            raise BadValueError(
+                f"{self._name}: got backend={backend!r}, expected 'auto', 'torch', 'compile' or 'warp'."
+            )
+        if backend == "auto":
+            backend = "compile" if self._device.type == "cpu" and simulators_are_compiled() else "torch"
         if backend != "torch" and self._device.type not in ("cpu", "cuda"):
             raise BadValueError(f"{self._name}: {backend!r} works on cpu and cuda, not on {self._device}: use 'torch'.")
         self.action_space = deepcopy(self.action_space)  # seeding one instance must not seed the others

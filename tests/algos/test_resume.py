@@ -15,6 +15,7 @@ from resume_tasks import TASKS, config_of, create_network, create_sim, train
 
 from rlstruct.agents import ActorCriticAgent
 from rlstruct.algos.a2c import A2CConfig
+from rlstruct.algos.training import compiling
 from rlstruct.algos.training.config import load_config
 from rlstruct.algos.training.evaluation import Evaluator, TrainingResult
 from rlstruct.algos.training.loop import TrainingLoop
@@ -79,6 +80,23 @@ SLOW = {"dqn, prioritised", "ppo, recurrent"}  # three seconds each
 def test_a_resumed_training_equals_one_without_a_break(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    resumes_bit_for_bit(name, tmp_path, monkeypatch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["ppo, normalised", "dqn"])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the compiler's own imports
+def test_so_does_one_that_is_compiled(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiling, "SECONDS", dict.fromkeys(compiling.SECONDS, 0.0))
+    path = resumes_bit_for_bit(name, tmp_path, monkeypatch)
+    monkeypatch.undo()  # the checkpoint remembers
+    with RunFolder.resume(path, progress=False) as run:
+        assert run.checkpoint is not None
+        assert [run.checkpoint["config"][option] for option in compiling.SECONDS] == [True, True, True]
+
+
+def resumes_bit_for_bit(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Train, and train in three parts; return the folder of the second training."""
     less = {"n_env_steps": 480}
     with new_folder(tmp_path, name) as whole:
         expected = train(name, whole, **less)
@@ -96,6 +114,7 @@ def test_a_resumed_training_equals_one_without_a_break(
         again = train(name, run, **less)  # nothing is left to do
     assert without_clocks(again) == without_clocks(expected)
     assert metrics(run.path) == metrics(whole.path)
+    return run.path
 
 
 @pytest.mark.slow

@@ -111,4 +111,4 @@ def test_a_name_that_is_not_registered_is_refused(capsys: pytest.CaptureFixture[
     assert main(["train", "toys", "--env", "CartPole-v1"]) == 2
     names = ", ".join(ALGORITHMS)
     assert f"there is no algorithm 'toys', only {names}. Did you mean 'toy'?" in capsys.readouterr().err
-    assert names.startswith("reinforce, a2c, ppo, dqn, sac, ")
+    assert names.startswith("reinforce, a2c, ppo, dqn, pqn, sac, ")

@@ -93,7 +93,7 @@ def test_an_environment_that_cannot_be_used(command: str, env: str, says: str, c
         ("sac", "TakesInfinite", "SAC needs bounded continuous actions"),
         ("dqn", "TakesConstant", "DQN chooses one action at a time"),
         ("sac", "TakesMany", "2 2]): use ppo or a2c."),
-        ("sac", "Base", "here they are Discrete(2): use dqn, ppo or a2c."),
+        ("sac", "Base", "here they are Discrete(2): use dqn, pqn, ppo or a2c."),
         ("ppo", "TakesText", "for example with gymnasium.wrappers.TransformAction."),
         ("ppo", "TakesHuge", "out of memory: you tried to allocate "),
     ],

@@ -27,6 +27,7 @@ from rlstruct.cli.tasks import Factory, Task
 from rlstruct.errors import LearnerError, WorkerError, import_extra
 
 _LEARNERS = re.compile("^--learners(?==|$)")
+_SWITCHES = re.compile("^--(?P<no>no-)?(?P<name>compile-(agent|update))$")
 Config = TypeVar("Config", bound=TrainingConfig)
 
 _HELP = """usage: rlstruct train ALGORITHM --env NAME [OPTIONS]
@@ -105,9 +106,21 @@ def run(arguments: Sequence[str]) -> None:
     _train(*read_options(arguments))
 
 
+def _with_values(words: Sequence[str]) -> list[str]:
+    """Complete the flags of settings that were plain switches in version 0.3: --compile-agent, --no-compile-agent."""
+    completed: list[str] = []
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        if switch := _SWITCHES.match(word):
+            wanted = [] if following in ("auto", "True", "False") else [str(not switch["no"])]
+            completed += [f"--{switch['name']}", *wanted]
+        else:
+            completed.append(word)
+    return completed
+
+
 def read_options(arguments: Sequence[str]) -> tuple[str, Training[Any], list[str]]:
     """Return the algorithm, its settings, and a message about them."""
-    words = [_LEARNERS.sub("--n-learners", word) for word in arguments]
+    words = _with_values([_LEARNERS.sub("--n-learners", word) for word in arguments])
     algorithm = None if words[0].startswith("-") else words.pop(0)
     initial = read_initial_options(words)
     if initial.resume is not None and initial.config is not None:

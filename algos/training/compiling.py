@@ -1,0 +1,66 @@
+"""Decisions of a training whose settings leave it open ("auto") what is compiled: whatever pays by their numbers.
+
+No clock decides, because compiled code rounds differently: equal settings give equal results on every machine that has
+a compiler. A checkpoint holds the decisions, and a resumed training keeps them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+from rlstruct.algos.training.config import AnyConfig
+from rlstruct.device import resolve_device
+from rlstruct.engine.compiled import why_no_compiler
+
+_logger = logging.getLogger(__name__)
+
+SECONDS: Final = {"compile_agent": 17.0, "compile_update": 25.0, "compile_simulator": 15.0}
+"""Seconds of one core that each takes to compile in a new process, with an empty cache. The first one takes 12 of them:
+these import TorchInductor and compile its headers. Measured for networks of two layers, see docs/fast_paths.md."""
+SAVED: Final = {"compile_agent": 200e-6, "compile_update": 1.4e-3, "compile_simulator": 250e-6}
+"""Seconds that compiled code saves in each call of the agent, gradient step and step of a simulator of `rlstruct.sims`:
+mostly calls of operations, so the number depends little on the sizes of batch and network."""
+MOST_ROWS: Final = 256
+"""With more environments than these, the agent's arithmetic takes most of a step, and compiling it saves nothing."""
+
+
+def with_decisions(config: AnyConfig, stored: Mapping[str, Any], *, fixed_shapes: bool) -> AnyConfig:
+    """Replace "auto" in the settings by True or False, and log the decision in one line.
+
+    Args:
+        config: the settings of the whole training.
+        stored: the settings in a checkpoint, whose decisions hold; empty in a new training.
+        fixed_shapes: all batches have the same shape, so that an update can be compiled.
+    """
+    undecided = [name for name in SECONDS if getattr(config, name) == "auto"]
+    chosen = {name: stored[name] for name in undecided if stored.get(name, "auto") != "auto"}
+    new = [name for name in undecided if name not in chosen]
+    saved = seconds_saved(config)
+    pays = [n for n in new if saved[n] > SECONDS[n] and (fixed_shapes or n != "compile_update")]
+    why_not = why_no_compiler() if pays else ""
+    if pays:
+        words = ", ".join(f"{name} (saves about {saved[name]:.0f} s, costs {SECONDS[name]:.0f})" for name in pays)
+        _logger.info(
+            "run_training: %s. Set them to True or False to decide yourself.",
+            f"{words}: not possible, {why_not}" if why_not else f"on: {words}",
+        )
+    return replace(config, **chosen, **{name: name in pays and not why_not for name in new})
+
+
+def seconds_saved(config: AnyConfig) -> dict[str, float]:
+    """Predict how many seconds of a core each kind of compiled code saves in a whole training.
+
+    Worker processes compile nothing, each would for itself. On CUDA, graphs save the same calls.
+    """
+    n_calls = config.n_env_steps / (config.n_envs * max(1, config.n_processes))
+    collects_here = config.n_processes == 0 and resolve_device(config.batcher_device).type == "cpu"
+    learns_here = config.n_learners == 1 and resolve_device(config.learner_device).type == "cpu"
+    times = {
+        "compile_agent": n_calls * (collects_here and config.n_envs <= MOST_ROWS),
+        "compile_update": n_calls / config.n_timesteps * config.gradient_steps_per_batch() * learns_here,
+        "compile_simulator": n_calls * collects_here,
+    }
+    return {name: n * SAVED[name] for name, n in times.items()}
