@@ -7,13 +7,17 @@ a compiler. A checkpoint holds the decisions, and a resumed training keeps them.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Final
+
+import torch
 
 from rlstruct.algos.training.config import AnyConfig
 from rlstruct.device import resolve_device
 from rlstruct.engine.compiled import why_no_compiler
+from rlstruct.engine.executors import why_not_compiled
+from rlstruct.rl_agent import RL_Agent
 
 _logger = logging.getLogger(__name__)
 
@@ -23,26 +27,40 @@ these import TorchInductor and compile its headers. Measured for networks of two
 SAVED: Final = {"compile_agent": 200e-6, "compile_update": 1.4e-3, "compile_simulator": 250e-6}
 """Seconds that compiled code saves in each call of the agent, gradient step and step of a simulator of `rlstruct.sims`:
 mostly calls of operations, so the number depends little on the sizes of batch and network."""
+SECONDS_PER_STEP: Final = 1.8
+SAVED_PER_STEP: Final = 150e-6
+"""The same for each time step in the update of an agent with a state, whose cell is compiled once per step."""
 MOST_ROWS: Final = 256
 """With more environments than these, the agent's arithmetic takes most of a step, and compiling it saves nothing."""
 
 
-def with_decisions(config: AnyConfig, stored: Mapping[str, Any], *, fixed_shapes: bool) -> AnyConfig:
+def with_decisions(
+    config: AnyConfig, stored: Mapping[str, Any], create_agent: Callable[[], RL_Agent], *, fixed_shapes: bool
+) -> AnyConfig:
     """Replace "auto" in the settings by True or False, and log the decision in one line.
 
     Args:
         config: the settings of the whole training.
         stored: the settings in a checkpoint, whose decisions hold; empty in a new training.
+        create_agent: creates the learner's agent. Without its promise to be pure, neither it nor an update is compiled.
         fixed_shapes: all batches have the same shape, so that an update can be compiled.
     """
     undecided = [name for name in SECONDS if getattr(config, name) == "auto"]
     chosen = {name: stored[name] for name in undecided if stored.get(name, "auto") != "auto"}
     new = [name for name in undecided if name not in chosen]
-    saved = seconds_saved(config)
-    pays = [n for n in new if saved[n] > SECONDS[n] and (fixed_shapes or n != "compile_update")]
+    saved, costs = seconds_saved(config), dict(SECONDS)
+    pays = [n for n in new if saved[n] > costs[n] and (fixed_shapes or n != "compile_update")]
+    if any(name != "compile_simulator" for name in pays):
+        agent = create_agent()
+        if why_not_compiled(agent, torch.device("cpu")):
+            pays = [name for name in pays if name == "compile_simulator"]
+        elif "compile_update" in pays and type(agent).initial_state is not RL_Agent.initial_state:
+            costs["compile_update"] += config.n_timesteps * SECONDS_PER_STEP
+            saved["compile_update"] *= 1 + config.n_timesteps * SAVED_PER_STEP / SAVED["compile_update"]
+            pays = [name for name in pays if saved[name] > costs[name]]
     why_not = why_no_compiler() if pays else ""
     if pays:
-        words = ", ".join(f"{name} (saves about {saved[name]:.0f} s, costs {SECONDS[name]:.0f})" for name in pays)
+        words = ", ".join(f"{name} (saves about {saved[name]:.0f} s, costs {costs[name]:.0f})" for name in pays)
         _logger.info(
             "run_training: %s. Set them to True or False to decide yourself.",
             f"{words}: not possible, {why_not}" if why_not else f"on: {words}",

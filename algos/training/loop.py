@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from rlstruct import renamed
 from rlstruct.algos.distributed.launch import launch_learners
-from rlstruct.algos.learner import CreateAgent, GradientLearner
+from rlstruct.algos.learner import CreateAgent, GradientLearner, agent_around
 from rlstruct.algos.seeds import Seeds, training_seeds
 from rlstruct.algos.training.build import CreateEnv, check_create_env, create_batchers, create_network, threads_for
 from rlstruct.algos.training.callbacks import Callback, Callbacks, for_others
@@ -28,7 +28,6 @@ from rlstruct.batchers import EpisodeStatistics, RL_Batcher
 from rlstruct.core import DictTensor, TensorSpec, Trajectories
 from rlstruct.device import resolve_device
 from rlstruct.engine.compiled import compiling_simulators
-from rlstruct.engine.executors import why_not_compiled
 from rlstruct.errors import BadTypeError, BadValueError, warn_user
 from rlstruct.functional.all_reduce import sum_over_learners
 from rlstruct.policies.loading import description, missing_factories, shown_by
@@ -106,14 +105,13 @@ def run_training(
         if (complete := None if run is None else run.checkpoint) is not None:
             check_resumed(complete, config)
         checkpoint = group.scatter(complete)
-        asked, earlier = config, {} if checkpoint is None else checkpoint["config"]
-        config = with_decisions(config, earlier, fixed_shapes=not learner_class.whole_episodes)
-        share = group.local_config(config)
         model = create_network(create_model, config.seed)
+        agent = partial(agent_around, model, create_agent, "cpu", stochastic=True)
+        earlier = {} if checkpoint is None else checkpoint["config"]
+        config = with_decisions(config, earlier, agent, fixed_shapes=not learner_class.whole_episodes)
+        share = group.local_config(config)
         group.broadcast_weights(model)
         learner = learner_class.create(model.to(resolve_device(share.learner_device)), create_agent, share)
-        if asked.compile_agent == "auto" and why_not_compiled(learner.agent, learner.device):
-            config, share = (replace(one, compile_agent=False) for one in (config, share))
         seeds, factories = training_seeds(config, checkpoint), (share, create_agent, create_env, env_args or {})
         resumptions = 0 if checkpoint is None else checkpoint["training"]["resumptions"] + 1
         collecting, evaluating = create_batchers(*factories, model, resumptions, seeds)
