@@ -57,7 +57,6 @@ def with_decisions(
         elif "compile_update" in pays and type(agent).initial_state is not RL_Agent.initial_state:
             costs["compile_update"] += config.n_timesteps * SECONDS_PER_STEP
             saved["compile_update"] *= 1 + config.n_timesteps * SAVED_PER_STEP / SAVED["compile_update"]
-            pays = [name for name in pays if saved[name] > costs[name]]
     why_not = why_no_compiler() if pays else ""
     if pays:
         words = ", ".join(f"{name} (saves about {saved[name]:.0f} s, costs {costs[name]:.0f})" for name in pays)
