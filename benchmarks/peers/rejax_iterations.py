@@ -49,7 +49,8 @@ def parts(algorithm: Any) -> dict[str, Callable[[Any], Any]]:  # noqa: ANN401
         reward = jnp.ones((algorithm.num_steps, algorithm.num_envs))
         zeros = reward * 0.0
         if hasattr(algorithm, "calculate_targets"):  # PQN
-            return algorithm.calculate_targets(rejax.algos.pqn.Trajectory(zeros, zeros, zeros, reward, zeros), zeros[0])
+            steps = rejax.algos.pqn.Trajectory(zeros, zeros, zeros[..., None], reward, zeros)
+            return algorithm.calculate_targets(steps, zeros[0])
         steps = rejax.algos.ppo.Trajectory(zeros, zeros, zeros, reward, reward, zeros)
         return algorithm.calculate_gae(steps, state.last_done * 1.0)
 
