@@ -11,7 +11,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from common.contenders import Entry, Result, compete
+from common.contenders import Entry, compete
 from common.reporting import write
 
 REJAX = str(Path(__file__).parents[1] / ".venv-rejax/bin/python")
@@ -33,11 +33,24 @@ def entries(name: str, part: str, cores: int, python: str) -> list[Entry]:
     return [ours, Entry("rejax", "rejax_iterations.py", task, (algorithm, part), python, variables)]
 
 
-def milliseconds(result: Result, n_steps: int) -> str:
-    if result.why or not result.rates:
-        return result.why or "-"
-    times = [n_steps / rate * 1e3 for rate in result.rates]
-    return f"{statistics.median(times):.0f} ({min(times):.0f} to {max(times):.0f})"
+def measured(name: str, part: str, cores: int, options: argparse.Namespace) -> dict[str, Any]:
+    """Run both in turn; return a row of a table: medians and ranges of milliseconds, and of the ratio in a turn."""
+    n_steps = TASKS[name]["n_envs"] * TASKS[name]["n_timesteps"]
+    results = compete(entries(name, part, cores, options.rejax), options.rounds, options.seconds)
+    cells = [
+        result.why or spread([n_steps / rate * 1e3 for rate in result.rates], 0 if part == "iteration" else 1)
+        for result in results
+    ]
+    row = {"task": name, "cores": cores, "part": part, "ours": cells[0], "theirs": "", "ratio": ""}
+    if len(results) == 2:
+        row["theirs"] = cells[1]
+        pairs = list(zip(*(result.rates for result in results), strict=False))
+        row["ratio"] = spread([ours / theirs for ours, theirs in pairs], 2) if pairs else ""
+    return row
+
+
+def spread(values: list[float], digits: int) -> str:
+    return f"{statistics.median(values):.{digits}f} ({min(values):.{digits}f} to {max(values):.{digits}f})"
 
 
 def main() -> None:
@@ -52,18 +65,11 @@ def main() -> None:
     rows = []
     print("| task | cores | part | rlstruct, ms | rejax, ms | rejax / rlstruct |\n|---|---:|---|---:|---:|---:|")
     for name in options.tasks:
-        n_steps = TASKS[name]["n_envs"] * TASKS[name]["n_timesteps"]
         for cores in [1] if options.parts else options.cores:
             for part in PARTS if options.parts else PARTS[:1]:
-                results = compete(entries(name, part, cores, options.rejax), options.rounds, options.seconds)
-                cells, ratio = [milliseconds(one, n_steps) for one in results], ""
-                if len(results) == 2 and results[1].rates:
-                    pairs = [a / b for a, b in zip(results[0].rates, results[1].rates, strict=True)]
-                    ratio = f"{statistics.median(pairs):.2f} ({min(pairs):.2f} to {max(pairs):.2f})"
-                cells += [""] * (2 - len(cells))
-                print(f"| {name} | {cores} | {part} | {' | '.join(cells)} | {ratio} |", flush=True)
-                rows.append({"task": name, "cores": cores, "part": part, "rates": [one.rates for one in results]})
-    write("learning_speed", rows)
+                rows.append(row := measured(name, part, cores, options))
+                print(f"| {' | '.join(str(cell) for cell in row.values())} |", flush=True)
+    write("learning_parts" if options.parts else "learning_speed", rows)
 
 
 if __name__ == "__main__":

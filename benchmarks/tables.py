@@ -287,6 +287,13 @@ TABLES: dict[str, tuple[str, Table]] = {
         "task | answer | best of the grid | speed, of the best | probes, of the grid | seconds | memory, off by",
         "{name} | {answer} | {best} | {share:.1%} | {probes} of {grid} | {seconds:.0f} | {projection:.1%}", 3,
     )),
+    "learning_speed": ("learning_speed", columns(
+        "task | cores | ms | rejax 0.1.3, ms | rejax's / ours, in turn",
+        "{task} | {cores} | {ours} | {theirs} | {ratio}",
+    )),
+    "learning_parts": ("learning_parts", columns(
+        "task | part | ms | rejax 0.1.3, ms", "{task} | {part} | {ours} | {theirs}", 2,
+    )),
     "scale_collection": ("scale", columns(
         "who | environment steps per second | two workers of Ray, times as fast",
         "{work} | {steps_per_s:,.0f} | {ratio:.2f}", part="collection",

@@ -69,7 +69,7 @@ def products(task: Task, name: str) -> Work:
     n_in, settings = int(torch.tensor(space.observation_space.shape).prod()), SETTINGS[name, task.environment]
     rows = task.n_envs * task.n_timesteps // settings["n_minibatches"]
 
-    networks = 1 if name == "pqn" else 2
+    n_networks = 1 if name == "pqn" else 2  # their last layers have a few outputs, and take next to no time
 
     def layers(n: int) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
         return [(torch.ones(n, a), torch.ones(b, a), torch.ones(n, b)) for a, b in ((n_in, wide), (wide, narrow))]
@@ -77,9 +77,7 @@ def products(task: Task, name: str) -> Work:
     acting, learning = layers(task.n_envs), layers(rows)
 
     def work() -> None:
-        for _ in range(
-            networks
-        ):  # actor and critic, or one; their last layers have a few outputs, and take next to nothing
+        for _ in range(n_networks):
             for _ in range(task.n_timesteps + 1):
                 for x, weight, _y in acting:
                     x @ weight.t()
