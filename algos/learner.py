@@ -118,6 +118,7 @@ class GradientLearner(ABC):
         self._graph: Runner[Terms] = Runner(
             self._counted, self._owner, self.device, graph, failed=_warn_uncaptured, stream=stream, operation="graph"
         )
+        self._adam: PureAdam | None = None  # in an update, whose steps are compiled with that of the optimiser
         self._runners: list[Runner[Any]] = [self._graph]
         self._frozen: dict[str, object] | None = None  # what executors hold, since the first update
         self._uncompiled = False  # True once a warning has reported it
@@ -185,7 +186,7 @@ class GradientLearner(ABC):
         Returns:
             The terms, detached, with ``gradient_norm``, [], if the norm is bounded.
         """
-        if (adam := self._pure_adam()) is None:
+        if (adam := self._adam or self._pure_adam()) is None:
             return self.descend(*self.gradient(minibatch))
         state = adam.state()
         terms: Terms
@@ -221,7 +222,11 @@ class GradientLearner(ABC):
             self._start_over_if_replaced()
         for runner in self._runners:
             runner.weights_changed()
-        terms = self._graph(argument)
+        self._adam = self._pure_adam()
+        try:
+            terms = self._graph(argument)
+        finally:
+            self._adam = None
         self.policy_version = first + self._n_steps
         return terms
 
@@ -264,9 +269,10 @@ class GradientLearner(ABC):
 
         Elsewhere the step of a fused optimiser is one kernel of the captured graph already.
         """
+        if self.device.type != "cpu" or self.group.size > 1 or self._compiled_step.make is None:
+            return None
         own = type(self).gradient is GradientLearner.gradient and type(self).descend is GradientLearner.descend
-        one = self.device.type == "cpu" and self.group.size == 1 and self._compiled_step.make is not None
-        if not own or not one or not PureAdam.supports(self.optimizer, self._weights):
+        if not own or not PureAdam.supports(self.optimizer, self._weights):
             return None
         return PureAdam(self.optimizer, self._weights)
 

@@ -66,7 +66,9 @@ class PureAdam:
 
     def __init__(self, optimizer: Optimizer, weights: Sequence[Tensor]) -> None:
         self._optimizer, self._weights = optimizer, weights
-        self._groups = {id(weight): group for group in optimizer.param_groups for weight in group["params"]}
+        groups = {id(weight): group for group in optimizer.param_groups for weight in group["params"]}
+        self._groups = [groups[id(weight)] for weight in weights]
+        self._keys = [(f"mean/{i}", f"square/{i}", f"scales/{i}", f"weight/{i}") for i in range(len(weights))]
 
     @staticmethod
     def supports(optimizer: Optimizer, weights: Sequence[Tensor]) -> bool:
@@ -84,18 +86,18 @@ class PureAdam:
         """Return means, squares and scales of the next step, by number of the weight; the host computes the scales."""
         state: Terms = {}
         scales: dict[tuple[int, int], Tensor] = {}  # weights of a group have usually taken as many steps
-        for i, weight in enumerate(self._weights):
-            own: Mapping[str, Tensor] = self._optimizer.state.get(weight, {})
-            group = self._groups[id(weight)]
-            with intended():
-                n = int(own.get("step", 0)) + 1  # sync: of CPU memory
-            for name, key in (("mean", "exp_avg"), ("square", "exp_avg_sq")):
-                state[f"{name}/{i}"] = own[key] if own else torch.zeros_like(weight)
-            if (id(group), n) not in scales:
-                (decay, square_decay), rate = group["betas"], float(group["lr"])
-                numbers = (rate / (1.0 - decay**n), (1.0 - square_decay**n) ** 0.5, rate)
-                scales[id(group), n] = torch.tensor(numbers, dtype=torch.float32, device=weight.device)
-            state[f"scales/{i}"] = scales[id(group), n]
+        with intended():
+            for weight, group, (mean, square, scale, _) in zip(self._weights, self._groups, self._keys, strict=True):
+                if own := self._optimizer.state.get(weight):
+                    state[mean], state[square] = own["exp_avg"], own["exp_avg_sq"]
+                    n = int(own["step"]) + 1  # sync: of CPU memory
+                else:
+                    state[mean], state[square], n = torch.zeros_like(weight), torch.zeros_like(weight), 1
+                if (id(group), n) not in scales:
+                    (decay, square_decay), rate = group["betas"], float(group["lr"])
+                    numbers = (rate / (1.0 - decay**n), (1.0 - square_decay**n) ** 0.5, rate)
+                    scales[id(group), n] = torch.tensor(numbers, dtype=torch.float32, device=weight.device)
+                state[scale] = scales[id(group), n]
         return state
 
     def compute(self, gradient: Terms, state: Terms) -> Terms:
@@ -103,7 +105,7 @@ class PureAdam:
         new: Terms = {}
         for i, g in gradient.items():
             weight = self._weights[int(i)].detach()
-            group = self._groups[id(self._weights[int(i)])]
+            group = self._groups[int(i)]
             decay, square_decay = group["betas"]
             step, root, rate = state[f"scales/{i}"].unbind()
             if (weight_decay := group["weight_decay"]) and type(self._optimizer) is AdamW:
@@ -118,15 +120,19 @@ class PureAdam:
     @torch.no_grad()
     def write(self, new: Terms) -> None:
         """Write the result of `compute` to the weights and to the optimiser's state."""
-        changed = [i for i in range(len(self._weights)) if f"weight/{i}" in new]
-        weights = [self._weights[i] for i in changed]
-        torch._foreach_copy_(weights, [new[f"weight/{i}"] for i in changed])
-        states = [self._optimizer.state[weight] for weight in weights]
-        for i, own in zip(changed, states, strict=True):
+        weights, values, steps = [], [], []
+        for weight, (mean, square, _, key) in zip(self._weights, self._keys, strict=True):
+            if key not in new:  # the loss does not depend on it
+                continue
+            own = self._optimizer.state[weight]
             if not own:
                 own["step"] = torch.zeros((), dtype=torch.float32, device="cpu")
-            own["exp_avg"], own["exp_avg_sq"] = new[f"mean/{i}"], new[f"square/{i}"]
-        torch._foreach_add_([own["step"] for own in states], 1)
+            own["exp_avg"], own["exp_avg_sq"] = new[mean], new[square]
+            weights.append(weight)
+            values.append(new[key])
+            steps.append(own["step"])
+        torch._foreach_copy_(weights, values)
+        torch._foreach_add_(steps, 1)
 
 
 def initial_rate(optimizer: Optimizer, group: Mapping[str, Any], default: float) -> float:

@@ -31,6 +31,14 @@ def shared_memory_names() -> set[str]:
     return {name for name in names if not name.startswith("sem.")}
 
 
+def left_in_shared_memory(before: set[str]) -> set[str]:
+    """Names that are new in /dev/shm and stay there; those of tests that run at the same time go."""
+    deadline = time.monotonic() + 5.0
+    while (left := shared_memory_names() - before) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return left
+
+
 def worker_processes() -> list[psutil.Process]:
     """Processes that this one has started, but for those that stay: the workers' server, Python's and torch's own."""
     stay = ("resource_tracker", "fork_server")

@@ -12,7 +12,15 @@ from typing import Any
 
 import pytest
 import torch
-from batcher_fakes import PROMPT, close_leaves_nothing, create_version_agent, first_batch, forked, shared_memory_names
+from batcher_fakes import (
+    PROMPT,
+    close_leaves_nothing,
+    create_version_agent,
+    first_batch,
+    forked,
+    left_in_shared_memory,
+    shared_memory_names,
+)
 from fake_agents import RngAgent
 from fake_envs import CountingEnv, create_counting_env, create_failing_env, create_slow_env
 
@@ -229,7 +237,7 @@ def test_a_killed_worker_is_noticed_at_once() -> None:
         assert error.step is not None
     batchers[0].close()
     close_leaves_nothing(batchers[1])
-    assert shared_memory_names() <= names
+    assert not left_in_shared_memory(names)
 
 
 @pytest.mark.parametrize("at_work", [False, True])

@@ -22,7 +22,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from batcher_fakes import PROMPT, first_batch, shared_memory_names, worker_processes
+from batcher_fakes import PROMPT, first_batch, left_in_shared_memory, shared_memory_names, worker_processes
 from fake_agents import RngAgent
 from fake_envs import CountingEnv, create_counting_env
 
@@ -171,7 +171,7 @@ def test_killed_programs_leave_nothing(tmp_path: Path, whole_group: bool) -> Non
         program.process.kill()
     gone(workers)
     program.end()
-    assert shared_memory_names() <= before
+    assert not left_in_shared_memory(before)
 
 
 @pytest.mark.slow
