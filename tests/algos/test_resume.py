@@ -84,7 +84,7 @@ def test_a_resumed_training_equals_one_without_a_break(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["ppo, normalised", "dqn"])
+@pytest.mark.parametrize("name", ["ppo, normalised", pytest.param("dqn", marks=pytest.mark.exhaustive)])
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the compiler's own imports
 def test_so_does_one_that_is_compiled(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiling, "SECONDS", dict.fromkeys(compiling.SECONDS, 0.0))
