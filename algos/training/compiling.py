@@ -61,8 +61,8 @@ def with_decisions(
     if pays:
         words = ", ".join(f"{name} (saves about {saved[name]:.0f} s, costs {costs[name]:.0f})" for name in pays)
         _logger.info(
-            "run_training: %s. Set them to True or False to decide yourself.",
-            f"{words}: not possible, {why_not}" if why_not else f"on: {words}",
+            "run_training %s. True or False decides otherwise.",
+            f"would turn on {words}, but {why_not}" if why_not else f"turns on {words}",
         )
     return replace(config, **chosen, **{name: name in pays and not why_not for name in new})
 

@@ -113,10 +113,11 @@ def test_one_line_tells_what_is_compiled_and_why(
         assert decided(PPOConfig(**LONG)) == [False, False, False]
     told, missing = caplog.messages
     assert told == (
-        "run_training: on: compile_agent (saves about 31 s, costs 17), compile_update (saves about 27 s, costs 25). "
-        "Set them to True or False to decide yourself."
+        "run_training turns on compile_agent (saves about 31 s, costs 17), "
+        "compile_update (saves about 27 s, costs 25). True or False decides otherwise."
     )
-    assert "not possible, there is no C++ compiler called g++. Set them" in missing
+    assert "would turn on compile_agent" in missing
+    assert "costs 15), but there is no C++ compiler called g++. True" in missing
 
 
 def test_a_simulator_is_compiled_in_a_training_that_decided_so() -> None:

@@ -223,6 +223,25 @@ def test_statistics_are_those_of_all_learners() -> None:
     assert sum_over_learners(x) is x
 
 
+class LearnerOfTwo(DistributedLearnerGroup):
+    """One of two learners, without processes: the test says what the other one adds to every sum."""
+
+    def __init__(self, other: torch.Tensor) -> None:
+        self.other = other
+
+    def all_reduce_sum(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.other
+
+
+def test_gradients_and_numbers_are_means_weighted_by_steps() -> None:
+    group = LearnerOfTwo(torch.tensor([5.0, 7.0, 10.0, 1.0]))  # of one step: gradient, loss, weight
+    terms = {"loss": torch.tensor(2.0), "error": torch.tensor([1.0, 2.0])}
+    terms, gradient = group.mean(terms, {"weight": torch.tensor([[1.0], [3.0]])}, torch.tensor(3.0))
+    assert gradient["weight"].tolist() == [[(3 * 1 + 5) / 4], [(3 * 3 + 7) / 4]]
+    assert terms["loss"].item() == (3 * 2 + 10) / 4
+    assert terms["error"].tolist() == [1.0, 2.0]  # one for each step: its own
+
+
 def test_environments_are_made_with_the_seeds_of_one_learner() -> None:
     whole = create_sim(4, 7).reset(None)[0]["frame"]
     halves = [create_sim(2, 7 + 2 * rank).reset(None)[0]["frame"] for rank in range(2)]

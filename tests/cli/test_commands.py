@@ -31,6 +31,7 @@ from gymnasium import spaces
 
 from rlstruct.algos import ALGORITHMS
 from rlstruct.algos.a2c import A2CConfig
+from rlstruct.algos.training import compiling
 from rlstruct.algos.training.evaluation import Evaluation
 from rlstruct.algos.training.learning_curve import Curve, draw_panels, together
 from rlstruct.algos.training.presets import PRESETS
@@ -180,6 +181,18 @@ def test_another_preset_or_none_can_be_chosen(capsys: Capture) -> None:
     none = train("a2c", "--env", "Acrobot-v1", "--preset", "none", *short)
     assert "settings: the defaults, tuned for CartPole-v1" in capsys.readouterr().out
     assert settings_of(none)["trace_decay"] == A2CConfig().trace_decay
+
+
+def test_what_would_be_compiled_is_told_in_a_line(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    monkeypatch.setattr(compiling, "SECONDS", dict.fromkeys(compiling.SECONDS, 0.0))
+    monkeypatch.setattr(compiling, "why_no_compiler", lambda: "there is no C++ compiler called g++")
+    folder = train("ppo", "--env", "CartPole-v1", "--n-minibatches", "1", "--no-compile-agent", *SMALL)
+    told = capsys.readouterr().out
+    assert "run_training would turn on compile_update (saves about 0 s, costs 0)," in told
+    assert "but there is no C++ compiler called g++." in " ".join(told.split())
+    assert max(map(len, told.splitlines())) <= 80 or str(folder) in told
+    stored = json.loads((folder / "config.json").read_text())["config"]
+    assert [stored[name] for name in ("compile_agent", "compile_update")] == [False, "auto"]
 
 
 @pytest.mark.slow

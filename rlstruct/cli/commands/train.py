@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import logging
 import re
 import shlex
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
@@ -16,6 +18,7 @@ import tyro
 from rlstruct.algos import ALGORITHMS
 from rlstruct.algos.distributed.launch import launched_rank, share_gpus
 from rlstruct.algos.seeds import training_seeds
+from rlstruct.algos.training import compiling
 from rlstruct.algos.training.config import TrainingConfig, check_resumed, load_config
 from rlstruct.algos.training.evaluation import TrainingResult
 from rlstruct.algos.training.run_folder import RunFolder
@@ -207,7 +210,7 @@ def _learn(
     own = "".join(f" {word}" for word in ("--factory", *factories)) if factories else ""
     again = f"rlstruct train {algorithm + ' ' if own else ''}--resume {path}{own}"
     try:
-        with folder:
+        with folder, _saying(compiling.__name__):
             create = choice.create_model, choice.create_agent
             result: TrainingResult = algorithm_of(algorithm)(config, *create, factory, run=folder)
     except KeyboardInterrupt:
@@ -228,6 +231,28 @@ def _learn(
     threads = plural(result.threads, "thread")
     _say(f"{result.env_steps:,} environment steps in {result.seconds:.1f} s, {threads} of PyTorch")
     _say(f"next: rlstruct evaluate {path}{own}\n      rlstruct plot {path}")
+
+
+class _Saying(logging.Handler):
+    """Handler that prints messages."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print a message in lines of 80 columns."""
+        _say(textwrap.fill(record.getMessage(), 80, subsequent_indent="  ", break_on_hyphens=False))
+
+
+@contextlib.contextmanager
+def _saying(name: str) -> Iterator[None]:
+    """Print what a logger says in a with block."""
+    logger, handler = logging.getLogger(name), _Saying()
+    before = logger.level
+    logger.setLevel(logging.INFO)
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(before)
 
 
 def _begun(settings: RunSettings, output: Output) -> RunFolder:
