@@ -64,7 +64,8 @@ def with_decisions(
             "run_training %s. True or False decides otherwise.",
             f"would turn on {words}, but {why_not}" if why_not else f"turns on {words}",
         )
-    return replace(config, **chosen, **{name: name in pays and not why_not for name in new})
+    decisions: dict[str, Any] = {**chosen, **{name: name in pays and not why_not for name in new}}
+    return replace(config, **decisions)
 
 
 def seconds_saved(config: AnyConfig) -> dict[str, float]:
