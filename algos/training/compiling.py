@@ -60,10 +60,8 @@ def with_decisions(
     why_not = why_no_compiler() if pays else ""
     if pays:
         words = ", ".join(f"{name} (saves about {saved[name]:.0f} s, costs {costs[name]:.0f})" for name in pays)
-        _logger.info(
-            "run_training %s. True or False decides otherwise.",
-            f"would turn on {words}, but {why_not}" if why_not else f"turns on {words}",
-        )
+        turned_on, not_on = f"turns on {words}. Pass False to leave one off.", f"would turn on {words}, but {why_not}."
+        _logger.info("run_training %s", not_on if why_not else turned_on)
     decisions: dict[str, Any] = {**chosen, **{name: name in pays and not why_not for name in new}}
     return replace(config, **decisions)
 
