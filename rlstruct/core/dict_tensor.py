@@ -255,7 +255,7 @@ class TemporalDictTensor(NamedTensors):
         """
         where, device = f"{type(self).__name__}.temporal_multi_index:", self.lengths.device
         expect(where, {"t": t}, _STEP, device=device, rows=self.n_elems(), fix="Give one step for each row.")
-        check_indices(f"{where} t", t, self.n_steps(), f"{next(iter(self._tensors), 't')!r} has T")
+        check_indices(f"{where} t", t, self.n_steps(), f"{[*self._tensors, 't'][0]!r} has T")
         rows = torch.arange(t.shape[0], device=t.device)
         return DictTensor.unchecked({key: v[rows, t] for key, v in self._tensors.items()})
 

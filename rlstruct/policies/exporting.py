@@ -57,7 +57,7 @@ class ExportedPolicy(nn.Module):
         outputs = dict(action.items())
         if self.actions is not None and self.starts is not None:
             outputs["action"] = self.actions.elements(outputs["action"], self.starts)
-        return outputs | {f"new_state/{key}": after[key] for key in state}
+        return {**outputs, **{f"new_state/{key}": after[key] for key in state}}  # torch 2.7 cannot trace |
 
     def index(self, action: Tensor) -> Tensor:
         """Turn actions into indices of the agent's scores.  [B, ...]."""
