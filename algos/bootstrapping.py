@@ -106,14 +106,15 @@ def bootstrap_values(
         for start, stop in row_chunks(trajectories):
             after = states and states.slice(start * T, stop * T)
             values.append(_values_after(agent, trajectories.slice(start, stop), None, after, key))
-        found = torch.cat(values)
-        return found.view(B, T, *found.shape[1:])
+        computed = torch.cat(values)
+        return computed.view(B, T, *computed.shape[1:])
     with intended():
         chosen = (_cut(steps) & steps.mask()).flatten().nonzero().squeeze(1)  # sync: of CPU memory
     for some in torch.split(chosen, most_rows(trajectories) * T):
         values.append(_values_after(agent, trajectories, some, states and states.index(some), key))
-    found = torch.cat(values)
-    return found.new_zeros(B * T, *found.shape[1:]).index_copy_(0, chosen, found).view(B, T, *found.shape[1:])
+    computed = torch.cat(values)
+    values_by_step = computed.new_zeros(B * T, *computed.shape[1:]).index_copy_(0, chosen, computed)
+    return values_by_step.view(B, T, *computed.shape[1:])
 
 
 def _refuse_history(agent: RL_Agent) -> None:

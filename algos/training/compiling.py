@@ -50,14 +50,14 @@ def with_decisions(
     new = [name for name in undecided if name not in chosen]
     saved, costs = seconds_saved(config), dict(SECONDS)
     pays = [n for n in new if saved[n] > costs[n] and (fixed_shapes or n != "compile_update")]
-    if any(name != "compile_simulator" for name in pays):
+    why_not = why_no_compiler() if pays else ""
+    if not why_not and any(name != "compile_simulator" for name in pays):
         agent = create_agent()
         if why_not_compiled(agent, torch.device("cpu")):
             pays = [name for name in pays if name == "compile_simulator"]
         elif "compile_update" in pays and type(agent).initial_state is not RL_Agent.initial_state:
             costs["compile_update"] += config.n_timesteps * SECONDS_PER_STEP
             saved["compile_update"] *= 1 + config.n_timesteps * SAVED_PER_STEP / SAVED["compile_update"]
-    why_not = why_no_compiler() if pays else ""
     if pays:
         words = ", ".join(f"{name} (saves about {saved[name]:.0f} s, costs {costs[name]:.0f})" for name in pays)
         turned_on, not_on = f"turns on {words}. Pass False to leave one off.", f"would turn on {words}, but {why_not}."

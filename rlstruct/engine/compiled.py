@@ -14,6 +14,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -25,24 +26,17 @@ from rlstruct.engine import torch_private
 from rlstruct.engine.purity import place_of
 from rlstruct.errors import Explained, warn_user
 
-
-class _Simulators(threading.local):
-    compiled = False
-
-
-_SIMULATORS = _Simulators()
+_simulators_compiled: ContextVar[bool] = ContextVar("simulators_compiled", default=False)
 _compiling = threading.RLock()  # tracing and Inductor's settings belong to the process, not to a thread
 
 MAX_FUSED = 4097
 """Largest number of stores in one loop. Inductor's default is 64, and large games need more. Inductor's cache on disk
 knows the number, but not the change by `torch_private.scalar_loops_of_bools`: before it, the number was 4096."""
+_aten: Any = torch.ops.aten
 _ARRANGING = {
-    getattr(getattr(torch.ops.aten, name), overload)
-    for name, overload in (
-        ("index", "Tensor"), ("index_select", "default"), ("view", "default"), ("reshape", "default"),
-        ("squeeze", "dim"), ("squeeze", "dims"), ("unsqueeze", "default"), ("select", "int"), ("slice", "Tensor"),
-        ("expand", "default"), ("permute", "default"), ("clone", "default"),
-    )
+    _aten.index.Tensor, _aten.index_select.default, _aten.view.default, _aten.reshape.default, _aten.squeeze.dim,
+    _aten.squeeze.dims, _aten.unsqueeze.default, _aten.select.int, _aten.slice.Tensor, _aten.expand.default,
+    _aten.permute.default, _aten.clone.default,
 }  # fmt: skip
 MAX_ROWS, MAX_PRODUCTS = 8, 1 << 15
 """Largest linear layer that is fused as a loop. Calling the matrix library would take longer than its arithmetic."""
@@ -144,8 +138,11 @@ class Compiled:
                 _refuse_changes(traced.graph)
             pure = torch.func.functionalize(traced, remove="mutations")
             graph = make_fx(pure, decomposition_table=table)(*inputs)
-            places = [node for node in graph.graph.nodes if node.op == "placeholder"]
-            if on_cpu and (flags := {i for i, x in enumerate(inputs) if x.dim() > 1 and _is_only_converted(places[i])}):
+            places = graph.graph.find_nodes(op="placeholder")
+            flags = {
+                i for i, x in enumerate(inputs) if x.dim() > 1 and places[i].users and _is_only_converted(places[i])
+            }
+            if on_cpu and flags:
                 inputs = [x.view(torch.uint8) if i in flags else x for i, x in enumerate(inputs)]
                 graph = make_fx(pure, decomposition_table=table)(*inputs)
                 self._bytes = flags
@@ -162,8 +159,8 @@ class Compiled:
 
 def why_no_compiler() -> str:
     """Return the reason why nothing can be compiled for the CPU here; empty if it can."""
-    if names := torch_private.missing("compiled"):
-        return f"torch {torch.__version__} lacks {', '.join(names)}"
+    if why_not := torch_private.why_missing("compiled"):
+        return why_not
     name = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
     return "" if shutil.which(name) else f"there is no C++ compiler called {name}"
 
@@ -171,16 +168,16 @@ def why_no_compiler() -> str:
 @contextlib.contextmanager
 def compiling_simulators(compiled: bool) -> Iterator[None]:
     """Let the simulators that are created with ``backend="auto"`` in a with block be compiled, or not."""
-    before, _SIMULATORS.compiled = _SIMULATORS.compiled, compiled
+    before = _simulators_compiled.set(compiled)
     try:
         yield
     finally:
-        _SIMULATORS.compiled = before
+        _simulators_compiled.reset(before)
 
 
 def simulators_are_compiled() -> bool:
     """Return True in such a block."""
-    return _SIMULATORS.compiled
+    return _simulators_compiled.get()
 
 
 def warn_uncompiled(what: str, why: str, switch: str) -> None:

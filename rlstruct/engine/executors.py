@@ -68,8 +68,8 @@ def why_not_compiled(agent: RL_Agent, device: torch.device) -> str:
         return f"it does not promise to be pure: {PROMISE}"
     if agent.require_history():
         return "it requires a history, which grows in every step"
-    if names := torch_private.missing("compiled"):
-        return f"torch {torch.__version__} lacks {', '.join(names)}"
+    if why_not := torch_private.why_missing("compiled"):
+        return why_not
     return "" if compiled_on(device) else f"there is no compiler for {device}"
 
 

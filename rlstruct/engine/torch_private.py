@@ -76,6 +76,12 @@ def missing(executor: str) -> list[str]:
     return [name for name in NEEDED[executor] if not _exists(name)]
 
 
+def why_missing(executor: str) -> str:
+    """Return `missing` as a reason in words; empty if nothing is missing."""
+    names = missing(executor)
+    return f"torch {torch.__version__} lacks {', '.join(names)}" if names else ""
+
+
 def check() -> None:
     """Warn about executors that the installed torch cannot run; eager torch runs instead."""
     for executor in NEEDED:

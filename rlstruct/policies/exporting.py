@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from rlstruct.core import DictTensor, TensorSpec
 from rlstruct.errors import BadValueError, MissingPackageError, UsageError, import_extra
+from rlstruct.functional.q_learning import chosen_value
 from rlstruct.options import writable
 from rlstruct.policies.policy import SCORES, Policy
 from rlstruct.rl_agent import RL_Agent
@@ -161,7 +162,7 @@ def _difference(original: ExportedPolicy, key: str, expected: Tensors, actual: M
         if name in expected:  # another action may have the same score up to rounding
             scores = expected[name]
             index = original.index(b).clamp(0, scores.shape[-1] - 1)  # beyond it where no action is possible
-            chosen, best = scores.gather(-1, index.unsqueeze(-1)).squeeze(-1), scores.amax(-1)
+            chosen, best = chosen_value(scores, index), scores.amax(-1)
             equal = (best - chosen <= _ABSOLUTE + _RELATIVE * best.abs()) | (best == -torch.inf) | best.isnan()
             wrong &= ~equal.view_as(wrong)  # if all scores are -inf or NaN, no action is better than another
     if bool(wrong.any()):

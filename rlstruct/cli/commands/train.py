@@ -186,7 +186,7 @@ def _train(algorithm: str, options: Training[Any], notes: Sequence[str]) -> None
     folder = _begun(settings, options.output) if resumed is None else _resumed(resumed, settings, options)
     about = f"{algorithm} on {task.env}: {choice.kind}, learner on {config.learner_device}"
     for note in filter(None, (about, factory.preprocessing, *notes)):
-        _say(textwrap.fill(note, 80, subsequent_indent="  ", break_on_hyphens=False))
+        _say_wrapped(note)
     saved = folder.checkpoint
     how = ", from its checkpoint" if saved else ", which has no checkpoint: it starts over"
     _say(f"run folder: {folder.path}{how if resumed else ''}")
@@ -238,7 +238,7 @@ class _Saying(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Print a message in lines of 80 columns."""
-        _say(textwrap.fill(record.getMessage(), 80, subsequent_indent="  ", break_on_hyphens=False))
+        _say_wrapped(record.getMessage())
 
 
 @contextlib.contextmanager
@@ -316,6 +316,11 @@ def _plain(word: str, before: str) -> str:
     if is_text or not re.fullmatch(r"\d+(\.\d+)?[eE]\+?\d{1,2}", number) or not float(number).is_integer():
         return word
     return f"{option}{equals}{int(float(number))}"
+
+
+def _say_wrapped(text: str) -> None:
+    """Print a message in rank 0 only, in lines of 80 columns."""
+    _say(textwrap.fill(text, 80, subsequent_indent="  ", break_on_hyphens=False))
 
 
 def _say(text: str) -> None:
