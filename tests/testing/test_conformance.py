@@ -690,7 +690,7 @@ PAGE_RULES: dict[str, tuple[type[RL_Agent], str]] = {
     "rng: torch": (_noise(lambda: torch.rand(())), "Draw random numbers from observation"),
     "rng: numpy": (_noise(np.random.rand), "Draw random numbers from observation"),
     "rng: python": (_noise(random.random), "Draw random numbers from observation"),
-    "rng: clock": (_noise(time.perf_counter), "Draw random numbers from observation"),
+    "rng: clock": (_noise(lambda: time.perf_counter() % 1.0), "Draw random numbers from observation"),
     "memory": (ForgetsToForget, "must forget the one before"),
     "memory of one key": (ForgetsOneKey, "must forget the one before"),
     "pure": (Capricious, "depends on Capricious.temperature"),
