@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import functools
 import logging
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict
@@ -188,15 +188,12 @@ class GradientLearner(ABC):
         """
         if (adam := self._adam or self._pure_adam()) is None:
             return self.descend(*self.gradient(minibatch))
-        state = adam.state()
         terms: Terms
-        terms, checked, new = self._compiled_step(minibatch, state)
-        with intended():
-            if not math.isfinite(float(checked)):  # sync: of CPU memory, as the next
-                self._finite.zero_()
-            finite = bool(self._finite)  # sync: see above
-        if finite:
-            adam.write(new)
+        terms, new = self._compiled_step(minibatch, adam.state())
+        if not adam.write(new):
+            self._finite.zero_()
+        if self._adam is None:
+            adam.count()
         self.policy_version += 1
         return terms
 
@@ -226,6 +223,8 @@ class GradientLearner(ABC):
         try:
             terms = self._graph(argument)
         finally:
+            if self._adam is not None:
+                self._adam.count()
             self._adam = None
         self.policy_version = first + self._n_steps
         return terms
@@ -262,7 +261,7 @@ class GradientLearner(ABC):
         self._owner, graph, self._compile = self._executors()
         for runner in self._runners:
             runner.owner = self._owner
-            runner.make = runner.make and (graph if runner is self._graph else self._compile)
+            runner.make = runner.make and (graph if runner is self._graph else self._maker(runner.step))
 
     def _pure_adam(self) -> PureAdam | None:
         """Return the optimiser as a pure function, if gradient and step can be compiled as one; CPU only.
@@ -274,25 +273,31 @@ class GradientLearner(ABC):
         own = type(self).gradient is GradientLearner.gradient and type(self).descend is GradientLearner.descend
         if not own or not PureAdam.supports(self.optimizer, self._weights):
             return None
-        return PureAdam(self.optimizer, self._weights)
+        with intended():
+            finite = bool(self._finite)  # sync: of CPU memory
+        return PureAdam(self.optimizer, self._weights, finite=finite)
 
-    def _compute_step(self, minibatch: Any, state: Terms) -> tuple[Terms, Tensor, Terms]:  # noqa: ANN401
-        """Return the terms, a number that is finite if loss and gradient are, and the results of `PureAdam.compute`.
-
-        A pure function.
-        """
+    def _compute_step(self, minibatch: Any, state: Terms) -> tuple[Terms, Terms]:  # noqa: ANN401
+        """Return the terms and the result of `PureAdam.compute`: a pure function."""
         terms, gradient = self._gradient(minibatch)
         norm = terms["gradient_norm"] if "gradient_norm" in terms else norm_of(list(gradient.values()))
-        return terms, terms["loss"] + norm, PureAdam(self.optimizer, self._weights).compute(gradient, state)
+        return terms, PureAdam(self.optimizer, self._weights).compute(gradient, state, terms["loss"] + norm)
 
     def _part(self, name: str, step: Callable[..., Any]) -> Runner[Any]:
         """Return a runner of a pure part of the update, compiled if the settings ask for it.
 
         ``name`` names compiled code in a profile. An eager step enters its own operations instead.
         """
-        runner = Runner(step, self._owner, self.device, self._compile, failed=self._warn_uncompiled, operation=name)
+        make, failed = self._maker(step), self._warn_uncompiled
+        runner = Runner(step, self._owner, self.device, make, failed=failed, operation=name)
         self._runners.append(runner)
         return runner
+
+    def _maker(self, step: Callable[..., Any]) -> Make | None:
+        """Return how to compile a part of the update; a whole gradient step writes weights and moments in place."""
+        if self._compile is None or step != self._compute_step:
+            return self._compile
+        return functools.partial(self._compile, donates=True)
 
     def _warn_uncompiled(self, why_not: str) -> None:
         if not self._uncompiled:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -54,21 +55,24 @@ def step_unless(optimizer: Optimizer, held: Tensor) -> None:
 
 
 class PureAdam:
-    """A step of torch's Adam or AdamW as a pure function of tensors, which can be compiled with the gradient.
+    """Steps of torch's Adam or AdamW as a pure function of tensors, which can be compiled with the gradient.
 
     Kingma and Ba (ICLR 2015), algorithm 1; Loshchilov and Hutter (ICLR 2019), algorithm 2. The optimiser's state stays
-    where torch keeps it, so its `state_dict` is true between two steps.
+    where torch keeps it; its numbers of steps are true after `count`.
 
     Args:
         optimizer: one that `supports` returns True for.
         weights: the weights that it may change, which have gradients of the same shapes.
+        finite: False if an earlier loss or gradient was not finite, so that no step changes anything.
     """
 
-    def __init__(self, optimizer: Optimizer, weights: Sequence[Tensor]) -> None:
+    def __init__(self, optimizer: Optimizer, weights: Sequence[Tensor], *, finite: bool = True) -> None:
         self._optimizer, self._weights = optimizer, weights
         groups = {id(weight): group for group in optimizer.param_groups for weight in group["params"]}
         self._groups = [groups[id(weight)] for weight in weights]
-        self._keys = [(f"mean/{i}", f"square/{i}", f"scales/{i}", f"weight/{i}") for i in range(len(weights))]
+        self._n_steps: list[int] = []  # of each weight so far
+        self._state: Terms = {}  # see `state`
+        self._finite = finite
 
     @staticmethod
     def supports(optimizer: Optimizer, weights: Sequence[Tensor]) -> bool:
@@ -83,56 +87,85 @@ class PureAdam:
         )
 
     def state(self) -> Terms:
-        """Return means, squares and scales of the next step, by number of the weight; the host computes the scales."""
-        state: Terms = {}
-        scales: dict[tuple[int, int], Tensor] = {}  # weights of a group have usually taken as many steps
-        with intended():
-            for weight, group, (mean, square, scale, _) in zip(self._weights, self._groups, self._keys, strict=True):
-                if own := self._optimizer.state.get(weight):
-                    state[mean], state[square] = own["exp_avg"], own["exp_avg_sq"]
-                    n = int(own["step"]) + 1  # sync: of CPU memory
-                else:
-                    state[mean], state[square], n = torch.zeros_like(weight), torch.zeros_like(weight), 1
-                if (id(group), n) not in scales:
-                    (decay, square_decay), rate = group["betas"], float(group["lr"])
-                    numbers = (rate / (1.0 - decay**n), (1.0 - square_decay**n) ** 0.5, rate)
-                    scales[id(group), n] = torch.tensor(numbers, dtype=torch.float32, device=weight.device)
-                state[scale] = scales[id(group), n]
-        return state
+        """Return the argument of `compute` for the next step, by number of the weight; the host computes the scales.
 
-    def compute(self, gradient: Terms, state: Terms) -> Terms:
-        """Compute new weights, means and squares: a pure function. Weights without a gradient have no entry."""
-        new: Terms = {}
+        Returns:
+            ``weight/0``, the weight itself, and its moments ``mean/0`` and ``square/0``; ``scales`` of all weights,
+            [n, 3]; ``largest``, the largest sum of a loss and a norm, which is not finite once one was not, [].
+        """
+        if not self._state:
+            for i, weight in enumerate(self._weights):
+                own = self._optimizer.state.get(weight)
+                self._state[f"weight/{i}"] = weight.detach()
+                self._state[f"mean/{i}"] = own["exp_avg"] if own else torch.zeros_like(weight)
+                self._state[f"square/{i}"] = own["exp_avg_sq"] if own else torch.zeros_like(weight)
+                with intended():
+                    self._n_steps.append(int(own["step"]) if own else 0)  # sync: of CPU memory
+            first = 0.0 if self._finite else torch.inf
+            self._state["largest"] = torch.full((), first, dtype=torch.float32, device=self._weights[0].device)
+        scales: dict[tuple[int, int], tuple[float, ...]] = {}  # weights of a group have usually taken as many steps
+        rows = []
+        for group, before in zip(self._groups, self._n_steps, strict=True):
+            if (row := scales.get((id(group), before))) is None:
+                n, rate, (decay, square_decay) = before + 1, float(group["lr"]), group["betas"]
+                row = (rate / (1.0 - decay**n), (1.0 - square_decay**n) ** 0.5, rate)
+                scales[id(group), before] = row
+            rows.append(row)
+        self._state["scales"] = torch.tensor(rows, dtype=torch.float32, device=self._weights[0].device)
+        return self._state
+
+    def compute(self, gradient: Terms, state: Terms, size: Tensor) -> Terms:
+        """Compute new weights, moments and ``largest``: a pure function.
+
+        Args:
+            gradient: by number of the weight. Weights without one keep their values, and are not in the result.
+            state: of `state`.
+            size: number that is finite if loss and gradient are; otherwise nothing else changes.  []
+
+        Returns:
+            New values by the keys of ``state``.
+        """
+        largest = torch.maximum(state["largest"], size.detach().abs())  # NaN if either is
+        finite = largest < torch.inf
+        new = {}
         for i, g in gradient.items():
-            weight = self._weights[int(i)].detach()
+            before = state[f"weight/{i}"]
             group = self._groups[int(i)]
             decay, square_decay = group["betas"]
-            step, root, rate = state[f"scales/{i}"].unbind()
+            step, root, rate = state["scales"][int(i)].unbind()
+            weight = before
             if (weight_decay := group["weight_decay"]) and type(self._optimizer) is AdamW:
                 weight = weight * (1.0 - rate * weight_decay)
             elif weight_decay:
                 g = g + weight_decay * weight
-            mean = new[f"mean/{i}"] = state[f"mean/{i}"].lerp(g, 1.0 - decay)
-            square = new[f"square/{i}"] = square_decay * state[f"square/{i}"] + (1.0 - square_decay) * g * g
-            new[f"weight/{i}"] = weight - step * mean / (square.sqrt() / root + group["eps"])
+            mean = state[f"mean/{i}"].lerp(g, 1.0 - decay)
+            square = square_decay * state[f"square/{i}"] + (1.0 - square_decay) * g * g
+            weight = weight - step * mean / (square.sqrt() / root + group["eps"])
+            new[f"weight/{i}"] = torch.where(finite, weight, before)
+            new[f"mean/{i}"] = torch.where(finite, mean, state[f"mean/{i}"])
+            new[f"square/{i}"] = torch.where(finite, square, state[f"square/{i}"])
+        new["largest"] = largest
         return new
 
     @torch.no_grad()
-    def write(self, new: Terms) -> None:
-        """Write the result of `compute` to the weights and to the optimiser's state."""
-        weights, values, steps = [], [], []
-        for weight, (mean, square, _, key) in zip(self._weights, self._keys, strict=True):
-            if key not in new:  # the loss does not depend on it
-                continue
-            own = self._optimizer.state[weight]
-            if not own:
-                own["step"] = torch.zeros((), dtype=torch.float32, device="cpu")
-            own["exp_avg"], own["exp_avg_sq"] = new[mean], new[square]
-            weights.append(weight)
-            values.append(new[key])
-            steps.append(own["step"])
-        torch._foreach_copy_(weights, values)
-        torch._foreach_add_(steps, 1)
+    def write(self, new: Terms) -> bool:
+        """Write the result of `compute` over the last `state`, unless it is already there; return False if it held."""
+        for key, value in new.items():
+            if value is not self._state[key]:
+                self._state[key].copy_(value)
+        with intended():
+            self._finite = math.isfinite(float(self._state["largest"]))  # sync: of CPU memory
+        if self._finite:
+            self._n_steps = [n + (f"weight/{i}" in new) for i, n in enumerate(self._n_steps)]
+        return self._finite
+
+    def count(self) -> None:
+        """Pass moments and numbers of steps to the optimiser."""
+        for i, (weight, n) in enumerate(zip(self._weights, self._n_steps, strict=False)):
+            if n:
+                own = self._optimizer.state[weight]
+                own.setdefault("step", torch.zeros((), dtype=torch.float32, device="cpu")).fill_(n)
+                own["exp_avg"], own["exp_avg_sq"] = self._state[f"mean/{i}"], self._state[f"square/{i}"]
 
 
 def initial_rate(optimizer: Optimizer, group: Mapping[str, Any], default: float) -> float:

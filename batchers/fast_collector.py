@@ -145,7 +145,7 @@ class CapturedBatch(Graph):
 class LaunchedBatch:
     """An `Executor` that collects a batch with one kernel; its argument is the agent's perceptron."""
 
-    name, warm_up, compares, max_instances, writes = "kernel", 0, False, 1, False
+    name, warm_up, prepare, max_instances, writes = "kernel", 0, None, 1, False
 
     def __init__(self, collector: FastCollector, fused_rollout: Callable[..., FusedRollout | None]) -> None:
         self._collector, self._fused_rollout = collector, fused_rollout

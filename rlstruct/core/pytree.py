@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
@@ -107,6 +108,19 @@ class TreeSpec:
             return cls(*members) if _is_named_tuple(cls) else cls(members)
         return pytree.tree_unflatten([next(tensors) if one is None else one[0] for one in self._constants], self._spec)
 
+    def fits(self, tree: Any) -> bool:  # noqa: ANN401 - any pytree
+        """Return True if ``TreeSpec(tree)`` equals this one, which takes longer to find out."""
+        if type(tree) is not self._class:
+            return False
+        if self._keys is not None:
+            tensors = tree if self._class is dict else tree._tensors
+            plain = self._class is not dict or all(isinstance(x, Tensor) for x in tree.values())
+            return tuple(tensors) == self._keys and plain
+        if self._parts is not None:
+            members = self._members(tree)
+            return len(members) == len(self._parts) and all(map(TreeSpec.fits, self._parts, members))
+        return TreeSpec(tree) == self
+
     def _members(self, tree: Any) -> Sequence[Any]:  # noqa: ANN401
         return (tree.info, tree.steps) if self._class is Trajectories else tree
 
@@ -116,6 +130,29 @@ class TreeSpec:
 
     def __hash__(self) -> int:
         return hash((self._class, self._keys))
+
+
+class Form:
+    """Structure of a pytree, and shapes and dtypes of its tensors."""
+
+    def __init__(self, tree: Any) -> None:  # noqa: ANN401 - any pytree
+        self._structure = TreeSpec(tree)
+        self._tensors = self._described(tree)
+        self._hash = hash((self._structure, tuple(self._tensors)))
+
+    def fits(self, tree: Any) -> bool:  # noqa: ANN401
+        """Return True for a tree of this form."""
+        return self._structure.fits(tree) and self._described(tree) == self._tensors
+
+    def _described(self, tree: Any) -> list[tuple[torch.Size, torch.dtype]]:  # noqa: ANN401
+        return [(tensor.shape, tensor.dtype) for tensor in self._structure.flatten(tree)]
+
+    def __eq__(self, other: object) -> bool:
+        same = isinstance(other, Form) and self._tensors == other._tensors
+        return self is other or (same and self._structure == other._structure)
+
+    def __hash__(self) -> int:
+        return self._hash
 
 
 def _is_named_tuple(cls: type[Any]) -> bool:

@@ -52,30 +52,33 @@ class Compiled:
     Args:
         fn: the function, without Python control flow on values. All calls have the same keys, shapes and dtypes.
         writes: it may change its arguments in place; they must be contiguous.
+        donates: the last argument and the last part of the result are dicts, and a result is written over the argument
+            of the same key instead of to new memory. The function itself changes nothing.
 
     Attributes:
         held: tensors that the function reads besides its arguments, such as weights. Every call reads their current
             values; entries may be replaced by tensors of the same layout.
     """
 
-    name, warm_up, compares, max_instances = "compiled", 0, True, 64
+    name, warm_up, max_instances = "compiled", 0, 64
 
-    def __init__(self, fn: Callable[..., Any], *, writes: bool = False) -> None:
+    def __init__(self, fn: Callable[..., Any], *, writes: bool = False, donates: bool = False) -> None:
         self.held: list[Tensor] = []
-        self.writes = writes
+        self.writes, self.donates = writes, donates
         self._fn = fn
         self._run: Callable[[list[Tensor]], Sequence[Tensor]] | None = None
         self._arguments: TreeSpec
         self._strides: list[tuple[int, ...]] = []  # of each argument
         self._result: TreeSpec
-        self._outputs: list[int] = []  # index of the output, for each tensor of the result
+        self._outputs: list[int] = []  # for each tensor of the result: index of the output or, after those, the input
+        self._donated: list[int] = []  # indices of inputs that the code writes to
         self._masks: list[int] = []  # indices of outputs that are bytes instead of bools [B]
         self._bytes: set[int] = set()  # indices of inputs that are passed as bytes instead of bools
 
     def __call__(self, *args: Any) -> Any:  # noqa: ANN401 - pytrees
         """Return ``fn(*args)``."""
         if self._run is None:
-            self.prepare(*args)
+            self._compile(args)
         inputs = self._arguments.flatten(args)
         for i, (tensor, strides) in enumerate(zip(inputs, self._strides, strict=True)):
             if tensor.stride() != strides:  # the code assumes the strides of the first call
@@ -86,6 +89,9 @@ class Compiled:
         outputs = list(self._run(inputs + self.held))  # type: ignore[misc]  # _compile sets it
         for i in self._masks:
             outputs[i] = outputs[i].view(torch.bool)
+        if self._donated:
+            torch.autograd.graph.increment_version([inputs[i] for i in self._donated])
+            outputs += inputs
         return self._result.unflatten([outputs[i] for i in self._outputs])
 
     def rebind(self, places: Mapping[tuple[object, ...], str], weights: Mapping[str, Tensor]) -> bool:
@@ -98,11 +104,14 @@ class Compiled:
 
     def prepare(self, *args: Any) -> None:  # noqa: ANN401
         """Compile the function for these arguments, which may advance torch's global generators."""
-        with _compiling, warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch imports its own deprecated modules
-            self._compile(args)
+        self._compile(args)
 
     def _compile(self, args: tuple[Any, ...]) -> None:
+        with _compiling, warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch imports its own deprecated modules
+            self._trace(args)
+
+    def _trace(self, args: tuple[Any, ...]) -> None:
         from torch._inductor.compile_fx import compile_fx_inner
         from torch._inductor.decomposition import select_decomp_table
         from torch.fx.experimental.proxy_tensor import make_fx
@@ -111,13 +120,19 @@ class Compiled:
         leaves_in = structure.flatten(args)
         on_cpu = not leaves_in or leaves_in[0].device.type == "cpu"
 
+        donated: dict[int, int] = {}  # index of the input, by that of the output which is written over it
+
         def flat(*inputs: Tensor) -> list[Tensor]:
-            result = self._fn(*structure.unflatten(inputs))
+            args = structure.unflatten(inputs)
+            result = self._fn(*args)
             self._result = TreeSpec(result)
             leaves = self._result.flatten(result)
             outputs = {id(value): value for value in leaves}
             place = {identity: i for i, identity in enumerate(outputs)}
             self._outputs = [place[id(value)] for value in leaves]
+            if self.donates:
+                index = {id(value): i for i, value in enumerate(inputs)}
+                donated.update({place[id(value)]: index[id(args[-1][key])] for key, value in result[-1].items()})
             masks = {i for i, v in enumerate(outputs.values()) if on_cpu and v.dtype is torch.bool and v.dim() == 1}
             self._masks = sorted(masks)
             # Inductor's vectors store bools one by one, and a loop that stores none keeps its vectors of floats.
@@ -147,14 +162,29 @@ class Compiled:
                 graph = make_fx(pure, decomposition_table=table)(*inputs)
                 self._bytes = flags
             outputs = traced(*inputs)
+            held = _lift_held(graph, leaves_in if donated else ())
+            if donated and not _overlap(held, leaves_in):
+                outputs = self._donate(graph.graph, outputs, donated)
             answer = graph.graph.find_nodes(op="output")[0]
             answer.meta["user_visible_output_idxs"] = range(len(outputs))  # outputs keep their strides:
             answer.meta["original_output_strides"] = [tensor.stride() for tensor in outputs]
-            held = _lift_held(graph)
             graph.recompile()
             run = compile_fx_inner(graph, [*inputs, *held])
         self._strides = [tensor.stride() for tensor in inputs]
         self.held, self._run = held, getattr(run, "current_callable", run)  # without Inductor's wrapper
+
+    def _donate(self, graph: torch.fx.Graph, outputs: list[Tensor], donated: Mapping[int, int]) -> list[Tensor]:
+        """Write outputs over inputs, by their indices, at the end of the code; return the other outputs."""
+        places, answer = graph.find_nodes(op="placeholder"), graph.find_nodes(op="output")[0]
+        kept = [i for i in range(len(outputs)) if i not in donated]
+        with graph.inserting_before(answer):
+            for i, j in donated.items():
+                graph.call_function(_aten.copy_.default, (places[j], answer.args[0][i])).meta = dict(places[j].meta)
+        answer.args = ([answer.args[0][i] for i in kept],)
+        now = {i: n for n, i in enumerate(kept)} | {i: len(kept) + j for i, j in donated.items()}
+        self._outputs, self._donated = [now[i] for i in self._outputs], list(donated.values())
+        self._masks = [now[i] for i in self._masks]
+        return [outputs[i] for i in kept]
 
 
 def why_no_compiler() -> str:
@@ -212,9 +242,18 @@ def _is_only_converted(node: torch.fx.Node) -> bool:
     )
 
 
-def _lift_held(module: torch.fx.GraphModule) -> list[Tensor]:
-    """Turn tensors found while tracing into further inputs: Inductor would inline small ones as constants."""
+def _overlap(held: Sequence[Tensor], arguments: Sequence[Tensor]) -> bool:
+    """Return True if a held tensor shares memory with an argument."""
+    return bool({t.untyped_storage().data_ptr() for t in held} & {t.untyped_storage().data_ptr() for t in arguments})
+
+
+def _lift_held(module: torch.fx.GraphModule, arguments: Sequence[Tensor] = ()) -> list[Tensor]:
+    """Turn tensors found while tracing into further inputs: Inductor would inline small ones as constants.
+
+    Those that are ``arguments``, the first inputs, are read from there.
+    """
     graph = module.graph
+    given = dict(zip(map(place_of, arguments), graph.find_nodes(op="placeholder"), strict=False))
     held: dict[str, Tensor] = {}
     places: dict[str, torch.fx.Node] = {}
     first = next((node for node in graph.nodes if node.op != "placeholder"), None)
@@ -222,7 +261,9 @@ def _lift_held(module: torch.fx.GraphModule) -> list[Tensor]:
         if first is None or all(user.target is torch.ops.aten.lift_fresh_copy.default for user in node.users):
             continue
         name = str(node.target)
-        if name not in held:
+        if (own := given.get(place_of(getattr(module, name)))) is not None:
+            places[name] = own
+        elif name not in held:
             held[name] = getattr(module, name).detach()
             with graph.inserting_before(first):
                 places[name] = graph.placeholder(f"held_{len(held)}")

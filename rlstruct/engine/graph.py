@@ -49,7 +49,7 @@ class Graph:
             writes the new state over that argument, so the next call copies nothing if it gets this state.
     """
 
-    name, warm_up, compares, max_instances, writes = "graph", 1, False, 1, False
+    name, warm_up, prepare, max_instances, writes = "graph", 1, None, 1, False
 
     def __init__(self, step: Callable[..., Any], how: Capture, *, loops: bool = False) -> None:
         self._step = step

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from rlstruct.core import DictTensor
-from rlstruct.core.pytree import TreeSpec
+from rlstruct.core.pytree import Form, TreeSpec
 from rlstruct.engine.precision import EXACT, Precision
 from rlstruct.engine.purity import (
     FIX,
@@ -35,25 +35,29 @@ class Executor(Protocol):
     Attributes:
         name: as `RL_Batcher.stats` shows it.
         warm_up: number of eager calls before it is created; they let libraries initialise what a capture cannot.
-        compares: whether the first call also runs the step itself and compares the results.
+        prepare: method that prepares for arguments of this form, which keep their values. The first call is then
+            compared with the step itself. None: the first call prepares, and nothing is compared.
         max_instances: largest number that may exist at once, one for each form of arguments.
         writes: whether the step writes to its arguments.
     """
 
     name: str
     warm_up: int
-    compares: bool
     max_instances: int
     writes: bool
 
+    @property
+    def prepare(self) -> Callable[..., None] | None:
+        """Return the method; see above."""
+
     def __call__(self, *args: Any) -> Any:  # noqa: ANN401 - pytrees, like all arguments and results here
-        """Take the step. The first call prepares it; raises `Unavailable`, or anything if it ``compares``."""
+        """Take the step; the first call may raise `Unavailable`, or anything if it is compared."""
 
     def rebind(self, places: Mapping[tuple[object, ...], str], weights: Mapping[str, Tensor]) -> bool:
         """Read ``weights`` from now on instead of the tensors at ``places``; return False if that is impossible."""
 
 
-Make = Callable[[Callable[..., Any]], Executor]
+Make = Callable[..., Executor]  # of a step; further arguments are those of the executor
 
 
 @dataclass(eq=False, repr=False)
@@ -88,7 +92,8 @@ class Runner(Generic[R]):
     stream: Stream | None = None
     operation: str = ""
     why_not: str = field(default="", init=False)
-    _executors: dict[Hashable, Executor] = field(default_factory=dict, init=False)
+    _form: Form | None = field(default=None, init=False)  # of the last arguments
+    _executors: dict[Form | None, Executor] = field(default_factory=dict, init=False)
     _watch: WeightsMonitor | None = field(default=None, init=False)  # set by the first call that may create an executor
     _warm: int = field(default=0, init=False)
     _precision: Precision | None = field(default=None, init=False)  # of the step's numbers, once measured
@@ -138,16 +143,15 @@ class Runner(Generic[R]):
         self._probe.compare(dict(result[0].items()), dict(actual.items()), self._eps())
 
     def _run(self, args: tuple[Any, ...]) -> R:
-        form: Hashable = None  # of the arguments: keys, shapes and dtypes
-        if not self.alike:
-            structure = TreeSpec(args)
-            form = structure, tuple((tensor.shape, tensor.dtype) for tensor in structure.flatten(args))
+        if not self.alike and (self._form is None or not self._form.fits(args)):
+            self._form = Form(args)
+        form = self._form
         executor = self._executors.get(form)
         if executor is None:
             return self._begin(form, args)
         return self._execute(executor, args)
 
-    def _begin(self, form: Hashable, args: tuple[Any, ...]) -> R:
+    def _begin(self, form: Form | None, args: tuple[Any, ...]) -> R:
         """Warm up, or create an executor for this form of arguments and run it."""
         if self._watch is None:
             self._watch = WeightsMonitor(self.owner)
@@ -157,8 +161,8 @@ class Runner(Generic[R]):
             return self.step(*args)
         while len(self._executors) >= executor.max_instances:
             del self._executors[next(iter(self._executors))]
-        if executor.compares:
-            return self._compare(executor, form, args)
+        if executor.prepare is not None:
+            return self._compare(executor, executor.prepare, form, args)
         self._executors[form] = executor
         return self._execute(executor, args)
 
@@ -171,14 +175,15 @@ class Runner(Generic[R]):
             result = self.step(*args)
         return result
 
-    def _compare(self, executor: Executor, form: Hashable, args: tuple[Any, ...]) -> R:
+    def _compare(self, executor: Executor, prepare: Callable[..., None], form: Form | None, args: tuple[Any, ...]) -> R:
         """Run the step and a new executor, and keep the executor if both agree.
 
         Returns:
             The result of the executor if it is kept, because later calls round in the same way: so a resumed training
             continues bit for bit. Otherwise the step's.
         """
-        copies, others = (tree_map_only(Tensor, torch.clone, args) if executor.writes else args for _ in range(2))
+        copies = tree_map_only(Tensor, torch.clone, args)
+        others = tree_map_only(Tensor, torch.clone, args) if executor.writes else args
         places = WeightsMonitor(self.owner).places
         result = self._measured(args)
         if places != WeightsMonitor(self.owner).places:
@@ -186,6 +191,7 @@ class Runner(Generic[R]):
         before = {name: value.clone() for name, value in weights_of(self.owner).items()}
         try:
             with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
+                prepare(*args)
                 actual = executor(*copies)
         except Exception as error:  # tracing and compilers raise anything
             for name, value in weights_of(self.owner).items():

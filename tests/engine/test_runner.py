@@ -20,12 +20,15 @@ CPU = torch.device("cpu")
 class Fast:
     """An executor that calls the step, and notes what is asked of it."""
 
-    name, warm_up, compares, max_instances, writes = "fast", 0, True, 2, False
+    name, warm_up, max_instances, writes = "fast", 0, 2, False
     made: list[Fast]
 
     def __init__(self, step: Any) -> None:
         self.step, self.calls = step, 0
         self.made.append(self)
+
+    def prepare(self, *args: Any) -> None:
+        assert not self.calls
 
     def __call__(self, *args: Any) -> Any:
         self.calls += 1
@@ -38,7 +41,7 @@ class Fast:
 class Slow(Fast):
     """Needs a warm-up, and is not compared, as a graph."""
 
-    warm_up, compares, max_instances = 1, False, 1
+    warm_up, prepare, max_instances = 1, None, 1
 
 
 class Broken(Slow):

@@ -158,3 +158,41 @@ def test_a_compiled_step_reports_impossible_values(auto_reset: bool) -> None:
     walk.set_state(None, broken)
     with pytest.raises(ValueError, match="'frame' of environment 2 is NaN"):
         walk.step(DictTensor({"action": torch.zeros(3, 1)}))
+
+
+@pytest.mark.slow  # a C++ compiler
+@pytest.mark.parametrize("seen", ["nothing", "the weight", "a part of it"])
+def test_donated_arguments_are_written_over_after_everything_has_read_them(seen: str) -> None:
+    weight, x = torch.randn(5, 4), torch.randn(3, 5)
+    part = {"nothing": torch.ones(5, 4), "the weight": weight, "a part of it": weight[:5]}[seen]
+    part = part.view(20)[:16].view(4, 4) if seen == "a part of it" else part
+
+    def step(x: torch.Tensor, state: dict[str, torch.Tensor]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        y = x @ state["weight"] + part.sum(0)
+        new = state["weight"] - 0.1 * (x.t() @ y)
+        return y + part.mean(), {"weight": new, "n": state["n"] + 1.0}
+
+    state = {"n": torch.zeros(()), "weight": weight, "rate": torch.ones(3)}
+    compiled = Compiled(step, donates=True)
+    compiled.prepare(x, state)
+    for n in range(3):
+        expected, after = step(x, state)
+        got, new = compiled(x, state)
+        torch.testing.assert_close(got, expected)
+        in_place = seen != "a part of it"  # code that writes over memory which it reads under another name is not made
+        assert (new["weight"] is weight) == (new["n"] is state["n"]) == in_place
+        torch.testing.assert_close(new["weight"], after["weight"])
+        assert new["n"].item() == n + 1
+        weight.copy_(new["weight"])
+        state["n"] = new["n"]
+
+
+@pytest.mark.slow  # a C++ compiler
+def test_autograd_knows_that_donated_arguments_have_changed() -> None:
+    weight = torch.ones(3, requires_grad=True)
+    loss = weight.square().sum()
+    compiled = Compiled(lambda state: (state["weight"].sum(), {"weight": state["weight"] + 1.0}), donates=True)
+    compiled({"weight": weight.detach()})
+    assert weight.tolist() == [2.0, 2.0, 2.0]
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
