@@ -7,6 +7,8 @@ The package keeps lists that grow and shrink; here each list is a row of slots, 
 Where the order of a list matters (which of two things in one cell is hit), ``born`` gives it: a number that counts up,
 0 in an empty slot. Enemy bullets are one board for each direction, since neither their order nor their number in a cell
 matters.
+
+Reductions over a list are of float32: TorchInductor reduces vectors of integers number by number, five times slower.
 """
 
 from __future__ import annotations
@@ -15,9 +17,11 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from rlstruct.functional.random import uniform
 from rlstruct.sims.minatar_game import (
+    CELLS,
     DOWN,
     FIRE,
     LEFT,
@@ -26,24 +30,24 @@ from rlstruct.sims.minatar_game import (
     UP,
     MinAtarGame,
     move_player,
-    paint,
     ramp_difficulty,
     sign,
     state_field,
 )
 
-CELLS_ABOVE_GAUGES = 90
 # Never more at a time: an enemy crosses in 30 steps when one comes each step; a diver in 60, one each 30; a bullet in
 # 9, one each 5.
 ENEMIES, DIVERS, BULLETS = 32, 4, 3
-LAST = 1 << 40  # greater than twice the number of births
+LAST = 1 << 20  # greater than twice the age of anything, counted in births, and exact as float32
 MAX_OXYGEN, MAX_DIVERS = 200, 6
+PIXELS = 10 * CELLS  # of a frame: ten channels
+WIDE = SIZE + 2  # a board with a column on either side
 SPAWN_SPEED, DIVER_SPAWN_SPEED = 20, 30
 MOVE_INTERVAL, DIVER_MOVE_INTERVAL, SHOT_COOL_DOWN, ENEMY_SHOT_INTERVAL = 5, 5, 5, 10
 
 
 Columns = tuple[Tensor, ...]
-"""A list of things in a step: its columns in the order that `SeaquestState` names, each [B, N] int64."""
+"""A list of things in a step: its columns in the order that `SeaquestState` names, each [B, N] int32."""
 
 
 @dataclass(frozen=True)
@@ -82,10 +86,11 @@ class Seaquest(MinAtarGame[SeaquestState]):
 
     def play(self, state: SeaquestState, action: Tensor, key: Tensor) -> tuple[SeaquestState, Tensor, Tensor]:
         """Spawn things, move the submarine, then its bullets, divers, enemies and their bullets; then surface."""
-        bullets, divers, enemies = (slots.unbind(1) for slots in (state.bullets, state.divers, state.enemies))
+        lists = (state.bullets, state.divers, state.enemies)
+        bullets, divers, enemies = (slots.to(torch.int32).unbind(1) for slots in lists)
         state, enemies, divers = self._spawn(state, enemies, divers, uniform(key, (5,), stream=0))
         state, bullets = self._steer(state, bullets, action)
-        bullets, enemies, hits = _shoot(bullets, enemies)
+        bullets, enemies, hits = _shoot(state.births, bullets, enemies)
         state, divers = _rescue(state, divers)
         enemies_before = enemies
         bullets, enemies, more_hits, rammed = _move_enemies(state, bullets, enemies, subs=True)
@@ -96,9 +101,9 @@ class Seaquest(MinAtarGame[SeaquestState]):
             spawn_timer=(state.spawn_timer - 1).clamp_min(0),
             diver_timer=(state.diver_timer - 1).clamp_min(0),
             shot_timer=(state.shot_timer - 1).clamp_min(0),
-            bullets=torch.stack(bullets, 1),
-            divers=torch.stack(divers, 1),
-            enemies=torch.stack(enemies, 1),
+            bullets=torch.stack(bullets, 1).to(torch.int64),
+            divers=torch.stack(divers, 1).to(torch.int64),
+            enemies=torch.stack(enemies, 1).to(torch.int64),
         )
         state, paid, drowned = self._breathe(state)
         reward = hits + more_hits + last_hits + paid
@@ -117,7 +122,7 @@ class Seaquest(MinAtarGame[SeaquestState]):
         is_sub = (drawn[:, 1] < 1 / 3).to(torch.int64)
         enemy, diver = at_the_side(drawn[:, 0], drawn[:, 2]), at_the_side(drawn[:, 3], drawn[:, 4])
         born, _, y, facing = enemies[:4]
-        opposed = (born > 0) & (y == enemy[2].unsqueeze(1)) & (facing != enemy[3].unsqueeze(1))
+        opposed = _any((born > 0) & (y == enemy[2].unsqueeze(1)) & (facing != enemy[3].unsqueeze(1)))
         enemy += [state.move_speed, is_sub, torch.full_like(is_sub, ENEMY_SHOT_INTERVAL)]
         diver += [torch.full_like(is_sub, DIVER_MOVE_INTERVAL)]
         state = replace(
@@ -126,7 +131,7 @@ class Seaquest(MinAtarGame[SeaquestState]):
             diver_timer=torch.where(dives, DIVER_SPAWN_SPEED, state.diver_timer),
             births=state.births + 1,
         )
-        return state, _append(enemies, enemy, enters & ~opposed.any(1)), _append(divers, diver, dives)
+        return state, _append(enemies, enemy, enters & ~opposed), _append(divers, diver, dives)
 
     def _steer(self, state: SeaquestState, bullets: Columns, action: Tensor) -> tuple[SeaquestState, Columns]:
         """Fire, or move by one cell."""
@@ -164,40 +169,56 @@ class Seaquest(MinAtarGame[SeaquestState]):
         return state, paid, done
 
     def observe(self, state: SeaquestState) -> Tensor:
-        """Paint the ten channels."""
-        bullet, diver = state.bullets, state.divers
-        born, x, y, _, _, is_sub, _ = state.enemies.unbind(1)
-        back = state.x - sign(state.to_right)
-        column, bottom = self._cells % SIZE, self._cells >= CELLS_ABOVE_GAUGES
-        gauge = bottom & (column < (state.oxygen.clamp_min(0) * 10 // MAX_OXYGEN).unsqueeze(1))
-        divers = bottom & (column >= (9 - state.diver_count).unsqueeze(1)) & (column < 9)
-        swimming = torch.cat([state.enemies[:, :4], diver[:, :4]], dim=2)
-        trail = paint(swimming[:, 2], swimming[:, 1] - sign(swimming[:, 3] == 1), swimming[:, 0] > 0)
-        return self.frame(
-            self.paint_cell(state.y, state.x),
-            self.paint_cell(state.y, back),
-            paint(bullet[:, 2], bullet[:, 1], bullet[:, 0] > 0),
-            trail,
-            state.enemy_bullets.any(1),
-            paint(y, x, (born > 0) & (is_sub == 0)),
-            paint(y, x, (born > 0) & (is_sub == 1)),
-            gauge,
-            divers,
-            paint(diver[:, 2], diver[:, 1], diver[:, 0] > 0),
-        )
+        """Paint the ten channels, one thing after the other: most cells of a frame are empty."""
+        column, bottom = self._cells[:SIZE], self._cells[-SIZE:] * 10
+        gauge = (state.oxygen.clamp_min(0) * 10 // MAX_OXYGEN).unsqueeze(1)
+        on_board = (9 - state.diver_count).unsqueeze(1)
+        born, x, y, facing, _, is_sub, _ = state.enemies.unbind(1)
+        swims, at, depth, heading, _ = state.divers.unbind(1)
+        flies, ahead, height, _ = state.bullets.unbind(1)
+        enemy, diver, bullet = born > 0, swims > 0, flies > 0
+        player, row = state.x.unsqueeze(1), state.y.unsqueeze(1)
+        pixels = [
+            _pixels(0, row, player, True),
+            _pixels(1, row, player - sign(state.to_right).unsqueeze(1), True),
+            _pixels(2, height, ahead, bullet),
+            _pixels(3, y, x - sign(facing == 1), enemy),
+            _pixels(3, depth, at - sign(heading == 1), diver),
+            torch.where(state.enemy_bullets.any(1).flatten(1), self._cells * 10 + 4, PIXELS),
+            _pixels(5 + is_sub, y, x, enemy),
+            torch.where(column < gauge, bottom + 7, PIXELS),
+            torch.where((column >= on_board) & (column < 9), bottom + 8, PIXELS),
+            _pixels(9, depth, at, diver),
+        ]
+        frame = torch.zeros(len(born), PIXELS + 1, dtype=torch.bool, device=born.device)
+        return frame.scatter(1, torch.cat(pixels, dim=1), True)[:, :PIXELS].view(-1, SIZE, SIZE, len(self.channels))
+
+
+def _pixels(channel: Tensor | int, row: Tensor, column: Tensor, on: Tensor | bool) -> Tensor:
+    """Number the pixels of those things that are ``on`` and inside the board; the others get the one after the last."""
+    shown = on & (column >= 0) & (column < SIZE)
+    return torch.where(shown, (row * SIZE + column) * 10 + channel, PIXELS)
+
+
+def _any(mask: Tensor) -> Tensor:
+    """Return True for the games in which ``mask`` [B, N] is True anywhere.  [B] bool."""
+    return mask.to(torch.float32).amax(1) > 0
 
 
 def _append(slots: Columns, new: list[Tensor], when: Tensor) -> Columns:
     """Put a new thing, its columns [B], into the first empty slot in games where ``when`` [B]."""
-    empty = slots[0] == 0
-    first = empty & (empty.cumsum(1) == 1) & when.unsqueeze(1)  # [B, N]
-    return tuple(torch.where(first, value.unsqueeze(1), column) for column, value in zip(slots, new, strict=True))
+    n = slots[0].shape[1]
+    number = torch.arange(n, dtype=torch.float32, device=when.device)
+    first = torch.where(slots[0] == 0, number, n).amin(1)
+    here = number == torch.where(when, first, n).unsqueeze(1)  # [B, N]
+    values = (value.to(torch.int32).unsqueeze(1) for value in new)
+    return tuple(torch.where(here, value, column) for column, value in zip(slots, values, strict=True))
 
 
 def _move(slots: Columns, moves: Tensor) -> Columns:
     """Move things by one cell where ``moves`` [B, N], and remove those that leave the board."""
     born, x, y, facing, *rest = slots
-    x = torch.where(moves & (born > 0), x + sign(facing == 1), x)
+    x = torch.where(moves & (born > 0), x + 2 * facing - 1, x)
     return (torch.where((x >= 0) & (x < SIZE), born, 0), x, y, facing, *rest)
 
 
@@ -206,54 +227,51 @@ def _remove(slots: Columns, gone: Tensor) -> Columns:
 
 
 def _cell(slots: Columns, nowhere: int) -> Tensor:
-    """Return the number of each thing's cell, ``nowhere`` for empty slots.  [B, N] int64."""
+    """Return the number of each thing's cell, ``nowhere`` for empty slots.  [B, N] int32."""
     return torch.where(slots[0] > 0, slots[2] * SIZE + slots[1], nowhere)
 
 
-def _together(one: Columns, other: Columns) -> Tensor:
-    """Return True where thing i of one list shares its cell with thing j of the other.  [B, N, M]."""
-    return _cell(one, -1).unsqueeze(2) == _cell(other, -2).unsqueeze(1)
+def _age(births: Tensor, slots: Columns) -> Tensor:
+    """Return how many things were born after each of these.  [B, N] float32."""
+    return (births.to(torch.int32).unsqueeze(1) - slots[0]).to(torch.float32)
 
 
-def _hit(met: Tensor, order: Tensor) -> Tensor:
-    """Choose the things that bullets destroy: each bullet destroys one in its cell.
+def _hit(bullets: Columns, cell: Tensor, order: Tensor, oldest_first: bool) -> tuple[Columns, Tensor, Tensor]:
+    """Let each bullet destroy one thing in its cell. Where there are more bullets than things, the last ones remain.
 
     Args:
-        met: thing i is in the cell of bullet j.  [B, N, BULLETS] bool
-        order: things of lower order are destroyed first.  [B, N] int64, below `LAST`
+        bullets: those of the player.
+        cell: where the things are, -1 for those that cannot be hit.  [B, N] int32
+        order: things of lower order are destroyed first.  [B, N] float32, below `LAST`
+        oldest_first: whether old bullets come first, or young ones.
 
     Returns:
-        [B, N] bool.
+        The bullets that remain, True for the things that are destroyed, [B, N], and their number, [B].
     """
-    dead = torch.zeros_like(met[:, :, 0])
-    for at_bullet in met.unbind(2):
-        here = at_bullet & ~dead
-        first = torch.where(here, order, LAST).amin(1, keepdim=True)
-        dead = dead | (here & (order == first))
-    return dead
-
-
-def _spent(bullets: Columns, met: Tensor, oldest_first: bool) -> Tensor:
-    """Choose the bullets that are used up by the things that they met, [B, N, BULLETS], in order of age.
-
-    Returns:
-        [B, BULLETS] bool.
-    """
-    born = bullets[0]
+    born, at = bullets[0], _cell(bullets, -2)  # [B, BULLETS]
+    left, hits = cell, []
+    for one in at.unbind(1):
+        rank = torch.where(left == one.unsqueeze(1), order, LAST)
+        first = rank.amin(1)
+        hits.append(first < LAST)
+        left = torch.where(rank == first.clamp_max(LAST - 1).unsqueeze(1), -1, left)
+    hit = torch.stack(hits, 1)  # [B, BULLETS]
     before = born.unsqueeze(1) < born.unsqueeze(2) if oldest_first else born.unsqueeze(1) > born.unsqueeze(2)
-    return (_together(bullets, bullets) & before).sum(2) < met.sum(1)
+    shared = at.unsqueeze(1) == at.unsqueeze(2)
+    used = (shared & before).sum(2) < (shared & hit.unsqueeze(1)).sum(2)
+    return _remove(bullets, used), left != cell, hit.sum(1)
 
 
-def _shoot(bullets: Columns, enemies: Columns) -> tuple[Columns, Columns, Tensor]:
+def _shoot(births: Tensor, bullets: Columns, enemies: Columns) -> tuple[Columns, Columns, Tensor]:
     """Move the player's bullets; each hits the oldest fish in its cell, or else the oldest submarine.
 
     Returns:
         The bullets and the enemies that remain, and how many enemies were hit, [B].
     """
     bullets = _move(bullets, torch.ones_like(bullets[0], dtype=torch.bool))
-    met = _together(enemies, bullets)  # [B, 32, 3]
-    dead = _hit(met, enemies[0] + enemies[5] * (LAST // 2))  # submarines come last
-    return _remove(bullets, _spent(bullets, met, False)), _remove(enemies, dead), dead.sum(1)
+    fish_first = _age(births, enemies) * -1 + enemies[5] * (LAST / 2)
+    bullets, dead, hits = _hit(bullets, _cell(enemies, -1), fish_first, oldest_first=False)
+    return bullets, _remove(enemies, dead), hits
 
 
 def _rescue(state: SeaquestState, divers: Columns) -> tuple[SeaquestState, Columns]:
@@ -263,7 +281,7 @@ def _rescue(state: SeaquestState, divers: Columns) -> tuple[SeaquestState, Colum
     moved = _move(divers, moves)
     column, row = state.x.unsqueeze(1), state.y.unsqueeze(1)
     meets = (born > 0) & (y == row) & ((x == column) | (moved[1] == column))
-    before = ((born.unsqueeze(1) > born.unsqueeze(2)) & meets.unsqueeze(1)).sum(2)
+    before = ((born.unsqueeze(1) > born.unsqueeze(2)) & meets.unsqueeze(1)).sum(2)  # [B, DIVERS]
     taken = meets & (state.diver_count.unsqueeze(1) + before < MAX_DIVERS)
     timer = torch.where(moves, DIVER_MOVE_INTERVAL, timer - 1)
     state = replace(state, diver_count=state.diver_count + taken.sum(1))
@@ -286,11 +304,11 @@ def _move_enemies(
     meets = ours & (y == row) & ((x == column) | (moved[1] == column))
     # An enemy that has moved onto the player is not checked against bullets.
     exposed = moves & ~((y == row) & (moved[1] == column))
-    met = _together(moved, bullets) & exposed.unsqueeze(2)
-    dead = _hit(met, -moved[0])
-    timer = torch.where(moves, state.move_speed.unsqueeze(1), timer - ours.to(torch.int64))
+    cell = torch.where(exposed, _cell(moved, -1), -1)
+    bullets, dead, hits = _hit(bullets, cell, _age(state.births, moved), oldest_first=True)
+    timer = torch.where(moves, state.move_speed.to(torch.int32).unsqueeze(1), timer - ours.to(torch.int32))
     left = _remove((*moved[:4], timer, is_sub, shot_timer), dead)
-    return _remove(bullets, _spent(bullets, met, True)), left, dead.sum(1), meets.any(1)
+    return bullets, left, hits, _any(meets)
 
 
 def _move_enemy_bullets(
@@ -309,13 +327,13 @@ def _move_enemy_bullets(
     subs = (before[0] > 0) & (before[5] == 1)
     shoots = subs & (before[6] == 0)
     _, x, y, facing = enemies[:4]
-    fired = [paint(y, x, shoots & (facing == side)).view(-1, 1, SIZE, SIZE) for side in (0, 1)]
-    boards = state.enemy_bullets | torch.cat(fired, dim=1)
-    cell = torch.arange(SIZE, device=x.device)
-    player = (cell == state.y.unsqueeze(1)).unsqueeze(2) & (cell == state.x.unsqueeze(1)).unsqueeze(1)  # [B, 10, 10]
-    none = torch.zeros_like(boards[:, 0, :, :1])
-    left, right = boards.unbind(1)
-    moved = torch.stack([torch.cat([left[:, :, 1:], none], 2), torch.cat([none, right[:, :, :-1]], 2)], dim=1)
-    hit = ((boards | moved) & player.unsqueeze(1)).flatten(1).any(1)
-    timer = torch.where(shoots, ENEMY_SHOT_INTERVAL, enemies[6] - subs.to(torch.int64))
-    return replace(state, enemy_bullets=moved), (*enemies[:6], timer), hit
+    # Both boards get an empty column on either side. Whatever does not shoot is painted into a cell that nobody reads.
+    inside = shoots & (x >= 0) & (x < SIZE)
+    cell = torch.where(inside, (facing * SIZE + y) * WIDE + x + 1, 0).to(torch.int64)
+    boards = pad(state.enemy_bullets, (1, 1)).flatten(1).scatter(1, cell, True)
+    left, right = boards.view(-1, 2, SIZE, WIDE).unbind(1)
+    moved = torch.stack([left[:, :, 2:], right[:, :, :-2]], dim=1)
+    here, other = state.y * WIDE + state.x + 1, SIZE * WIDE  # the player's cell on the first board, and on the second
+    hit = boards.gather(1, torch.stack([here, here + 1, here + other, here + other - 1], dim=1))
+    timer = torch.where(shoots, ENEMY_SHOT_INTERVAL, enemies[6] - subs.to(torch.int32))
+    return replace(state, enemy_bullets=moved), (*enemies[:6], timer), hit.any(1)
