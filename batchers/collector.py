@@ -8,11 +8,13 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from rlstruct.batchers.compiled_rollout import CompiledRollout
 from rlstruct.batchers.progress import Phase, Progress, describe_arguments
 from rlstruct.batchers.rollout_buffer import (
     Allocate,
@@ -96,6 +98,7 @@ class Collector:
         self._runner, self._eager = agent_runner(agent, device, compiled=compile_agent), not compile_agent
         self._runners: list[Runner[Any]] = [self._runner]  # all runners that depend on the agent's weights
         self._act: Callable[..., AgentOutput] = agent if self._eager else self._runner
+        self._rollout: CompiledRollout | None = None  # of agent and simulator together; set in the first batch
         self._buffer: RolloutBuffer | None = None  # holds the last batch, then the next; allocated on first use
         self.steps: Rollout
         self.layout, self.owned = Layout(), False
@@ -148,6 +151,8 @@ class Collector:
         """Set the agent_info for the next steps: [B] or empty, on the CPU."""
         if agent_info.specs() != self.agent_info.specs():
             self._runner.forget()
+            if self._rollout is not None:
+                self._rollout.runner.forget()
         wants_device = self.agent.agent_info_on_device and not agent_info.empty()
         self.agent_info = agent_info.map(lambda tensor: move(tensor, self._device)) if wants_device else agent_info
 
@@ -163,7 +168,8 @@ class Collector:
             self._set_agent_info(agent_info)
         buffer, n_steps = self.take_steps(until_ended=not self.env.auto_reset, watch=not self._watched)
         self.steps, self.owned = buffer, self._may_own
-        collected = self.finish(n_steps, self._runner.executor)
+        together = self._rollout is not None and self._rollout.runner.executor != "eager"
+        collected = self.finish(n_steps, "compiled" if together else self._runner.executor)
         if not self._watched:
             self._watched, self._infers = True, self._inference_mode_agrees(buffer)
             self._copies = self._writes
@@ -205,6 +211,13 @@ class Collector:
             self._buffer = RolloutBuffer(self._allocate(self.layout), in_place=self._step_into is not None)
         buffer, t = self._buffer, 0
         state = buffer.begin(self._observation, self._state, keys)
+        if first is not None:
+            self._rollout = self._compiled_rollout(first[0])
+        if self._rollout is not None and self._rollout.runner.make is not None:
+            enter = self._progress.at
+            self._state = self._rollout.take_steps(buffer, self._T, state, self.agent_info, partial(enter, _AGENT))
+            self._steps, self._observation = self._steps + self._T, buffer.slots[self._T]
+            return buffer, self._T
         act, shown, agent_info = self._act, buffer.shown, self.agent_info
         step_into, enter, infers = self._step_into, self._progress.at, torch.inference_mode()
         while t < self._T:
@@ -236,6 +249,21 @@ class Collector:
         self._state, self._observation = state, buffer.slots[t]
         self._steps = self._steps + t
         return buffer, t
+
+    def _compiled_rollout(self, action: DictTensor) -> CompiledRollout | None:
+        """Return the steps of agent and simulator as one compiled function; None if one of them is not to be compiled.
+
+        Args:
+            action: the agent's first answer.  [B, ...]
+        """
+        env: Any = self.env
+        # Looked up on the class, because a wrapper may forward attributes of an inner object that only it may call.
+        compilable = self._device.type == "cpu" and hasattr(type(env), "pure_step")
+        if self._runner.make is None or not compilable or (step := env.pure_step(action)) is None:
+            return None
+        rollout = CompiledRollout(self.agent, env, step)
+        self._runners.append(rollout.runner)
+        return rollout
 
     def count_running(self) -> int:
         """Count the environments that go on."""
@@ -324,7 +352,7 @@ class Collector:
         observation = DictTensor.unchecked({**self._observation._tensors, "rng": keys[0]})
         history = history_until(empty_rollout(observation), 0, restarts_take_steps=False) if self._history else None
         try:
-            answer = self._act(self._state, observation, self.agent_info, history)
+            answer = self.agent(self._state, observation, self.agent_info, history)
         except RuntimeError as error:  # torch's, of tensors on two devices
             weights = weights_of(self.agent).items()
             if (misplaced := next((name for name, value in weights if value.device != self._device), None)) is None:

@@ -162,7 +162,12 @@ class RolloutBuffer(Rollout):
         if self._reached_rows:
             places, values = [*places, *self._reached_rows[t]], [*values, *self._checked(reached)]
         self._copy(places, values)
-        if self._restarted is None or not getattr(step, "restarted", True):
+        if getattr(step, "restarted", True):
+            self.write_final(t, reached)
+
+    def write_final(self, t: int, reached: DictTensor) -> None:
+        """Store the observations [B] that step t reached, in rows where an episode has ended; CPU only."""
+        if self._restarted is None:
             return
         ended = _array(reached["done"]).nonzero()[0]  # sync: of CPU memory
         if not len(ended):
@@ -171,6 +176,19 @@ class RolloutBuffer(Rollout):
         for plane, array in zip(self._reached_arrays, arrays, strict=True):
             plane[t, ended] = array[ended]
         self._restarted[t, ended] = True
+
+    def rows(self) -> list[dict[str, Tensor]]:
+        """Return the memory that each step fills: ``action/…``, and ``current/…`` for the next observation.
+
+        Returns:
+            T of [B, ...]
+        """
+        actions = [dict(zip(self._action_names, rows, strict=True)) for rows in self._action_rows]
+        return [
+            {f"action/{key}": value for key, value in action.items()}
+            | {f"current/{key}": value for key, value in slot.items()}
+            for action, slot in zip(actions, self.slots[1:], strict=True)
+        ]
 
     def _checked(self, observation: DictTensor) -> list[Tensor]:
         """Return the tensors of an observation, checked: a copy of each neither broadcasts nor rounds."""

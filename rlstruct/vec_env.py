@@ -6,7 +6,7 @@ Optional: `Capturable`, a state that can be read and set as tensors; `StepsInto`
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -254,6 +254,11 @@ class Capturable(Protocol):
 
     def set_state_tensors(self, tensors: dict[str, Tensor]) -> None:
         """Continue from a result of `state_tensors`."""
+
+
+PureStep = Callable[[dict[str, Tensor], dict[str, Tensor]], tuple[dict[str, Tensor], dict[str, Tensor], DictTensor]]
+"""A step as a pure function of the tensors of a `Capturable` and an action: it returns those that changed, the
+observation that the agent sees next, and the one reached, which differs where an episode has ended.  [B, ...] each"""
 
 
 class ObservationBuffer:

@@ -148,8 +148,9 @@ class Form:
         return [(tensor.shape, tensor.dtype) for tensor in self._structure.flatten(tree)]
 
     def __eq__(self, other: object) -> bool:
-        same = isinstance(other, Form) and self._tensors == other._tensors
-        return self is other or (same and self._structure == other._structure)
+        if self is other:
+            return True
+        return isinstance(other, Form) and (self._tensors, self._structure) == (other._tensors, other._structure)
 
     def __hash__(self) -> int:
         return self._hash

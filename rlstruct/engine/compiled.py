@@ -24,7 +24,7 @@ from torch._ops import OpOverload
 from rlstruct.core.pytree import TreeSpec
 from rlstruct.engine import torch_private
 from rlstruct.engine.purity import place_of
-from rlstruct.errors import Explained, warn_user
+from rlstruct.errors import Explained, ShapeMismatchError, warn_user
 
 _simulators_compiled: ContextVar[bool] = ContextVar("simulators_compiled", default=False)
 _compiling = threading.RLock()  # tracing and Inductor's settings belong to the process, not to a thread
@@ -133,10 +133,11 @@ class Compiled:
             if self.donates:
                 index = {id(value): i for i, value in enumerate(inputs)}
                 donated.update({place[id(value)]: index[id(args[-1][key])] for key, value in result[-1].items()})
-            masks = {i for i, v in enumerate(outputs.values()) if on_cpu and v.dtype is torch.bool and v.dim() == 1}
+                for i, j in donated.items():
+                    _expect_same(leaves[self._outputs.index(i)], inputs[j])
+            masks = {i for i, v in enumerate(outputs.values()) if on_cpu and is_mask(v) and i not in donated}
             self._masks = sorted(masks)
-            # Inductor's vectors store bools one by one, and a loop that stores none keeps its vectors of floats.
-            return [v.to(torch.float32).to(torch.uint8) if i in masks else v for i, v in enumerate(outputs.values())]
+            return [mask_bytes(v) if i in masks else v for i, v in enumerate(outputs.values())]
 
         # Cloned, because a tensor that occurs twice, such as two zeros of a first state, would be traced as one input.
         inputs = [tensor.clone() for tensor in leaves_in]
@@ -185,6 +186,16 @@ class Compiled:
         self._outputs, self._donated = [now[i] for i in self._outputs], list(donated.values())
         self._masks = [now[i] for i in self._masks]
         return [outputs[i] for i in kept]
+
+
+def is_mask(value: Tensor) -> bool:
+    """Return True for [B] bool, which code should write as `mask_bytes`."""
+    return value.dtype is torch.bool and value.dim() == 1
+
+
+def mask_bytes(mask: Tensor) -> Tensor:
+    """Turn a mask into bytes. Inductor's vectors store bools one by one; a loop that stores none keeps its vectors."""
+    return mask.to(torch.float32).to(torch.uint8)
 
 
 def why_no_compiler() -> str:
@@ -240,6 +251,15 @@ def _is_only_converted(node: torch.fx.Node) -> bool:
         or (user.target is torch.ops.prims.convert_element_type.default and user.meta["val"].is_floating_point())
         for user in node.users
     )
+
+
+def _expect_same(result: Tensor, place: Tensor) -> None:
+    """Raise unless a result can be written over an argument without a broadcast or a cast."""
+    if result.shape != place.shape or result.dtype is not place.dtype:
+        raise ShapeMismatchError(
+            f"a donated argument is {place.dtype} {list(place.shape)}, and its result {result.dtype} "
+            f"{list(result.shape)}, expected the same"
+        )
 
 
 def _overlap(held: Sequence[Tensor], arguments: Sequence[Tensor]) -> bool:

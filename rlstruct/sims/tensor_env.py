@@ -38,7 +38,7 @@ from rlstruct.profiling import operation
 from rlstruct.sims.simulation import Simulation, StartStates, StepTensors
 from rlstruct.sims.state import Tensors, fields_of, layout_of_rows
 from rlstruct.spaces import leaves, zeros
-from rlstruct.vec_env import IdleGuard, Observed, StepResult, VecEnv, check_action
+from rlstruct.vec_env import IdleGuard, Observed, PureStep, StepResult, VecEnv, check_action
 
 if TYPE_CHECKING:
     from rlstruct.engine.fused import FusedRollout, Perceptron
@@ -221,16 +221,10 @@ class TensorEnv(VecEnv, Generic[State]):
                 `step` never waits, the next `reset`, `get_state`, `state_dict` or `close` raises it. An action outside
                 its space takes the nearest one's effect meanwhile.
         """
-        self._check_begun("step")
-        check_action(self._name, action, self._action_layout)
-        sent = {key: value.detach() if (value := action[key]).requires_grad else value for key in self._action_layout}
-        self._expect("step: action", sent, self._action_layout)
+        sent = self._sent(action)
         running = self._carry.get("running")
         if self._compiled is None:
             self._checks.action(sent, running)
-        if not self._checked:
-            self._simulation.check_transition(self._carry, sent)
-            self._checked = True
         with torch.no_grad():
             if self._compiled is None:
                 changed, reached, current, masks = self._simulation.step(self._carry, sent, self._starts)
@@ -250,6 +244,28 @@ class TensorEnv(VecEnv, Generic[State]):
             self._idle.check(masks["ran"])
         result = StepResult((observation, masks["ran"]), (after, masks["running"]), restarted=self.auto_reset)
         return self._checks.step(result) if check else result
+
+    def pure_step(self, action: DictTensor) -> PureStep | None:
+        """Check an action as `step` does, and return that step as a pure function; see `rlstruct.vec_env.PureStep`.
+
+        The function draws start states in each step, and does not check values.
+
+        Returns:
+            None unless the backend is "compile", ended environments restart, and no subclass overrides `step`.
+        """
+        watched = type(self).step is not TensorEnv.step or "step" in vars(self)
+        if self._compiled is None or not self.auto_reset or watched:
+            return None
+        self._sent(action)
+
+        def step(carry: Tensors, action: Tensors) -> tuple[Tensors, Tensors, DictTensor]:
+            sent = {key: action[key] for key in self._action_layout}
+            changed, reached, current, _ = self._simulation.step(carry, sent)
+            no = torch.zeros_like(reached["done"])
+            over = {"terminated": no, "truncated": no, "done": no}
+            return changed, {**current, **over}, DictTensor.unchecked({**reached, "initial_state": no})
+
+        return step
 
     def fused_rollout(self, perceptron: Perceptron, n_timesteps: int) -> FusedRollout | None:
         """Return a launch of T steps with an agent (`rlstruct.engine.fused`), or None if no kernel supports it."""
@@ -377,6 +393,17 @@ class TensorEnv(VecEnv, Generic[State]):
                 value = torch.where(rows_of(ended, value), begun, value)
                 played[f"state/{name}"] = torch.where(rows_of(t < n_steps, value), value, before)
         self._carry = {k: played[k] if k.startswith("state/") else v for k, v in self._carry.items()}
+
+    def _sent(self, action: DictTensor) -> Tensors:
+        """Return the checked tensors of an action; see `step`."""
+        self._check_begun("step")
+        check_action(self._name, action, self._action_layout)
+        sent = {key: value.detach() if (value := action[key]).requires_grad else value for key in self._action_layout}
+        self._expect("step: action", sent, self._action_layout)
+        if not self._checked:
+            self._simulation.check_transition(self._carry, sent)
+            self._checked = True
+        return sent
 
     def _step_and_check(self, carry: Tensors, action: Tensors) -> tuple[StepTensors, list[Tensor]]:
         """Take a step, and find impossible values; a pure function, to be compiled."""

@@ -1,0 +1,111 @@
+"""Steps of a compiled agent and a compiled simulator as one compiled function, which writes into the rollout buffer."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from rlstruct.batchers.rollout_buffer import RolloutBuffer
+from rlstruct.core import DictTensor
+from rlstruct.core.named_tensors import part_of
+from rlstruct.engine.compiled import is_mask, mask_bytes
+from rlstruct.engine.executors import agent_step, compiled_on
+from rlstruct.engine.runner import Runner
+from rlstruct.rl_agent import RL_Agent
+from rlstruct.vec_env import PureStep
+
+Memory = dict[str, Tensor]
+"""What a step writes to: ``carry/…``, and the rows ``action/…`` and ``current/…`` of the buffer, with masks as bytes.
+[B, ...] each."""
+
+
+class CompilableEnv(Protocol):
+    """A simulator whose step is a pure function, such as a `rlstruct.sims.TensorEnv`."""
+
+    def pure_step(self, action: DictTensor) -> PureStep | None:
+        """Check an action, and return the step as a pure function; None if nothing is to be compiled."""
+
+    def state_tensors(self) -> dict[str, Tensor]:
+        """Return the simulation by name; see `rlstruct.vec_env.Capturable`."""
+
+    def set_state_tensors(self, tensors: dict[str, Tensor], shown: dict[str, Tensor]) -> None:
+        """Continue from such tensors and the observation there, which are kept without a copy."""
+
+
+class CompiledRollout:
+    """The steps of one agent in one simulator that restarts itself, on the CPU.
+
+    Args:
+        agent: pure, without a history.
+        env: the simulator.
+        step: its step.
+
+    Attributes:
+        runner: of a step of both.
+    """
+
+    def __init__(self, agent: RL_Agent, env: CompilableEnv, step: PureStep) -> None:
+        self._agent, self._env, self._step = agent_step(agent), env, step
+        cpu = torch.device("cpu")
+        compiler = compiled_on(cpu)
+        make = None if compiler is None else functools.partial(compiler, donates=True)
+        operation = "agent and simulator"
+        self.runner: Runner[Any] = Runner(self._act_and_step, agent, cpu, make, alike=True, operation=operation)
+        self._carry: dict[str, Tensor] = {}
+        self._buffer: RolloutBuffer | None = None  # whose rows `_memory` has
+        self._memory: list[Memory] = []  # of each step
+
+    def take_steps(
+        self, buffer: RolloutBuffer, T: int, state: DictTensor, agent_info: DictTensor, at: Callable[[int], None]
+    ) -> DictTensor:
+        """Take T steps from the present state of the simulator.
+
+        Args:
+            buffer: to write to; it holds the first observation.
+            T: number of steps.
+            state: of the agent.  [B, ...]
+            agent_info: [B] or empty.
+            at: called with the number of each step.
+
+        Returns:
+            The state of the agent after them.
+        """
+        now = self._env.state_tensors()
+        if buffer is not self._buffer:
+            self._carry = {key: value.clone() for key, value in now.items()}
+            carry = {f"carry/{key}": value for key, value in self._carry.items()}
+            views = [{k: v.view(torch.uint8) if is_mask(v) else v for k, v in row.items()} for row in buffer.rows()]
+            self._memory, self._buffer = [{**carry, **row} for row in views], buffer
+        torch._foreach_copy_([*self._carry.values()], [now[key] for key in self._carry])
+        buffer.running.fill_(True)
+        eager = self.runner.executor == "eager"  # the first call, in which the agent itself gets the buffer's memory
+        for t in range(T):
+            at(t)
+            memory = self._memory[t]
+            before = {key: value[t].clone() for key, value in buffer.stream.items()} if eager else None
+            (state, reached), new = self.runner(state, buffer.shown[t], agent_info, memory)
+            if before is not None:
+                eager = False
+                buffer.check_unchanged(t, before)
+            for key, value in new.items():
+                if value is not memory[key]:  # eagerly, or in the first call of compiled code
+                    memory[key].copy_(value)
+            buffer.write_final(t, reached)
+        shown = {key: value.clone() for key, value in buffer.slots[T].items()}
+        self._env.set_state_tensors({key: value.clone() for key, value in self._carry.items()}, shown)
+        return state
+
+    def _act_and_step(
+        self, state: DictTensor, observation: DictTensor, agent_info: DictTensor, memory: Memory
+    ) -> tuple[tuple[DictTensor, DictTensor], Memory]:
+        """Return the agent's next state, the observation reached, and what goes into the memory: a pure function."""
+        action, state = self._agent(state, observation, agent_info)
+        changed, current, reached = self._step(part_of(memory, "carry/"), dict(action.items()))
+        rows = {f"action/{key}": value for key, value in action.items()}
+        rows |= {f"current/{key}": value for key, value in current.items()}
+        rows = {key: mask_bytes(value) if is_mask(value) else value for key, value in rows.items()}
+        return (state, reached), {**rows, **{f"carry/{key}": value for key, value in changed.items()}}
