@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -123,7 +122,7 @@ class GradientLearner(ABC):
         self._frozen: dict[str, object] | None = None  # what executors hold, since the first update
         self._uncompiled = False  # True once a warning has reported it
         self._gradients = self._part("loss and backward", self._gradient)
-        self._compiled_step = self._part("gradient step", self._compute_step)
+        self._compiled_step = self._part("gradient step", self._compute_step, donates=True)
         self.statistics: Any = model if hasattr(model, "see_rewards") else None
         self._open_return: Tensor | None = None  # return of each unfinished episode, for the statistics  [B]
 
@@ -261,7 +260,7 @@ class GradientLearner(ABC):
         self._owner, graph, self._compile = self._executors()
         for runner in self._runners:
             runner.owner = self._owner
-            runner.make = runner.make and (graph if runner is self._graph else self._maker(runner.step))
+            runner.make = runner.make and (graph if runner is self._graph else self._compile)
 
     def _pure_adam(self) -> PureAdam | None:
         """Return the optimiser as a pure function, if gradient and step can be compiled as one; CPU only.
@@ -283,21 +282,17 @@ class GradientLearner(ABC):
         norm = terms["gradient_norm"] if "gradient_norm" in terms else norm_of(list(gradient.values()))
         return terms, PureAdam(self.optimizer, self._weights).compute(gradient, state, terms["loss"] + norm)
 
-    def _part(self, name: str, step: Callable[..., Any]) -> Runner[Any]:
+    def _part(self, name: str, step: Callable[..., Any], *, donates: bool = False) -> Runner[Any]:
         """Return a runner of a pure part of the update, compiled if the settings ask for it.
 
         ``name`` names compiled code in a profile. An eager step enters its own operations instead.
         """
-        make, failed = self._maker(step), self._warn_uncompiled
-        runner = Runner(step, self._owner, self.device, make, failed=failed, operation=name)
+        failed = self._warn_uncompiled
+        runner: Runner[Any] = Runner(
+            step, self._owner, self.device, self._compile, failed=failed, operation=name, donates=donates
+        )
         self._runners.append(runner)
         return runner
-
-    def _maker(self, step: Callable[..., Any]) -> Make | None:
-        """Return how to compile a part of the update; a whole gradient step writes weights and moments in place."""
-        if self._compile is None or step != self._compute_step:
-            return self._compile
-        return functools.partial(self._compile, donates=True)
 
     def _warn_uncompiled(self, why_not: str) -> None:
         if not self._uncompiled:

@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.optim import Adagrad, Adam, AdamW, Optimizer
@@ -70,9 +71,12 @@ class PureAdam:
         self._optimizer, self._weights = optimizer, weights
         groups = {id(weight): group for group in optimizer.param_groups for weight in group["params"]}
         self._groups = [groups[id(weight)] for weight in weights]
-        self._n_steps: list[int] = []  # of each weight so far
-        self._state: Terms = {}  # see `state`
         self._finite = finite
+        self._state: Terms = {}  # see `state`
+        self._n_steps = np.zeros(len(weights))  # of each weight so far
+        self._rates = np.asarray([[float(group["lr"]), *group["betas"]] for group in self._groups]).T
+        self._written: Terms = {}  # the last argument of `write`
+        self._changes = np.zeros(len(weights))  # 1 for the weights in it
 
     @staticmethod
     def supports(optimizer: Optimizer, weights: Sequence[Tensor]) -> bool:
@@ -100,18 +104,13 @@ class PureAdam:
                 self._state[f"mean/{i}"] = own["exp_avg"] if own else torch.zeros_like(weight)
                 self._state[f"square/{i}"] = own["exp_avg_sq"] if own else torch.zeros_like(weight)
                 with intended():
-                    self._n_steps.append(int(own["step"]) if own else 0)  # sync: of CPU memory
+                    self._n_steps[i] = float(own["step"]) if own else 0.0  # sync: of CPU memory
             first = 0.0 if self._finite else torch.inf
             self._state["largest"] = torch.full((), first, dtype=torch.float32, device=self._weights[0].device)
-        scales: dict[tuple[int, int], tuple[float, ...]] = {}  # weights of a group have usually taken as many steps
-        rows = []
-        for group, before in zip(self._groups, self._n_steps, strict=True):
-            if (row := scales.get((id(group), before))) is None:
-                n, rate, (decay, square_decay) = before + 1, float(group["lr"]), group["betas"]
-                row = (rate / (1.0 - decay**n), (1.0 - square_decay**n) ** 0.5, rate)
-                scales[id(group), before] = row
-            rows.append(row)
-        self._state["scales"] = torch.tensor(rows, dtype=torch.float32, device=self._weights[0].device)
+            self._state["scales"] = torch.empty(len(self._weights), 3, dtype=torch.float32, device="cpu")
+        n, (rate, decay, square_decay) = self._n_steps + 1.0, self._rates
+        scales = self._state["scales"].numpy()  # sync: of CPU memory
+        scales[:, 0], scales[:, 1], scales[:, 2] = rate / (1.0 - decay**n), np.sqrt(1.0 - square_decay**n), rate
         return self._state
 
     def compute(self, gradient: Terms, state: Terms, size: Tensor) -> Terms:
@@ -150,21 +149,24 @@ class PureAdam:
     @torch.no_grad()
     def write(self, new: Terms) -> bool:
         """Write the result of `compute` over the last `state`, unless it is already there; return False if it held."""
-        for key, value in new.items():
-            if value is not self._state[key]:
-                self._state[key].copy_(value)
+        if new is not self._written:  # compiled code that has written in place returns the same dict each time
+            self._written = new
+            self._changes = np.asarray([float(f"weight/{i}" in new) for i in range(len(self._weights))])
+            for key, value in new.items():
+                if value is not self._state[key]:
+                    self._state[key].copy_(value)
         with intended():
             self._finite = math.isfinite(float(self._state["largest"]))  # sync: of CPU memory
         if self._finite:
-            self._n_steps = [n + (f"weight/{i}" in new) for i, n in enumerate(self._n_steps)]
+            self._n_steps += self._changes
         return self._finite
 
     def count(self) -> None:
         """Pass moments and numbers of steps to the optimiser."""
         for i, (weight, n) in enumerate(zip(self._weights, self._n_steps, strict=False)):
-            if n:
+            if n > 0.0:
                 own = self._optimizer.state[weight]
-                own.setdefault("step", torch.zeros((), dtype=torch.float32, device="cpu")).fill_(n)
+                own.setdefault("step", torch.zeros((), dtype=torch.float32, device="cpu")).fill_(float(n))
                 own["exp_avg"], own["exp_avg_sq"] = self._state[f"mean/{i}"], self._state[f"square/{i}"]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -51,10 +50,10 @@ class CompiledRollout:
     def __init__(self, agent: RL_Agent, env: CompilableEnv, step: PureStep) -> None:
         self._agent, self._env, self._step = agent_step(agent), env, step
         cpu = torch.device("cpu")
-        compiler = compiled_on(cpu)
-        make = None if compiler is None else functools.partial(compiler, donates=True)
-        operation = "agent and simulator"
-        self.runner: Runner[Any] = Runner(self._act_and_step, agent, cpu, make, alike=True, operation=operation)
+        name = "agent and simulator"
+        self.runner: Runner[Any] = Runner(
+            self._act_and_step, agent, cpu, compiled_on(cpu), alike=True, operation=name, donates=True
+        )
         self._carry: dict[str, Tensor] = {}
         self._buffer: RolloutBuffer | None = None  # whose rows `_memory` has
         self._memory: list[Memory] = []  # of each step
@@ -87,7 +86,7 @@ class CompiledRollout:
             at(t)
             memory = self._memory[t]
             before = {key: value[t].clone() for key, value in buffer.stream.items()} if eager else None
-            (state, reached), new = self.runner(state, buffer.shown[t], agent_info, memory)
+            state, reached, new = self.runner(state, buffer.shown[t], agent_info, memory)
             if before is not None:
                 eager = False
                 buffer.check_unchanged(t, before)
@@ -101,11 +100,11 @@ class CompiledRollout:
 
     def _act_and_step(
         self, state: DictTensor, observation: DictTensor, agent_info: DictTensor, memory: Memory
-    ) -> tuple[tuple[DictTensor, DictTensor], Memory]:
+    ) -> tuple[DictTensor, DictTensor, Memory]:
         """Return the agent's next state, the observation reached, and what goes into the memory: a pure function."""
         action, state = self._agent(state, observation, agent_info)
         changed, current, reached = self._step(part_of(memory, "carry/"), dict(action.items()))
         rows = {f"action/{key}": value for key, value in action.items()}
         rows |= {f"current/{key}": value for key, value in current.items()}
         rows = {key: mask_bytes(value) if is_mask(value) else value for key, value in rows.items()}
-        return (state, reached), {**rows, **{f"carry/{key}": value for key, value in changed.items()}}
+        return state, reached, {**rows, **{f"carry/{key}": value for key, value in changed.items()}}

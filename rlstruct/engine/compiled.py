@@ -15,7 +15,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -32,6 +32,7 @@ _compiling = threading.RLock()  # tracing and Inductor's settings belong to the 
 MAX_FUSED = 4097
 """Largest number of stores in one loop. Inductor's default is 64, and large games need more. Inductor's cache on disk
 knows the number, but not the change by `torch_private.scalar_loops_of_bools`: before it, the number was 4096."""
+_MOST_DONATED = 1024
 _aten: Any = torch.ops.aten
 _ARRANGING = {
     _aten.index.Tensor, _aten.index_select.default, _aten.view.default, _aten.reshape.default, _aten.squeeze.dim,
@@ -46,14 +47,24 @@ class NotPureError(Explained, RuntimeError):
     """The function changes an argument or a captured tensor in place; the message names the operation."""
 
 
+class Donated(NamedTuple):
+    """A dict that code writes results over, and what each call needs of it."""
+
+    memory: dict[str, Tensor]
+    inputs: list[Tensor]
+    new: dict[str, Tensor]
+    written: list[Tensor]
+
+
 class Compiled:
     """An `Executor` that compiles a pure function of pytrees in its first call.
 
     Args:
         fn: the function, without Python control flow on values. All calls have the same keys, shapes and dtypes.
         writes: it may change its arguments in place; they must be contiguous.
-        donates: the last argument and the last part of the result are dicts, and a result is written over the argument
-            of the same key instead of to new memory. The function itself changes nothing.
+        donates: the last argument and the last part of the result are dicts of tensors, and a result is written over
+            the argument of the same key instead of to new memory. The function itself changes nothing. A dict that was
+            passed once must keep its entries.
 
     Attributes:
         held: tensors that the function reads besides its arguments, such as weights. Every call reads their current
@@ -68,31 +79,59 @@ class Compiled:
         self._fn = fn
         self._run: Callable[[list[Tensor]], Sequence[Tensor]] | None = None
         self._arguments: TreeSpec
-        self._strides: list[tuple[int, ...]] = []  # of each argument
+        self._memory: list[str] = []  # keys of the donated dict; its tensors are the last inputs
+        self._strides: list[tuple[int, ...]] = []  # of each input
         self._result: TreeSpec
-        self._outputs: list[int] = []  # for each tensor of the result: index of the output or, after those, the input
-        self._donated: list[int] = []  # indices of inputs that the code writes to
+        self._outputs: list[int] = []  # index of the output, for each tensor of the result
+        self._new: list[str] = []  # keys of the results that belong into the donated dict, the last outputs
+        self._in_place = False  # the code writes them there, and they are no outputs
         self._masks: list[int] = []  # indices of outputs that are bytes instead of bools [B]
         self._bytes: set[int] = set()  # indices of inputs that are passed as bytes instead of bools
+        self._seen: dict[int, Donated] = {}  # by the identity of the dict
 
     def __call__(self, *args: Any) -> Any:  # noqa: ANN401 - pytrees
         """Return ``fn(*args)``."""
         if self._run is None:
             self._compile(args)
-        inputs = self._arguments.flatten(args)
-        for i, (tensor, strides) in enumerate(zip(inputs, self._strides, strict=True)):
-            if tensor.stride() != strides:  # the code assumes the strides of the first call
-                empty = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device)
-                inputs[i] = empty.copy_(tensor)
-        for i in self._bytes:
-            inputs[i] = inputs[i].view(torch.uint8)
+        donated = self._donated(args[-1]) if self.donates else None
+        inputs = self._laid_out(self._arguments.flatten(args if donated is None else args[:-1]))
+        if donated is not None:
+            inputs += donated.inputs
         outputs = list(self._run(inputs + self.held))  # type: ignore[misc]  # _compile sets it
         for i in self._masks:
             outputs[i] = outputs[i].view(torch.bool)
-        if self._donated:
-            torch.autograd.graph.increment_version([inputs[i] for i in self._donated])
-            outputs += inputs
-        return self._result.unflatten([outputs[i] for i in self._outputs])
+        result = self._result.unflatten([outputs[i] for i in self._outputs])
+        if donated is None:
+            return result
+        if not self._in_place:
+            return (*result, dict(zip(self._new, outputs[-len(self._new) :], strict=True)))
+        torch.autograd.graph.increment_version(donated.written)
+        return (*result, donated.new)
+
+    def _laid_out(self, inputs: list[Tensor], first: int = 0) -> list[Tensor]:
+        """Bring inputs, the first of which has this index, to the strides of the first call, and masks to bytes."""
+        for i, tensor in enumerate(inputs, first):
+            if tensor.stride() != (strides := self._strides[i]):
+                empty = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device)
+                inputs[i - first] = empty.copy_(tensor)
+            if i in self._bytes:
+                inputs[i - first] = inputs[i - first].view(torch.uint8)
+        return inputs
+
+    def _donated(self, memory: dict[str, Tensor]) -> Donated:
+        donated = self._seen.get(id(memory))
+        if donated is None or donated.memory is not memory:
+            first = len(self._strides) - len(self._memory)
+            own = [memory[key] for key in self._memory]
+            inputs = self._laid_out([*own], first)
+            shown = dict(zip(self._memory, inputs, strict=True))
+            new = {key: shown[key] for key in self._new}
+            donated = Donated(memory, inputs, new, list(new.values()))
+            if len(self._seen) == _MOST_DONATED:
+                self._seen.clear()
+            if all(one.data_ptr() == other.data_ptr() for one, other in zip(own, inputs, strict=True)):  # no copies
+                self._seen[id(memory)] = donated
+        return donated
 
     def rebind(self, places: Mapping[tuple[object, ...], str], weights: Mapping[str, Tensor]) -> bool:
         """Read ``weights`` instead of the tensors at ``places``; return False if one has another layout."""
@@ -116,28 +155,31 @@ class Compiled:
         from torch._inductor.decomposition import select_decomp_table
         from torch.fx.experimental.proxy_tensor import make_fx
 
-        self._arguments = structure = TreeSpec(args)
-        leaves_in = structure.flatten(args)
+        memory = args[-1] if self.donates else {}
+        args = args[:-1] if self.donates else args
+        self._arguments, self._memory = structure, names = TreeSpec(args), list(memory)
+        leaves_in = [*structure.flatten(args), *memory.values()]
+        first = len(leaves_in) - len(names)  # index of the first donated input
         on_cpu = not leaves_in or leaves_in[0].device.type == "cpu"
 
-        donated: dict[int, int] = {}  # index of the input, by that of the output which is written over it
-
         def flat(*inputs: Tensor) -> list[Tensor]:
-            args = structure.unflatten(inputs)
-            result = self._fn(*args)
-            self._result = TreeSpec(result)
+            given = dict(zip(names, inputs[first:], strict=True))
+            result = self._fn(*structure.unflatten(inputs[:first]), *([given] if self.donates else []))
+            new: dict[str, Tensor] = {}
+            if self.donates:
+                *result, new = result
+            self._result, self._new = TreeSpec(result), list(new)
             leaves = self._result.flatten(result)
             outputs = {id(value): value for value in leaves}
             place = {identity: i for i, identity in enumerate(outputs)}
             self._outputs = [place[id(value)] for value in leaves]
-            if self.donates:
-                index = {id(value): i for i, value in enumerate(inputs)}
-                donated.update({place[id(value)]: index[id(args[-1][key])] for key, value in result[-1].items()})
-                for i, j in donated.items():
-                    _expect_same(leaves[self._outputs.index(i)], inputs[j])
-            masks = {i for i, v in enumerate(outputs.values()) if on_cpu and is_mask(v) and i not in donated}
+            masks = {i for i, v in enumerate(outputs.values()) if on_cpu and is_mask(v)}
             self._masks = sorted(masks)
-            return [mask_bytes(v) if i in masks else v for i, v in enumerate(outputs.values())]
+            for key, value in new.items():
+                _expect_same(key, value, given[key])
+            # Cloned, because an input may be written over before it is copied.
+            last = [value.clone() if any(value is one for one in inputs) else value for value in new.values()]
+            return [mask_bytes(v) if i in masks else v for i, v in enumerate(outputs.values())] + last
 
         # Cloned, because a tensor that occurs twice, such as two zeros of a first state, would be traced as one input.
         inputs = [tensor.clone() for tensor in leaves_in]
@@ -155,17 +197,22 @@ class Compiled:
             pure = torch.func.functionalize(traced, remove="mutations")
             graph = make_fx(pure, decomposition_table=table)(*inputs)
             places = graph.graph.find_nodes(op="placeholder")
+            written = {first + names.index(key) for key in self._new}
             flags = {
-                i for i, x in enumerate(inputs) if x.dim() > 1 and places[i].users and _is_only_converted(places[i])
+                i
+                for i, x in enumerate(inputs)
+                if x.dim() > 1 and i not in written and places[i].users and _is_only_converted(places[i])
             }
             if on_cpu and flags:
                 inputs = [x.view(torch.uint8) if i in flags else x for i, x in enumerate(inputs)]
                 graph = make_fx(pure, decomposition_table=table)(*inputs)
                 self._bytes = flags
             outputs = traced(*inputs)
-            held = _lift_held(graph, leaves_in if donated else ())
-            if donated and not _overlap(held, leaves_in):
-                outputs = self._donate(graph.graph, outputs, donated)
+            held = _lift_held(graph, leaves_in if self.donates else ())
+            self._in_place = self.donates and not _overlap(held, leaves_in)
+            if self._in_place:
+                _write_over(graph.graph, [first + names.index(key) for key in self._new])
+                outputs = outputs[: len(outputs) - len(self._new)]
             answer = graph.graph.find_nodes(op="output")[0]
             answer.meta["user_visible_output_idxs"] = range(len(outputs))  # outputs keep their strides:
             answer.meta["original_output_strides"] = [tensor.stride() for tensor in outputs]
@@ -173,19 +220,6 @@ class Compiled:
             run = compile_fx_inner(graph, [*inputs, *held])
         self._strides = [tensor.stride() for tensor in inputs]
         self.held, self._run = held, getattr(run, "current_callable", run)  # without Inductor's wrapper
-
-    def _donate(self, graph: torch.fx.Graph, outputs: list[Tensor], donated: Mapping[int, int]) -> list[Tensor]:
-        """Write outputs over inputs, by their indices, at the end of the code; return the other outputs."""
-        places, answer = graph.find_nodes(op="placeholder"), graph.find_nodes(op="output")[0]
-        kept = [i for i in range(len(outputs)) if i not in donated]
-        with graph.inserting_before(answer):
-            for i, j in donated.items():
-                graph.call_function(_aten.copy_.default, (places[j], answer.args[0][i])).meta = dict(places[j].meta)
-        answer.args = ([answer.args[0][i] for i in kept],)
-        now = {i: n for n, i in enumerate(kept)} | {i: len(kept) + j for i, j in donated.items()}
-        self._outputs, self._donated = [now[i] for i in self._outputs], list(donated.values())
-        self._masks = [now[i] for i in self._masks]
-        return [outputs[i] for i in kept]
 
 
 def is_mask(value: Tensor) -> bool:
@@ -253,13 +287,24 @@ def _is_only_converted(node: torch.fx.Node) -> bool:
     )
 
 
-def _expect_same(result: Tensor, place: Tensor) -> None:
+def _expect_same(key: str, result: Tensor, place: Tensor) -> None:
     """Raise unless a result can be written over an argument without a broadcast or a cast."""
     if result.shape != place.shape or result.dtype is not place.dtype:
         raise ShapeMismatchError(
-            f"a donated argument is {place.dtype} {list(place.shape)}, and its result {result.dtype} "
-            f"{list(result.shape)}, expected the same"
+            f"{key!r} is {result.dtype} {list(result.shape)}, and the argument that it is written over "
+            f"{place.dtype} {list(place.shape)}, expected the same"
         )
+
+
+def _write_over(graph: torch.fx.Graph, places: Sequence[int]) -> None:
+    """Write the last outputs over these inputs instead of returning them."""
+    inputs, answer = graph.find_nodes(op="placeholder"), graph.find_nodes(op="output")[0]
+    outputs = list(answer.args[0])
+    kept = len(outputs) - len(places)
+    with graph.inserting_before(answer):
+        for i, value in zip(places, outputs[kept:], strict=True):
+            graph.call_function(_aten.copy_.default, (inputs[i], value)).meta = dict(inputs[i].meta)
+    answer.args = (outputs[:kept],)
 
 
 def _overlap(held: Sequence[Tensor], arguments: Sequence[Tensor]) -> bool:

@@ -77,6 +77,7 @@ class Runner(Generic[R]):
         failed: called with the reason if the runner falls back.
         stream: where to queue the work, on CUDA.
         operation: name of the executor's work in a profile.
+        donates: the last argument is a dict that the executor may write results over; see `Compiled`.
 
     Attributes:
         why_not: reason why the step runs without an executor although one was requested, or "".
@@ -91,8 +92,11 @@ class Runner(Generic[R]):
     failed: Callable[[str], None] | None = None
     stream: Stream | None = None
     operation: str = ""
+    donates: bool = False
     why_not: str = field(default="", init=False)
     _form: Form | None = field(default=None, init=False)  # of the last arguments
+    _memory: object = field(default=None, init=False)  # the last donated argument
+    _memory_form: Form | None = field(default=None, init=False)
     _executors: dict[Form | None, Executor] = field(default_factory=dict, init=False)
     _watch: WeightsMonitor | None = field(default=None, init=False)  # set by the first call that may create an executor
     _warm: int = field(default=0, init=False)
@@ -143,8 +147,14 @@ class Runner(Generic[R]):
         self._probe.compare(dict(result[0].items()), dict(actual.items()), self._eps())
 
     def _run(self, args: tuple[Any, ...]) -> R:
-        if not self.alike and (self._form is None or not self._form.fits(args)):
-            self._form = Form(args)
+        if self.donates and not self.alike and args[-1] is not self._memory:
+            self._memory = args[-1]
+            if (new := Form(args[-1])) != self._memory_form:  # weights of other shapes
+                self._memory_form = new
+                self._executors.clear()
+        told = args[:-1] if self.donates else args
+        if not self.alike and (self._form is None or not self._form.fits(told)):
+            self._form = Form(told)
         form = self._form
         executor = self._executors.get(form)
         if executor is None:
@@ -155,7 +165,8 @@ class Runner(Generic[R]):
         """Warm up, or create an executor for this form of arguments and run it."""
         if self._watch is None:
             self._watch = WeightsMonitor(self.owner)
-        executor = self.make(self.step)  # type: ignore[misc]  # `__call__` has returned without one
+        settings = {"donates": True} if self.donates else {}
+        executor = self.make(self.step, **settings)  # type: ignore[misc]  # `__call__` has returned without one
         if self._warm < executor.warm_up:
             self._warm += 1
             return self.step(*args)

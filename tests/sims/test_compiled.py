@@ -10,6 +10,7 @@ import torch
 
 from rlstruct.core import DictTensor
 from rlstruct.engine.compiled import Compiled
+from rlstruct.errors import ShapeMismatchError
 from rlstruct.functional.random import categorical, child_key, randint, split, symmetric_uniform, uniform
 from rlstruct.sims import make
 
@@ -184,7 +185,7 @@ def test_donated_arguments_are_written_over_after_everything_has_read_them(seen:
         torch.testing.assert_close(new["weight"], after["weight"])
         assert new["n"].item() == n + 1
         weight.copy_(new["weight"])
-        state["n"] = new["n"]
+        state = {**state, "n": new["n"]}
 
 
 @pytest.mark.slow  # a C++ compiler
@@ -196,3 +197,25 @@ def test_autograd_knows_that_donated_arguments_have_changed() -> None:
     assert weight.tolist() == [2.0, 2.0, 2.0]
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
+
+
+@pytest.mark.slow  # a C++ compiler
+def test_donated_results_keep_apart_what_the_function_gives_twice() -> None:
+    def step(state: dict[str, torch.Tensor]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        total = state["a"] + state["b"]
+        return total, {"a": state["b"], "b": total, "c": total, "flag": total > 2.0}
+
+    state = {name: torch.tensor([float(i), 1.0]) for i, name in enumerate("abc")} | {"flag": torch.zeros(2) > 0}
+    expected = step({key: value.clone() for key, value in state.items()})
+    total, new = Compiled(step, donates=True)(state)
+    assert torch.equal(total, expected[0])
+    for key, value in expected[1].items():
+        assert new[key] is state[key]
+        assert torch.equal(state[key], value), key
+
+
+@pytest.mark.slow
+def test_a_donated_argument_of_another_shape_is_refused() -> None:
+    wide = Compiled(lambda state: (state["a"].sum(), {"a": state["a"].expand(2, 3)}), donates=True)
+    with pytest.raises(ShapeMismatchError, match=r"'a' is torch.float32 \[2, 3\], and the argument .* \[3\]"):
+        wide({"a": torch.ones(3)})
