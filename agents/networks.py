@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from rlstruct.engine.torch_private import has_hooks
 from rlstruct.errors import BadValueError
+from rlstruct.functional.recurrence import gated_recurrence
 from rlstruct.policies.blueprint import KeepsArguments
 
 
@@ -200,12 +201,17 @@ class Recurrent(KeepsArguments, nn.Module, ABC):
             As of `forward`, for step t of row b at b * T + t.  [B * T, ...]
         """
         features = self._features(frame.flatten(0, 1)).view(*initial.shape, -1)  # [B, T, H]
-        kept = initial.logical_not().to(features.dtype).unsqueeze(-1)  # [B, T, 1]
-        states = []
-        for t in range(initial.shape[1]):
-            hidden = self.memory(features[:, t], hidden * kept[:, t])
-            states.append(hidden)
-        after = torch.stack(states, 1).flatten(0, 1)
+        if type(cell := self.memory) is nn.GRUCell and cell.bias:
+            weights = cell.weight_ih, cell.weight_hh, cell.bias_ih, cell.bias_hh
+            states = gated_recurrence(features, hidden, initial, *weights)
+        else:
+            kept = initial.logical_not().to(features.dtype).unsqueeze(-1)  # [B, T, 1]
+            each = []
+            for t in range(initial.shape[1]):
+                hidden = cell(features[:, t], hidden * kept[:, t])
+                each.append(hidden)
+            states = torch.stack(each, 1)
+        after = states.flatten(0, 1)
         return *self.heads(after), after
 
     def _features(self, frame: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from rlstruct.core import DictTensor, TemporalDictTensor, Trajectories
 from rlstruct.errors import BadTypeError, BadValueError
 from rlstruct.profiling import operation
-from rlstruct.rl_agent import CPU, RL_Agent, replay_as_sequence, replayed_observation
+from rlstruct.rl_agent import CPU, RL_Agent, replayed_observation, replays_sequences
 
 _MOST_STEPS, _MOST_NUMBERS = 1 << 20, 1 << 27
 """Bounds of a call without gradients: number of steps, and of numbers in their observations and states (512 MiB)."""
@@ -109,7 +109,7 @@ def _replay(agent: RL_Agent, trajectories: Trajectories) -> tuple[TemporalDictTe
         outputs = {key: value.view(B, T, *value.shape[1:]) for key, value in output.items()}
         # Unchecked: the lengths were checked when the trajectories were made, and checking again would be a host sync.
         return TemporalDictTensor.unchecked(outputs, steps.lengths), after.detach()
-    if (sequence := replay_as_sequence(agent, trajectories)) is not None:
+    if replays_sequences(agent) and (sequence := agent.replay_sequence(trajectories)) is not None:
         output, after = sequence
         outputs = {key: value.view(B, T, *value.shape[1:]) for key, value in output.items()}
         return TemporalDictTensor.unchecked(outputs, steps.lengths), after.detach()

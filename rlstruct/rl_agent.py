@@ -21,9 +21,10 @@ CPU = torch.device("cpu")
 _OWN_ATTRIBUTES = frozenset({"agent", "device", "_guard", "_name"})
 
 
-def replay_as_sequence(agent: RL_Agent, trajectories: Trajectories) -> tuple[DictTensor, DictTensor] | None:
-    """Return the result of `RL_Agent.replay_sequence`; None if a subclass overrides a method and does not repeat it."""
-    return agent.replay_sequence(trajectories) if _repeats(type(agent), "replay_sequence") else None
+def replays_sequences(agent: RL_Agent) -> bool:
+    """Return True if an agent's class defines `RL_Agent.replay_sequence`, and no subclass changes how it acts."""
+    own = type(agent).replay_sequence is not RL_Agent.replay_sequence
+    return own and _repeats(type(agent), "replay_sequence")
 
 
 def _repeats(cls: type, promise: str) -> bool:

@@ -17,7 +17,7 @@ from rlstruct.algos.training.config import AnyConfig
 from rlstruct.device import resolve_device
 from rlstruct.engine.compiled import why_no_compiler
 from rlstruct.engine.executors import why_not_compiled
-from rlstruct.rl_agent import RL_Agent
+from rlstruct.rl_agent import RL_Agent, replays_sequences
 
 _logger = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ SAVED: Final = {"compile_agent": 200e-6, "compile_update": 1.4e-3, "compile_simu
 mostly calls of operations, so the number depends little on the sizes of batch and network."""
 SECONDS_PER_STEP: Final = 1.8
 SAVED_PER_STEP: Final = 150e-6
-"""The same for each time step in the update of an agent with a state, whose cell is compiled once per step."""
+"""The same for each time step in the update of an agent that is replayed step by step: all its steps are compiled."""
 MOST_ROWS: Final = 256
 """With more environments than these, the agent's arithmetic takes most of a step, and compiling it saves nothing."""
 
@@ -55,7 +55,7 @@ def with_decisions(
         agent = create_agent()
         if why_not_compiled(agent, torch.device("cpu")):
             pays = [name for name in pays if name == "compile_simulator"]
-        elif "compile_update" in pays and type(agent).initial_state is not RL_Agent.initial_state:
+        elif "compile_update" in pays and _replayed_by_steps(agent):
             costs["compile_update"] += config.n_timesteps * SECONDS_PER_STEP
             saved["compile_update"] *= 1 + config.n_timesteps * SAVED_PER_STEP / SAVED["compile_update"]
     if pays:
@@ -64,6 +64,10 @@ def with_decisions(
         _logger.info("run_training %s", not_on if why_not else turned_on)
     decisions: dict[str, Any] = {**chosen, **{name: name in pays and not why_not for name in new}}
     return replace(config, **decisions)
+
+
+def _replayed_by_steps(agent: RL_Agent) -> bool:
+    return type(agent).initial_state is not RL_Agent.initial_state and not replays_sequences(agent)
 
 
 def seconds_saved(config: AnyConfig) -> dict[str, float]:

@@ -327,7 +327,7 @@ def _move_enemy_bullets(
     subs = (before[0] > 0) & (before[5] == 1)
     shoots = subs & (before[6] == 0)
     _, x, y, facing = enemies[:4]
-    # Both boards get an empty column on either side. Whatever does not shoot is painted into a cell that nobody reads.
+    # Both boards get an empty column on either side. Whatever does not shoot is painted into a cell that is never read.
     inside = shoots & (x >= 0) & (x < SIZE)
     cell = torch.where(inside, (facing * SIZE + y) * WIDE + x + 1, 0).to(torch.int64)
     boards = pad(state.enemy_bullets, (1, 1)).flatten(1).scatter(1, cell, True)
