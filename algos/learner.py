@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -21,6 +22,7 @@ from rlstruct.device import resolve_device
 from rlstruct.engine.compiled import warn_uncompiled
 from rlstruct.engine.executors import EXECUTORS, PROMISE
 from rlstruct.engine.host_syncs import intended
+from rlstruct.engine.mixed_precision import Bfloat16Products, why_not_bfloat16
 from rlstruct.engine.runner import Make, Runner
 from rlstruct.engine.streams import stream_on
 from rlstruct.errors import BadKeyError, BadTypeError, BadValueError, ShapeMismatchError, UsageError, warn_user
@@ -100,6 +102,12 @@ class GradientLearner(ABC):
     def __init__(self, model: nn.Module, agent: RL_Agent, config: TrainingConfig) -> None:
         self.model, self.agent, self.config = model, agent, config
         self.device = resolve_device(config.learner_device)
+        self._coarse = config.precision == "bfloat16"
+        if self._coarse and (why_not := why_not_bfloat16(self.device)):
+            raise BadValueError(
+                f"{type(config).__name__}: precision is 'bfloat16', which {self.device} does not compute in: "
+                f"{why_not}. Use 'float32'."
+            )
         self.group = learner_group()
         # Use one kernel for all weights where torch has one: a small network's update mostly costs kernel calls.
         fused, on_cpu = self.device.type in ("cpu", "cuda"), self.device.type == "cpu"
@@ -392,7 +400,7 @@ class GradientLearner(ABC):
 
     def _gradient(self, minibatch: Any) -> tuple[Terms, Terms]:  # noqa: ANN401
         with torch.enable_grad():
-            with operation("loss"):
+            with operation("loss"), Bfloat16Products() if self._coarse else contextlib.nullcontext():
                 terms = self.terms(minibatch)
             where = f"{type(self).__name__}.terms"
             if not isinstance(terms, dict) or "loss" not in terms:

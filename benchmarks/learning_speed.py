@@ -23,20 +23,21 @@ TASKS: dict[str, dict[str, Any]] = {
 PARTS = "iteration", "collect", "simulator", "advantages", "minibatches", "products"
 
 
-def entries(name: str, part: str, cores: int, python: str) -> list[Entry]:
+def entries(name: str, part: str, cores: int, options: argparse.Namespace) -> list[Entry]:
     algorithm, environment = name.split()
     task = {**TASKS[name], "n_processes": 0, "environment": environment}
     variables = {"OMP_NUM_THREADS": str(cores), "MKL_NUM_THREADS": str(cores), "CORES": str(cores)}
-    ours = Entry("rlstruct", "rlstruct_iterations.py", task, (algorithm, part), variables=variables)
+    arguments = algorithm, part, options.precision
+    ours = Entry("rlstruct", "rlstruct_iterations.py", task, arguments, variables=variables)
     if part in ("minibatches", "products"):  # parts of one jitted call
         return [ours]
-    return [ours, Entry("rejax", "rejax_iterations.py", task, (algorithm, part), python, variables)]
+    return [ours, Entry("rejax", "rejax_iterations.py", task, (algorithm, part), options.rejax, variables)]
 
 
 def measured(name: str, part: str, cores: int, options: argparse.Namespace) -> dict[str, Any]:
     """Run both in turn; return a row of a table: medians and ranges of milliseconds, and of the ratio in a turn."""
     n_steps = TASKS[name]["n_envs"] * TASKS[name]["n_timesteps"]
-    results = compete(entries(name, part, cores, options.rejax), options.rounds, options.seconds)
+    results = compete(entries(name, part, cores, options), options.rounds, options.seconds)
     cells = [
         result.why or spread([n_steps / rate * 1e3 for rate in result.rates], 0 if part == "iteration" else 1)
         for result in results
@@ -58,6 +59,7 @@ def main() -> None:
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
     parser.add_argument("--cores", nargs="+", type=int, default=[1, 2])
     parser.add_argument("--parts", action="store_true", help="the parts of an iteration on one core")
+    parser.add_argument("--precision", choices=["float32", "bfloat16"], default="float32", help="of our learner")
     parser.add_argument("--rejax", default=REJAX, help="the interpreter that has rejax")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=4.0, help="about how long a turn takes")
@@ -69,7 +71,8 @@ def main() -> None:
             for part in PARTS if options.parts else PARTS[:1]:
                 rows.append(row := measured(name, part, cores, options))
                 print(f"| {' | '.join(str(cell) for cell in row.values())} |", flush=True)
-    write("learning_parts" if options.parts else "learning_speed", rows)
+    name = "learning_parts" if options.parts else "learning_speed"
+    write(name if options.precision == "float32" else f"{name}_{options.precision}", rows)
 
 
 if __name__ == "__main__":

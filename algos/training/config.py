@@ -15,6 +15,7 @@ from rlstruct.errors import BadValueError, MissingFileError
 from rlstruct.options import Options, check_seed, declared, option
 
 Compile = Literal["auto", True, False]
+Precision = Literal["float32", "bfloat16"]
 AnyConfig = TypeVar("AnyConfig", bound="TrainingConfig")
 
 
@@ -40,6 +41,9 @@ class TrainingConfig(Options):
             backend="auto", the default; "auto" decides as for the agent.
         graph: on CUDA, capture whole updates of A2C, PPO and PQN, and gradient steps of DQN, SAC and AlphaZero, as
             one graph, if the agent promises to be pure; AlphaZero captures its network in any case.
+        precision: "bfloat16" computes the matrix products and convolutions of gradient steps in bfloat16 and everything
+            else in float32, on CPUs with AVX512-BF16 or AMX and on GPUs from Ampere on: faster with wide layers and
+            large minibatches. Agents act in float32.
         discount: per-step factor of the return.
         reward_scale: factor of every reward that the learner sees. Networks learn fastest if values are around 1 to 10.
             The network's values are scaled; logged returns and evaluations are not. An algorithm of your own multiplies
@@ -86,6 +90,7 @@ class TrainingConfig(Options):
     compile_update: Compile = option("auto", may_change=True)
     compile_simulator: Compile = option("auto", may_change=True)
     graph: bool = option(True, may_change=True)
+    precision: Precision = option("float32", may_change=True)
     discount: float = option(0.99, at_least=0, at_most=1)
     reward_scale: float = 1.0
     learning_rate: float = option(0.01, at_least=0)

@@ -1,4 +1,4 @@
-"""Iterations of ours, or one of their parts: ``rlstruct_iterations.py TASK NAME PART``; see ``rejax_iterations.py``."""
+"""Iterations of ours, or a part: ``rlstruct_iterations.py TASK NAME PART PRECISION``; see ``rejax_iterations.py``."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def simulator(task: Task, seed: int = 0) -> Any:  # noqa: ANN401 - one of severa
 class Training:
     """A batcher and a learner in this process, as `run_training` makes them."""
 
-    def __init__(self, task: Task, name: str) -> None:
+    def __init__(self, task: Task, name: str, precision: str = "float32") -> None:
         space, hidden = simulator(task), NETWORKS[name, task.environment]
         n_in = int(torch.tensor(space.observation_space.shape).prod())
         n_actions = int(space.action_space.n)
         sizes = {"n_envs": task.n_envs, "n_timesteps": task.n_timesteps}
-        settings: Any = {**sizes, **SETTINGS[name, task.environment], "compile_update": True}
+        settings: Any = {**sizes, **SETTINGS[name, task.environment], "compile_update": True, "precision": precision}
         model: Any
         agent: Any
         if name == "pqn":
@@ -91,7 +91,7 @@ def products(task: Task, name: str) -> Work:
     return work
 
 
-def part(task: Task, name: str, which: str) -> Work:
+def part(task: Task, name: str, which: str, precision: str) -> Work:
     """Return the work of a part of an iteration, or of all of it."""
     if which == "products":
         return products(task, name)
@@ -99,7 +99,7 @@ def part(task: Task, name: str, which: str) -> Work:
         env = simulator(task)
         action = DictTensor({"action": torch.zeros_like(env.reset()[0]["last_action"])})
         return lambda: [env.step(action) for _ in range(task.n_timesteps)]
-    training = Training(task, name)
+    training = Training(task, name, precision)
     if which in ("iteration", "collect"):
         return training.iterate if which == "iteration" else training.collect
     batch, learner = training.collect(), training.learner
@@ -113,7 +113,7 @@ def iterations(task: Task) -> Batches:
     """Take turns of a part; each counts as the environment steps of an iteration."""
     torch.manual_seed(0)
     with torch.enable_grad():
-        work = part(task, *sys.argv[2:4])
+        work = part(task, *sys.argv[2:5])
     while True:
         with torch.enable_grad():
             work()

@@ -57,6 +57,7 @@ NEEDED: Final[dict[str, tuple[str, ...]]] = {
         "torch._inductor.codegen.cpp_utils:_get_loop_body",
         "torch._inductor.virtualized:V",
     ),
+    "bfloat16": ("torch.cpu:_is_avx512_bf16_supported", "torch.cpu:_is_amx_tile_supported"),
     "kernel": ("torch.nn.modules.module:_global_forward_hooks", "torch.nn.modules.module:_global_forward_pre_hooks"),
     "fused optimiser": tuple(f"torch.optim.{name}#found_inf" for name in ("adam", "sgd", "adagrad")),
     "graph": (
