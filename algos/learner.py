@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -125,6 +125,7 @@ class GradientLearner(ABC):
         self._graph: Runner[Terms] = Runner(
             self._counted, self._owner, self.device, graph, failed=_warn_uncaptured, stream=stream, operation="graph"
         )
+        self._is_updating = False
         self._adam: PureAdam | None = None  # in an update, whose steps are compiled with that of the optimiser
         self._runners: list[Runner[Any]] = [self._graph]
         self._frozen: dict[str, object] | None = None  # what executors hold, since the first update
@@ -222,19 +223,28 @@ class GradientLearner(ABC):
         """Call `_captured`; later calls may replay it as one captured graph."""
         first = self.policy_version
         self.version_now.fill_(first)
+        with self._updating():
+            terms = self._graph(argument)
+        self.policy_version = first + self._n_steps
+        return terms
+
+    @contextlib.contextmanager
+    def _updating(self) -> Iterator[None]:
+        """Look for what was replaced since the last update, and keep the optimiser as a function, in a with block."""
+        if self._is_updating:
+            yield
+            return
         if any(runner.make is not None for runner in self._runners):
             self._start_over_if_replaced()
         for runner in self._runners:
             runner.weights_changed()
-        self._adam = self._pure_adam()
+        self._is_updating, self._adam = True, self._pure_adam()
         try:
-            terms = self._graph(argument)
+            yield
         finally:
             if self._adam is not None:
                 self._adam.count()
-            self._adam = None
-        self.policy_version = first + self._n_steps
-        return terms
+            self._is_updating, self._adam = False, None
 
     def close(self) -> None:
         """Drop captured and compiled code: a graph with an all-reduce must be released before its process group."""

@@ -8,7 +8,7 @@ always in the next slot, even after truncation or termination, and the observati
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 import torch
@@ -25,6 +25,7 @@ from rlstruct.options import Range, check_seed
 from rlstruct.profiling import operation
 
 _POSITIVE = 2**63 - 1
+MOST_BYTES = 1 << 26  # of samples that are gathered together
 _FROM_STEPS = ("_observation/reward", "_observation/terminated")
 # Per slot: True if it holds a step that can be sampled; number of such steps before it in its environment; slot of the
 # step with this number; number of steps of its episode before it.
@@ -159,6 +160,41 @@ class ReplayBuffer:
         Raises:
             ValueError: the buffer holds no step that can be sampled.
         """
+        self._check_drawable()
+        # One key per draw, from a counter: equal on all devices, without waiting.
+        lanes = torch.arange(batch_size, device=self.device, dtype=torch.int64)
+        key = random.step_keys(self._seed, self._n_draws, lanes).squeeze(1)  # [K]
+        self._n_draws += 1
+        index, weight = self._draw(key)
+        return DictTensor(self._read(index) | {"index": index, "weight": weight})
+
+    def samples(self, batch_size: int, n: int) -> Iterator[DictTensor]:
+        """Sample n times, with the results of as many calls of `sample` while nothing is added to the buffer.
+
+        Uniform samples are gathered together, up to 64 MiB at once, which is several times as fast.
+        """
+        uniform = type(self).sample is ReplayBuffer.sample and type(self)._draw is ReplayBuffer._draw
+        if not uniform:
+            for _ in range(n):
+                yield self.sample(batch_size)
+            return
+        self._check_drawable()
+        size = sum(column[0].nbytes for column in self.columns.values())
+        most = max(1, MOST_BYTES // (2 * size * self.n_stack * batch_size))
+        lanes = torch.arange(batch_size, device=self.device, dtype=torch.int64)
+        while n > 0:
+            k = min(n, most)
+            with operation("replay buffer"):
+                draws = self._n_draws + torch.arange(k, device=self.device, dtype=torch.int64)
+                keys = random.step_keys(self._seed.expand(k), draws, lanes)  # [batch_size, k]
+                index, weight = self._draw(keys.t().flatten())
+                read = self._read(index) | {"index": index, "weight": weight}
+            for row in zip(*(value.split(batch_size) for value in read.values()), strict=True):
+                self._n_draws += 1
+                yield DictTensor.unchecked(dict(zip(read, row, strict=True)))
+            n -= k
+
+    def _check_drawable(self) -> None:
         if not self.columns:
             raise BadValueError(f"{type(self).__name__}.sample: the buffer is empty. Call extend() first.")
         # This waits for the device only as long as every batch was shorter than a stack.
@@ -169,12 +205,6 @@ class ReplayBuffer:
                 f"mid-episode, and n_stack is {self.n_stack}, so its first {self.n_stack - 1} steps lack images of "
                 "their stacks. Add the steps that follow, or begin with the batch after a reset."
             )
-        # One key per draw, from a counter: equal on all devices, without waiting.
-        lanes = torch.arange(batch_size, device=self.device, dtype=torch.int64)
-        key = random.step_keys(self._seed, self._n_draws, lanes).squeeze(1)  # [K]
-        self._n_draws += 1
-        index, weight = self._draw(key)
-        return DictTensor(self._read(index) | {"index": index, "weight": weight})
 
     def n_transitions(self) -> int:
         """Return how many steps can be sampled. Waits for the device."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -127,7 +128,13 @@ class ReplayLearner(GradientLearner):
         steps = trajectories.steps
         self._filling = self.fills(fraction_done, n_more=steps.n_elems() * steps.n_steps() * self.group.size)
         self.anneal(fraction_done)
-        return self._take_steps(trajectories)
+        with self._updating() if self._runs_bundled_code() else contextlib.nullcontext():
+            return self._take_steps(trajectories)
+
+    def _runs_bundled_code(self) -> bool:
+        """Return True if no code of a user runs between gradient steps, so that nothing is replaced there."""
+        steps = (getattr(type(self), name) for name in ("minibatches", "sample", "gradient_step", "after_step"))
+        return all(step.__module__.startswith("rlstruct.") for step in steps)
 
     def prepare(self, trajectories: Trajectories) -> tuple[None, dict[str, Tensor]]:
         """Add a batch to the replay buffer."""
@@ -135,9 +142,14 @@ class ReplayLearner(GradientLearner):
         return None, {}
 
     def minibatches(self, prepared: None) -> Iterator[DictTensor]:
-        """Yield ``n_updates`` samples, each when its gradient step begins; none while the buffer fills."""
-        for _ in range(0 if self._filling else self.config.n_updates):
-            yield self.sample()
+        """Yield ``n_updates`` samples; none while the buffer fills."""
+        n = 0 if self._filling else self.config.n_updates
+        if type(self).sample is not ReplayLearner.sample:
+            for _ in range(n):
+                yield self.sample()
+        elif n:
+            for batch in self.buffer.samples(self.config.batch_size, n):
+                yield self._scaled_sample(batch)
 
     def gradient_step(self, minibatch: Any) -> dict[str, Tensor]:  # noqa: ANN401 - see GradientLearner
         """Take one gradient step, which later calls may replay as a captured graph; see `GradientLearner`."""
@@ -151,7 +163,10 @@ class ReplayLearner(GradientLearner):
 
         If the network keeps statistics, they scale the ``reward``.
         """
-        batch = self.buffer.sample(self.config.batch_size).to(self.device, non_blocking=True)
+        return self._scaled_sample(self.buffer.sample(self.config.batch_size))
+
+    def _scaled_sample(self, batch: DictTensor) -> DictTensor:
+        batch = batch.to(self.device, non_blocking=True)
         if self.statistics is None:
             return batch
         return DictTensor({**dict(batch.items()), "reward": self.statistics.scale_rewards(batch["reward"])})

@@ -18,7 +18,7 @@ from rlstruct.rl_agent import RL_Agent
 from rlstruct.vec_env import PureStep
 
 Memory = dict[str, Tensor]
-"""What a step writes to: ``carry/…``, and the rows ``action/…`` and ``current/…`` of the buffer, with masks as bytes.
+"""Memory that a step writes to: ``carry/…``, and the rows ``action/…`` and ``current/…`` of the buffer, masks as bytes.
 [B, ...] each."""
 
 

@@ -6,6 +6,7 @@ those of ``sac_updates.py``.
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from rlstruct.batchers import RL_Batcher
 from rlstruct.sims import make
 
 Work = Callable[[], object]
+SAC_STEPS = 20
 
 
 def actor_critic() -> RL_Agent:
@@ -79,22 +81,18 @@ def update(algorithm: str, task: Task) -> Work:
     return lambda: learner.update(batch, 0.0)
 
 
-def sac(task: Task, **settings: bool) -> Work:
-    """A gradient step of SAC on Pendulum-v1, with 256 random steps of a batch."""
+def sac(task: Task, **settings: object) -> Work:
+    """An update of SAC on Pendulum-v1: `SAC_STEPS` gradient steps with 256 random steps each."""
     from rlstruct.agents import SoftActorCritic, SquashedGaussianAgent
     from rlstruct.algos.sac import SACConfig, SACLearner
 
     model = SoftActorCritic(3, (-2.0,), (2.0,))
-    learner = SACLearner.create(model, SquashedGaussianAgent, SACConfig(batch_size=256, **settings))
-    learner.buffer.extend(batch_of(task, lambda: SquashedGaussianAgent(model)))
-    if hasattr(learner, "learn"):  # version 0.3
-        return learner.learn
-
-    def learn() -> object:
-        minibatch = next(iter(learner.minibatches(None)))
-        return learner.after_step(minibatch, learner.gradient_step(minibatch))
-
-    return learn
+    config = SACConfig(batch_size=256, n_updates=SAC_STEPS, learning_starts=0, **settings)
+    learner = SACLearner.create(model, SquashedGaussianAgent, config)
+    batch = batch_of(task, lambda: SquashedGaussianAgent(model))
+    learner.buffer.extend(batch)
+    few = batch_of(dataclasses.replace(task, n_timesteps=1), lambda: SquashedGaussianAgent(model))
+    return lambda: learner.update(few, 0.5)
 
 
 def replay(task: Task) -> Work:
@@ -146,6 +144,7 @@ LOOPS: dict[str, Callable[[Task], Work]] = {
     **{loop.__name__: loop for loop in PLAIN},
     "compiled_steps": partial(steps, backend="compile"),
     "sac_compiled": partial(sac, compile_update=True),
+    "sac_bfloat16": partial(sac, compile_update=True, precision="bfloat16"),
     **{algorithm: partial(update, algorithm) for algorithm in ("a2c", "ppo", "dqn")},
 }
 
@@ -158,7 +157,7 @@ def turns(task: Task) -> Batches:
     while True:
         with torch.enable_grad():
             work()
-        yield 1
+        yield SAC_STEPS if sys.argv[2].startswith("sac") else 1
 
 
 if __name__ == "__main__":

@@ -87,8 +87,8 @@ def step_keys(seed: Tensor, episode: int | Tensor, step: Tensor) -> Tensor:
 
     Args:
         seed: one seed for each environment.  [B] int64
-        episode: number of the batcher's reset, from 0: an int, or a tensor [] int64 on the same device, which a CUDA
-            graph reads again at every replay.
+        episode: number of the batcher's reset, from 0: an int, or a tensor [] or [B] int64 on the same device, which a
+            CUDA graph reads again at every replay.
         step: steps since that reset.  [T] int64, same device
 
     Returns:

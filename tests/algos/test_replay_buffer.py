@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rlstruct import DeviceMismatchError, DictTensor, ShapeMismatchError, TemporalDictTensor, Trajectories
+from rlstruct.algos import replay_buffer
 from rlstruct.algos.prioritised_replay import PrioritisedReplayBuffer, running_maximum
 from rlstruct.algos.replay_buffer import ReplayBuffer
 from rlstruct.batchers import RL_Batcher
@@ -369,6 +370,29 @@ def test_a_restored_buffer_goes_on_as_if_nothing_had_happened(prioritised: bool)
     first, second = buffer.sample(50), restored.sample(50)
     assert all(torch.equal(first[key], second[key]) for key in first.keys())
     assert buffer.columns["ready"].data_ptr() != restored.columns["ready"].data_ptr()
+
+
+@pytest.mark.parametrize("kind", [ReplayBuffer, PrioritisedReplayBuffer])
+@pytest.mark.parametrize("most_bytes", [1 << 26, 1 << 10])  # all at once, or a few at a time
+def test_samples_are_those_of_as_many_calls(kind: Any, most_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replay_buffer, "MOST_BYTES", most_bytes)
+    with create_batcher(3, 20) as batcher:
+        batcher.reset()
+        together, singly = (kind(120, n_step=2) for _ in range(2))
+        for _ in range(3):
+            batch = collect(batcher)
+            for buffer in (together, singly):
+                buffer.extend(batch)
+            for found in together.samples(7, 5):
+                expected = singly.sample(7)
+                assert found.keys() == expected.keys()
+                for key, value in expected.items():
+                    assert torch.equal(found[key], value), key
+                if kind is PrioritisedReplayBuffer:
+                    for buffer in (together, singly):
+                        buffer.update_priorities(found["index"], found["reward"])
+    with pytest.raises(ValueError, match="the buffer is empty"):
+        next(kind(40).samples(7, 5))
 
 
 def test_mistakes_are_named() -> None:

@@ -63,7 +63,7 @@ def collect(made: RL_Batcher, agent_info: DictTensor | None = None) -> Trajector
 
 
 def close(found: Trajectories, expected: Trajectories) -> None:
-    """What a network or a float of the simulator says is rounded otherwise; the rest is the same bit by bit."""
+    """Compare batches up to the rounding of networks and floats."""
     assert list(found.steps.keys()) == list(expected.steps.keys())
     for key, value in [*expected.steps.items(), *expected.info.items()]:
         got = {**dict(found.steps.items()), **dict(found.info.items())}[key]
