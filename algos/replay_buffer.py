@@ -189,7 +189,7 @@ class ReplayBuffer:
                 keys = random.step_keys(self._seed.expand(k), draws, lanes)  # [batch_size, k]
                 index, weight = self._draw(keys.t().flatten())
                 read = self._read(index) | {"index": index, "weight": weight}
-            for row in zip(*(value.split(batch_size) for value in read.values()), strict=True):
+            for row in zip(*(value.split_with_sizes([batch_size] * k) for value in read.values()), strict=True):
                 self._n_draws += 1
                 yield DictTensor.unchecked(dict(zip(read, row, strict=True)))
             n -= k

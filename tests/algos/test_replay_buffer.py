@@ -378,7 +378,7 @@ def test_samples_are_those_of_as_many_calls(kind: Any, most_bytes: int, monkeypa
     monkeypatch.setattr(replay_buffer, "MOST_BYTES", most_bytes)
     with create_batcher(3, 20) as batcher:
         batcher.reset()
-        together, singly = (kind(120, n_step=2) for _ in range(2))
+        together, singly = (kind(150, n_step=2) for _ in range(2))
         for _ in range(3):
             batch = collect(batcher)
             for buffer in (together, singly):
