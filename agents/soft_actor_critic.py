@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import layer_norm
 
 from rlstruct.agents.model_agent import ModelAgent
 from rlstruct.agents.networks import MLP, as_features
@@ -28,15 +29,43 @@ class Critics(KeepsArguments, nn.Module):
         n_inputs: D + A, number of entries of a frame and an action.
         hidden: width of each hidden layer.
         n_critics: N.
+        layer_norm: normalise the features of each hidden layer before its activation, see `MLP`.
+        n_atoms: M, number of returns whose probabilities a network learns (C51: Bellemare, Dabney and Munos, "A
+            distributional perspective on reinforcement learning", ICML 2017); with 1 it learns their mean alone.
+        value_range: lowest and highest of these returns, which lie at equal distances.
+
+    Raises:
+        ValueError: ``n_atoms`` is below 1, or ``value_range`` is missing, not needed, or not two ascending numbers.
+
+    Attributes:
+        support: the M returns, ascending; None if M is 1.  [M] float
     """
 
-    def __init__(self, n_inputs: int, *, hidden: Sequence[int] = (256, 256), n_critics: int = 2) -> None:
+    support: Tensor | None
+
+    def __init__(
+        self,
+        n_inputs: int,
+        *,
+        hidden: Sequence[int] = (256, 256),
+        n_critics: int = 2,
+        layer_norm: bool = False,
+        n_atoms: int = 1,
+        value_range: Sequence[float] | None = None,
+    ) -> None:
         super().__init__()
+        self.register_buffer("support", _support(n_atoms, value_range), persistent=False)
         self.weights, self.biases = nn.ParameterList(), nn.ParameterList()
-        for width_in, width_out in pairwise([n_inputs, *hidden, 1]):
+        for width_in, width_out in pairwise([n_inputs, *hidden, n_atoms]):
             layers = [nn.Linear(width_in, width_out) for _ in range(n_critics)]
             self.weights.append(nn.Parameter(torch.stack([layer.weight.detach() for layer in layers])))
             self.biases.append(nn.Parameter(torch.stack([layer.bias.detach() for layer in layers]).unsqueeze(1)))
+        device = torch.get_default_device()
+        # Of layer normalisation: factors and summands of each hidden layer.
+        self.gains, self.shifts = nn.ParameterList(), nn.ParameterList()
+        for width in hidden if layer_norm else ():
+            self.gains.append(nn.Parameter(torch.ones(n_critics, 1, width, device=device)))
+            self.shifts.append(nn.Parameter(torch.zeros(n_critics, 1, width, device=device)))
 
     def forward(self, frame: Tensor, action: Tensor, *, constant: bool = False) -> Tensor:
         """Compute action values.
@@ -47,16 +76,29 @@ class Critics(KeepsArguments, nn.Module):
             constant: treat the weights as constants, so gradients reach only the actions.
 
         Returns:
-            Q_n(s, a).  [N, B]
+            Q_n(s, a), the mean of the distribution if there is one.  [N, B]
         """
+        outputs = self.outputs(frame, action, constant=constant)
+        return outputs.squeeze(-1) if self.support is None else self.mean(outputs.softmax(-1))
+
+    def mean(self, probabilities: Tensor) -> Tensor:
+        """Return the mean of distributions over ``support``.  [..., M] to [...]."""
+        return (probabilities * self.support).sum(-1)
+
+    def outputs(self, frame: Tensor, action: Tensor, *, constant: bool = False) -> Tensor:
+        """Compute the logits of the distributions over ``support``, or values if M is 1; see `forward`.  [N, B, M]."""
         inputs = as_features(frame, self)  # [B, D]
         features = torch.cat([inputs, action.to(inputs.dtype)], dim=-1)  # [B, D + A]
         x, last = features.expand(len(self.weights[0]), -1, -1), len(self.weights) - 1  # [N, B, D + A]
         for i, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
             weight, bias = (weight.detach(), bias.detach()) if constant else (weight, bias)
             x = torch.baddbmm(bias, x, weight.mT)  # [N, B, width]
+            if i < len(self.gains):
+                gain, shift = self.gains[i], self.shifts[i]
+                gain, shift = (gain.detach(), shift.detach()) if constant else (gain, shift)
+                x = torch.addcmul(shift, layer_norm(x, x.shape[-1:]), gain)
             x = x if i == last else torch.relu(x)
-        return x.squeeze(-1)
+        return x
 
 
 class SoftActorCritic(KeepsArguments, nn.Module):
@@ -67,9 +109,11 @@ class SoftActorCritic(KeepsArguments, nn.Module):
         low: lowest values of the A dimensions of a Box action space.
         high: highest values.
         hidden: width of each hidden layer of every network.
+        layer_norm: normalise the features of each hidden layer of every network before its activation, see `MLP`.
+        n_atoms: see `Critics`, as is ``value_range``.
 
     Raises:
-        ValueError: a bound is not finite, or ``low`` is not below ``high``.
+        ValueError: a bound is not finite, ``low`` is not below ``high``, or see `Critics`.
 
     Attributes:
         critics: see `Critics`.
@@ -86,7 +130,15 @@ class SoftActorCritic(KeepsArguments, nn.Module):
     high: Tensor
 
     def __init__(
-        self, n_inputs: int, low: Sequence[float], high: Sequence[float], *, hidden: Sequence[int] = (256, 256)
+        self,
+        n_inputs: int,
+        low: Sequence[float],
+        high: Sequence[float],
+        *,
+        hidden: Sequence[int] = (256, 256),
+        layer_norm: bool = False,
+        n_atoms: int = 1,
+        value_range: Sequence[float] | None = None,
     ) -> None:
         super().__init__()
         if len(low) != len(high) or not all(-torch.inf < a < b < torch.inf for a, b in zip(low, high, strict=True)):
@@ -94,8 +146,9 @@ class SoftActorCritic(KeepsArguments, nn.Module):
                 f"SoftActorCritic: the bounds are {list(low)} and {list(high)}, expected finite ones with low < high. "
                 "Bound the actions with gymnasium.wrappers.RescaleAction or ClipAction, or take PPO."
             )
-        self.actor = MLP(n_inputs, 2 * len(low), hidden=hidden, activation=nn.ReLU, orthogonal=False)
-        self.critics = Critics(n_inputs + len(low), hidden=hidden)
+        settings: dict[str, Any] = {"hidden": hidden, "layer_norm": layer_norm}
+        self.actor = MLP(n_inputs, 2 * len(low), activation=nn.ReLU, orthogonal=False, **settings)
+        self.critics = Critics(n_inputs + len(low), n_atoms=n_atoms, value_range=value_range, **settings)
         device = torch.get_default_device()
         self.log_temperature = nn.Parameter(torch.zeros((), device=device))
         least, most = torch.tensor(
@@ -111,6 +164,20 @@ class SoftActorCritic(KeepsArguments, nn.Module):
         mean, log_std = self.actor(as_features(frame, self)).chunk(2, dim=-1)
         low, high = _LOG_STD
         return torch.cat([mean, low + 0.5 * (high - low) * (torch.tanh(log_std) + 1.0)], dim=-1)
+
+
+def _support(n_atoms: int, value_range: Sequence[float] | None) -> Tensor | None:
+    """Return equidistant returns [M]; None for a single one."""
+    if n_atoms == 1 and value_range is None:
+        return None
+    low, high = map(float, value_range) if value_range is not None and len(value_range) == 2 else (0.0, 0.0)
+    if n_atoms < 2 or not -torch.inf < low < high < torch.inf:
+        raise BadValueError(
+            f"Critics: n_atoms is {n_atoms} and value_range {value_range}, expected 1 and None, or 2 or more and two "
+            "ascending numbers. Let the range span the discounted returns, times reward_scale: n_atoms=101, "
+            "value_range=(-20, 20)."
+        )
+    return torch.linspace(low, high, n_atoms, device=torch.get_default_device())
 
 
 def _rounded(values: Tensor, towards: float) -> Tensor:

@@ -87,7 +87,7 @@ class GradientLearner(ABC):
         agent: the argument.
         config: the argument.
         device: device on which losses are computed.
-        optimizer: Adam (Kingma and Ba, ICLR 2015), unless your ``__init__`` replaces it.
+        optimizer: Adam (Kingma and Ba, ICLR 2015), or AdamW if weights decay, unless your ``__init__`` replaces it.
         policy_version: number of gradient steps so far.
         learners: the group of processes that train this network together.
         version_now: ``policy_version`` at the start of the update, readable inside a graph.  [] int64 on the device
@@ -111,9 +111,9 @@ class GradientLearner(ABC):
         self.group = learner_group()
         # Use one kernel for all weights where torch has one: a small network's update mostly costs kernel calls.
         fused, on_cpu = self.device.type in ("cpu", "cuda"), self.device.type == "cpu"
-        self.optimizer = torch.optim.Adam(
-            model.parameters(), lr=config.learning_rate, eps=config.adam_epsilon, fused=fused, capturable=not on_cpu
-        )
+        adam = torch.optim.AdamW if config.weight_decay else torch.optim.Adam
+        rates = {"lr": config.learning_rate, "eps": config.adam_epsilon, "weight_decay": config.weight_decay}
+        self.optimizer = adam(model.parameters(), **rates, fused=fused, capturable=not on_cpu)
         self.policy_version = 0
         self.version_now = torch.zeros((), dtype=torch.int64, device=self.device)
         self._finite = torch.ones((), dtype=torch.bool, device=self.device)

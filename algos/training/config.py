@@ -19,6 +19,10 @@ Precision = Literal["float32", "bfloat16"]
 AnyConfig = TypeVar("AnyConfig", bound="TrainingConfig")
 
 
+_NEWER = {"n_learners": 1, "initial_steps": 0, "weight_decay": 0.0, "n_step": 1, "critic_reduction": "min"}
+"""Settings that older checkpoints lack, and what their trainings did."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class TrainingConfig(Options):
     """Settings of a training, independent of the environment and the network.
@@ -51,6 +55,8 @@ class TrainingConfig(Options):
         learning_rate: initial learning rate; it falls linearly with the collected steps.
         final_learning_rate_fraction: fraction of the learning rate that is left at the end.
         adam_epsilon: added to the denominator of Adam's step, which bounds it where gradients are small.
+        weight_decay: at each gradient step, every weight shrinks by this number times the learning rate (AdamW:
+            Loshchilov and Hutter, ICLR 2019).
         max_gradient_norm: the gradient of all weights together is clipped to this norm; None does not clip it.
         evaluation_episodes: episodes of one evaluation; a multiple of evaluation_processes, if there are any.
         evaluation_processes: worker processes that evaluate; 0 evaluates in the learner's process, and learning waits.
@@ -96,6 +102,7 @@ class TrainingConfig(Options):
     learning_rate: float = option(0.01, at_least=0)
     final_learning_rate_fraction: float = option(0.05, at_least=0)
     adam_epsilon: float = option(1e-8, at_least=0)
+    weight_decay: float = option(0.0, at_least=0)
     max_gradient_norm: float | None = option(None, above=0)
     evaluation_episodes: int = option(32, at_least=1)
     evaluation_processes: int = option(1, at_least=0)
@@ -172,7 +179,8 @@ def load_config(path: str | Path, cls: type[AnyConfig]) -> AnyConfig:
 
 def check_resumed(checkpoint: Mapping[str, Any], config: TrainingConfig) -> None:
     """Raise an error unless a training with these settings can continue from a checkpoint."""
-    saved, now = {"n_learners": 1, "initial_steps": 0, **checkpoint["config"]}, asdict(config)  # newer settings
+    now = asdict(config)
+    saved = {name: value for name, value in _NEWER.items() if name in now} | checkpoint["config"]
     may_change = declared(type(config), "may_change")
     for name in sorted((saved.keys() | now.keys()) - may_change.keys()):
         if (before := saved.get(name, "missing")) != (value := now.get(name, "missing")):

@@ -96,6 +96,35 @@ def td_target(reward: Tensor, discount: Tensor, terminated: Tensor, next_value: 
     return (reward + torch.where(terminated.bool(), 0.0, discount * next_value)).detach()
 
 
+def project_distribution(values: Tensor, probabilities: Tensor, support: Tensor) -> Tensor:
+    """Move the probabilities of any values to those of a support, keeping the mean of all within its range.
+
+    Bellemare, Dabney and Munos, "A distributional perspective on reinforcement learning" (ICML 2017), algorithm 1: each
+    value shares its probability among its two neighbours in the support, in proportion to its closeness. Values beyond
+    the support count as its nearest end. On CUDA the order of the sums is not fixed, so neither is their last bit.
+
+    Args:
+        values: see `td_target`, of each return of the support.  [..., M] float
+        probabilities: of the values; they sum to 1.              [..., M] float, same shape and device
+        support: at least two numbers, ascending, at equal distances.  [M] float, same device
+
+    Returns:
+        Probabilities of the numbers of the support.  [..., M]
+
+    >>> project_distribution(torch.tensor([[0.5, 9.0]]), torch.tensor([[0.8, 0.2]]), torch.tensor([0.0, 2.0]))
+    tensor([[0.6000, 0.4000]])
+    """
+    same_shape("project_distribution", values=values, probabilities=probabilities)
+    axes("project_distribution", values=(values, "... M"), support=(support, "M"))
+    M, low, high = len(support), support[0], support[-1]
+    place = ((values.clamp(low, high) - low) * ((M - 1) / (high - low))).clamp(0.0, M - 1)  # [..., M], 0 to M - 1
+    lower = place.detach().floor().clamp(max=M - 2)
+    share, index = place - lower, lower.to(torch.int64)  # the upper neighbour's share
+    projected = torch.zeros_like(probabilities)
+    projected = projected.scatter_add(-1, index, probabilities * (1.0 - share))
+    return projected.scatter_add(-1, index + 1, probabilities * share)
+
+
 def q_loss(value: Tensor, target: Tensor, weight: Tensor, delta: float = 1.0) -> Tensor:
     """Compute the weighted mean Huber loss of action values, whose gradient is the error clipped to [-delta, delta].
 

@@ -116,6 +116,50 @@ def test_critics_are_networks_that_share_nothing_and_can_be_constant() -> None:
     assert all(one is None for one in found[1:])
 
 
+def test_normalised_critics_share_nothing_and_can_be_constant() -> None:
+    critics = Critics(5, hidden=(8, 6), layer_norm=True)
+    with torch.no_grad():
+        for weight in (*critics.gains, *critics.shifts):
+            weight.copy_(torch.randn_like(weight))
+    frame, action = torch.randn(7, 3), torch.randn(7, 2, requires_grad=True)
+    values = critics(frame, action)
+    for n in range(2):
+        x = torch.cat([frame, action], -1)
+        for i, (weight, bias) in enumerate(zip(critics.weights, critics.biases, strict=True)):
+            x = nn.functional.linear(x, weight[n], bias[n, 0])
+            if i < 2:
+                x = nn.functional.layer_norm(x, x.shape[-1:], critics.gains[i][n, 0], critics.shifts[i][n, 0]).relu()
+        torch.testing.assert_close(values[n], x.squeeze(-1))
+    constant = critics(frame, action, constant=True)
+    found = torch.autograd.grad(constant.sum(), [action, *critics.parameters()], allow_unused=True)
+    torch.testing.assert_close(found[0], *torch.autograd.grad(values.sum(), action))
+    assert all(one is None for one in found[1:])
+
+
+def test_the_value_of_a_distribution_is_its_mean() -> None:
+    critics = Critics(5, hidden=(8,), n_critics=3, n_atoms=4, value_range=(-1, 5))
+    frame, action = torch.randn(7, 3), torch.randn(7, 2)
+    logits = critics.outputs(frame, action)
+    assert logits.shape == (3, 7, 4)
+    expected = sum(return_ * logits.softmax(-1)[..., i] for i, return_ in enumerate((-1.0, 1.0, 3.0, 5.0)))
+    torch.testing.assert_close(critics(frame, action), expected)
+
+
+def test_plain_critics_keep_no_more_weights_than_before() -> None:
+    names = [f"{kind}.{i}" for kind in ("weights", "biases") for i in range(3)]
+    assert list(Critics(5).state_dict()) == names
+    assert Critics(5).support is None
+
+
+@pytest.mark.parametrize(
+    ("n_atoms", "value_range"),
+    [(0, None), (5, None), (1, (0.0, 1.0)), (5, (1.0, 1.0)), (5, (0.0, math.inf)), (5, (0.0, 1.0, 2.0))],
+)
+def test_returns_that_are_no_range_are_refused(n_atoms: int, value_range: tuple[float, ...] | None) -> None:
+    with pytest.raises(ValueError, match="expected 1 and None, or 2 or more and two ascending numbers"):
+        SoftActorCritic(3, LOW, HIGH, n_atoms=n_atoms, value_range=value_range)
+
+
 @pytest.mark.parametrize(("low", "high"), [((-math.inf,), (1.0,)), ((1.0,), (1.0,)), ((0.0, 0.0), (1.0,))])
 def test_actions_without_bounds_are_refused(low: tuple[float, ...], high: tuple[float, ...]) -> None:
     with pytest.raises(ValueError, match="expected finite ones with low < high"):

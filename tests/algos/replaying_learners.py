@@ -7,7 +7,14 @@ from functools import partial
 from typing import Any
 
 import torch
-from resume_tasks import create_network, create_pendulum, create_sim, create_soft_network
+from resume_tasks import (
+    DISTRIBUTIONAL,
+    create_distributional_network,
+    create_network,
+    create_pendulum,
+    create_sim,
+    create_soft_network,
+)
 from torch import nn
 
 from rlstruct import Trajectories, agents
@@ -15,7 +22,7 @@ from rlstruct.agents import ActorCriticAgent
 from rlstruct.algos import GradientLearner, dqn, sac
 from rlstruct.batchers import RL_Batcher
 
-REPLAYING = ["dqn", "dqn, double, prioritised", "sac"]
+REPLAYING = ["dqn", "dqn, double, prioritised", "sac", "sac, distributional"]
 SMALL: dict[str, Any] = {"n_timesteps": 6, "n_envs": 4, "n_env_steps": 1000, "replay_capacity": 200}
 SMALL |= {"learning_starts": 1, "n_updates": 3, "batch_size": 8}
 
@@ -24,9 +31,12 @@ def replaying(kind: str, device: str, graph: bool, **changes: Any) -> GradientLe
     """A learner that learns from a replay buffer."""
     torch.manual_seed(3)
     settings = {**SMALL, "learner_device": device, "graph": graph, **changes}
-    if kind == "sac":
-        soft = create_soft_network().to(device)
-        return sac.SACLearner.create(soft, agents.SquashedGaussianAgent, sac.SACConfig(**settings))
+    if kind.startswith("sac"):
+        soft, more = create_soft_network(), {}
+        if "distributional" in kind:
+            soft, more = create_distributional_network(), DISTRIBUTIONAL
+        config = sac.SACConfig(**settings, **more)
+        return sac.SACLearner.create(soft.to(device), agents.SquashedGaussianAgent, config)
     prioritised, double = "prioritised" in kind, "double" in kind
     settings |= {"prioritised": prioritised, "double": double, "target_update_interval": 2 if prioritised else 1}
     model = agents.QNetwork(4, 2, hidden=(8,)).to(device)
@@ -43,7 +53,7 @@ def learn_once(learner: Any) -> dict[str, torch.Tensor]:
 def batches_for(kind: str, n_batches: int) -> list[Trajectories]:
     """Collect batches on the CPU."""
     torch.manual_seed(3)
-    if kind == "sac":
+    if kind.startswith("sac"):
         return collect_batches(agents.SquashedGaussianAgent, create_soft_network(), create_pendulum, n_batches)
     return collect_batches(ActorCriticAgent, create_network(), create_sim, n_batches)
 
@@ -62,7 +72,7 @@ def collect_batches(create_agent: Any, model: nn.Module, create_env: Any, n_batc
 
 def check_captured_gradient_steps(kind: str, device: str) -> None:
     """Compare gradient steps with those of one captured graph, bit by bit."""
-    others = ("target_critics",) if kind == "sac" else ("target_model", "online_model")
+    others = ("target_critics",) if kind.startswith("sac") else ("target_model", "online_model")
     check_captured_steps(partial(replaying, kind, device), batches_for(kind, 4), others)
 
 

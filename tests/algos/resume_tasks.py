@@ -81,6 +81,11 @@ def create_soft_network() -> SoftActorCritic:
     return SoftActorCritic(3, (-2.0,), (2.0,), hidden=(16,))
 
 
+def create_distributional_network() -> SoftActorCritic:
+    return SoftActorCritic(3, (-2.0,), (2.0,), hidden=(16,), layer_norm=True, n_atoms=11, value_range=(-50.0, 5.0))
+
+
+DISTRIBUTIONAL: dict[str, Any] = {"n_step": 3, "critic_reduction": "mean", "weight_decay": 0.01}
 SAC = sac.SACConfig(
     n_env_steps=800, n_timesteps=8, learning_starts=150, n_updates=2, batch_size=16, replay_capacity=400, **COMMON
 )
@@ -120,6 +125,13 @@ TASKS: dict[str, tuple[Any, TrainingConfig, Callable[[], Any], Any, Any]] = {
     "pqn, recurrent": (pqn, PQN, create_recurrent_q_network, RecurrentQAgent, create_sim),
     "dqn": (dqn, DQN, create_q_network, QAgent, create_sim),
     "sac": (sac, SAC, create_soft_network, SquashedGaussianAgent, create_pendulum),
+    "sac, distributional": (
+        sac,
+        replace(SAC, **DISTRIBUTIONAL),
+        create_distributional_network,
+        SquashedGaussianAgent,
+        create_pendulum,
+    ),
     "dqn, prioritised": (dqn, replace(DQN, prioritised=True), create_q_network, QAgent, create_sim),
 }
 

@@ -115,11 +115,12 @@ def test_a_compiled_update_is_the_eager_one() -> None:
 
 
 @HERE
-def test_critics_as_one_product_are_rounded_too() -> None:
+@pytest.mark.parametrize("kind", ["sac", "sac, distributional"])
+def test_critics_as_one_product_are_rounded_too(kind: str) -> None:
     from replaying_learners import replaying
 
-    fine = replaying("sac", "cpu", False)
-    coarse = replaying("sac", "cpu", False)
+    fine = replaying(kind, "cpu", False)
+    coarse = replaying(kind, "cpu", False)
     coarse = type(coarse).create(
         coarse.model, type(coarse.agent), dataclasses.replace(coarse.config, precision="bfloat16")
     )

@@ -254,8 +254,9 @@ def test_a_compiled_update_is_the_update_to_rounding(kind: str, monkeypatch: pyt
 
 
 @pytest.mark.slow  # a C++ compiler
-def test_a_compiled_gradient_step_of_sac_is_the_step_to_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain, compiled = (replaying("sac", "cpu", False, compile_update=compiled) for compiled in (False, True))
+@pytest.mark.parametrize("kind", ["sac", "sac, distributional"])
+def test_a_compiled_gradient_step_of_sac_is_the_step_to_rounding(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, compiled = (replaying(kind, "cpu", False, compile_update=compiled) for compiled in (False, True))
     losses = []
     monkeypatch.setattr(compiled, "terms", lambda batch: losses.append(1) or type(compiled).terms(compiled, batch))
     for batch in batches_for("sac", 3):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,7 +17,7 @@ from resume_tasks import TASKS, config_of, create_network, create_sim, train
 from rlstruct.agents import ActorCriticAgent
 from rlstruct.algos.a2c import A2CConfig
 from rlstruct.algos.training import compiling
-from rlstruct.algos.training.config import load_config
+from rlstruct.algos.training.config import check_resumed, load_config
 from rlstruct.algos.training.evaluation import Evaluator, TrainingResult
 from rlstruct.algos.training.loop import TrainingLoop
 from rlstruct.algos.training.run_folder import RunFolder
@@ -115,6 +116,16 @@ def resumes_bit_for_bit(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert without_clocks(again) == without_clocks(expected)
     assert metrics(run.path) == metrics(whole.path)
     return run.path
+
+
+@pytest.mark.parametrize("name", ["sac", "ppo"])
+def test_checkpoints_from_before_a_setting_existed_are_resumed(name: str) -> None:
+    config = TASKS[name][1]
+    newer = {"n_learners", "initial_steps", "weight_decay", "n_step", "critic_reduction"}
+    older = {key: value for key, value in dataclasses.asdict(config).items() if key not in newer}
+    check_resumed({"config": older, "env_steps": 0}, config)
+    with pytest.raises(ValueError, match=r"weight_decay is 0\.1, but 0\.0 in the checkpoint"):
+        check_resumed({"config": older, "env_steps": 0}, dataclasses.replace(config, weight_decay=0.1))
 
 
 @pytest.mark.slow

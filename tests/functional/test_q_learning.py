@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from hypothesis import given
@@ -10,6 +12,7 @@ from rlstruct.functional.q_learning import (
     double_q_value,
     duelling_values,
     n_step_reward,
+    project_distribution,
     q_loss,
     td_target,
 )
@@ -135,3 +138,65 @@ def test_schedules_by_hand() -> None:
     assert epsilon_ladder(0.3, 4, 0.0) == [0.3] * 4
     assert epsilon_ladder(0.4, 8, 7.0) == pytest.approx([0.4 ** (1 + i) for i in range(8)])
     assert epsilon_ladder(0.4, 1, 7.0) == [0.4]
+
+
+def projected_slowly(values: list[float], probabilities: list[float], support: list[float]) -> list[float]:
+    """Algorithm 1 of Bellemare et al. (2017), one atom after the other; equal neighbours keep all."""
+    low, high = support[0], support[-1]
+    gap, projected = (high - low) / (len(support) - 1), [0.0] * len(support)
+    for value, probability in zip(values, probabilities, strict=True):
+        b = (min(max(value, low), high) - low) / gap
+        lower, upper = math.floor(b), min(math.ceil(b), len(support) - 1)
+        if lower == upper:
+            projected[lower] += probability
+        else:
+            projected[lower] += probability * (upper - b)
+            projected[upper] += probability * (b - lower)
+    return projected
+
+
+@given(
+    st.integers(1, 4), st.integers(2, 9), st.integers(1, 5), st.floats(0.0, 1.0), st.floats(-5.0, 5.0),
+    st.floats(0.5, 8.0), st.integers(0, 2**31),
+)  # fmt: skip
+def test_projection_is_the_slow_loop_and_keeps_the_mean(
+    B: int, M: int, n_step: int, discount: float, low: float, width: float, seed: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    support = torch.linspace(low, low + width, M, dtype=torch.float64)
+    reward = torch.randn(B, generator=generator, dtype=torch.float64)
+    terminated = torch.rand(B, generator=generator) < 0.5
+    probabilities = torch.rand(B, M, generator=generator, dtype=torch.float64).softmax(-1)
+    factor = torch.full((B, M), discount**n_step, dtype=torch.float64)
+    columns = (one.unsqueeze(1).expand(B, M) for one in (reward, terminated))
+    values = td_target(next(columns), factor, next(columns), support.expand(B, M))
+    with forbid_host_sync():
+        found = project_distribution(values, probabilities, support)
+    for b in range(B):
+        ends = (0.0 if terminated[b] else 1.0) * discount**n_step
+        moved = [reward[b].item() + ends * atom for atom in support.tolist()]
+        expected = projected_slowly(moved, probabilities[b].tolist(), support.tolist())
+        assert found[b].tolist() == pytest.approx(expected, abs=1e-9)
+    torch.testing.assert_close(found.sum(-1), torch.ones(B, dtype=torch.float64))
+    kept = (probabilities * values.clamp(support[0], support[-1])).sum(-1)
+    torch.testing.assert_close((found * support).sum(-1), kept)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_values_on_the_support_and_beyond_it_keep_all_their_probability(
+    device: torch.device, dtype: torch.dtype
+) -> None:
+    support = torch.linspace(-0.7, 0.3, 11, device=device, dtype=dtype)  # whose numbers no float holds
+    probabilities = torch.arange(1.0, 12.0, device=device, dtype=dtype) / 66
+    same = project_distribution(support, probabilities, support)
+    torch.testing.assert_close(same, probabilities)
+    for value, end in ((-torch.inf, 0), (-9.0, 0), (9.0, -1), (torch.inf, -1)):
+        found = project_distribution(torch.full_like(support, value), probabilities, support)
+        expected = torch.zeros_like(support)
+        expected[end] = 1.0
+        torch.testing.assert_close(found, expected)
+
+
+def test_a_support_of_another_size_is_refused() -> None:
+    with pytest.raises(ShapeMismatchError, match="project_distribution"):
+        project_distribution(torch.zeros(2, 3), torch.ones(2, 3), torch.arange(4.0))
