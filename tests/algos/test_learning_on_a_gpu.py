@@ -93,6 +93,19 @@ def test_a_captured_update_is_the_update_bit_by_bit(name: str) -> None:
         assert torch.equal(one, other)
 
 
+@pytest.mark.parametrize("name", ["ppo", "sac"])
+def test_captured_products_in_bfloat16_are_those_of_single_steps(name: str) -> None:
+    create_env = ENVIRONMENTS.get(name, create_sim)
+    settings = {**ON_GPU, "n_env_steps": 500}
+    coarse = {**settings, "precision": "bfloat16"}
+    captured, plain = (train(name, None, create_env, graph=graph, **coarse) for graph in (True, False))
+    assert captured.losses == plain.losses
+    assert captured.losses != train(name, None, create_env, **settings).losses
+    for weight in captured.model.parameters():
+        assert weight.dtype is torch.float32
+        assert bool(weight.isfinite().all())
+
+
 @pytest.mark.parametrize("kind", KEEP_STATES)
 def test_an_update_of_an_agent_with_a_state_is_captured_and_gives_the_plain_ones_weights(
     kind: str, monkeypatch: pytest.MonkeyPatch
