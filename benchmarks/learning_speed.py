@@ -13,12 +13,13 @@ from typing import Any
 
 from common.contenders import Entry, compete
 from common.reporting import write
+from peers.iterations import GAMES
 
 REJAX = str(Path(__file__).parents[1] / ".venv-rejax/bin/python")
 TASKS: dict[str, dict[str, Any]] = {
     "ppo Breakout-MinAtar": {"n_envs": 64, "n_timesteps": 128},
     "ppo CartPole-v1": {"n_envs": 1024, "n_timesteps": 32},
-    "pqn Breakout-MinAtar": {"n_envs": 128, "n_timesteps": 32},
+    **{f"pqn {game}-MinAtar": {"n_envs": 128, "n_timesteps": 32} for game in GAMES},
 }
 PARTS = "iteration", "collect", "simulator", "advantages", "minibatches", "products"
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 
+GAMES = "Breakout", "Asterix", "SpaceInvaders", "Freeway"
 SETTINGS = {
     ("ppo", "Breakout-MinAtar"): {"n_epochs": 4, "n_minibatches": 8},
     ("ppo", "CartPole-v1"): {"n_epochs": 4, "n_minibatches": 8},
-    ("pqn", "Breakout-MinAtar"): {"n_epochs": 2, "n_minibatches": 32},
+    **{("pqn", f"{game}-MinAtar"): {"n_epochs": 2, "n_minibatches": 32} for game in GAMES},
 }
 NETWORKS = {
     ("ppo", "Breakout-MinAtar"): (128, 128),
     ("ppo", "CartPole-v1"): (64, 64),
-    ("pqn", "Breakout-MinAtar"): (64, 64),
+    **{("pqn", f"{game}-MinAtar"): (64, 64) for game in GAMES},
 }
 """Sizes of the hidden layers, with ReLU. PPO's actor and critic have a network each; PQN's has layer normalisation."""
 

@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 import torch
-from iterations import NETWORKS, SETTINGS, keep_cores
+from iterations import GAMES, NETWORKS, SETTINGS, keep_cores
 from rlstruct_loops import Work
 from serve import Batches, Task, serve
 from torch import nn
@@ -18,7 +18,7 @@ from rlstruct.algos.pqn import PQNConfig, PQNLearner
 from rlstruct.batchers import RL_Batcher
 from rlstruct.sims import make
 
-OPTIONS = {"Breakout-MinAtar": {"sticky_probability": 0.0, "time_limit": 1000}, "CartPole-v1": {}}
+OPTIONS = {**{f"{game}-MinAtar": {"sticky_probability": 0.0, "time_limit": 1000} for game in GAMES}, "CartPole-v1": {}}
 
 
 def simulator(task: Task, seed: int = 0) -> Any:  # noqa: ANN401 - one of several simulators
