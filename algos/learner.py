@@ -198,10 +198,9 @@ class GradientLearner(ABC):
             return self.descend(*self.gradient(minibatch))
         terms: Terms
         terms, new = self._compiled_step(minibatch, adam.state())
-        if not adam.write(new):
-            self._finite.zero_()
+        adam.write(new)
         if self._adam is None:
-            adam.count()
+            self._count(adam)
         self.policy_version += 1
         return terms
 
@@ -243,8 +242,12 @@ class GradientLearner(ABC):
             yield
         finally:
             if self._adam is not None:
-                self._adam.count()
+                self._count(self._adam)
             self._is_updating, self._adam = False, None
+
+    def _count(self, adam: PureAdam) -> None:
+        if not adam.count():
+            self._finite.zero_()
 
     def close(self) -> None:
         """Drop captured and compiled code: a graph with an all-reduce must be released before its process group."""

@@ -7,7 +7,6 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.optim import Adagrad, Adam, AdamW, Optimizer
@@ -73,10 +72,7 @@ class PureAdam:
         self._groups = [groups[id(weight)] for weight in weights]
         self._finite = finite
         self._state: Terms = {}  # see `state`
-        self._n_steps = np.zeros(len(weights))  # of each weight so far
-        self._rates = np.asarray([[float(group["lr"]), *group["betas"]] for group in self._groups]).T
         self._written: Terms = {}  # the last argument of `write`
-        self._changes = np.zeros(len(weights))  # 1 for the weights in it
 
     @staticmethod
     def supports(optimizer: Optimizer, weights: Sequence[Tensor]) -> bool:
@@ -91,30 +87,39 @@ class PureAdam:
         )
 
     def state(self) -> Terms:
-        """Return the argument of `compute` for the next step, by number of the weight; the host computes the scales.
+        """Return the argument of `compute` for the next step; always the same dict.
 
         Returns:
-            ``weight/0``, the weight itself, and its moments ``mean/0`` and ``square/0``; ``scales`` of all weights,
-            [n, 3]; ``largest``, the largest sum of a loss and a norm, which is not finite once one was not, [].
+            By number of the weight ``weight/0``, the weight itself, its moments ``mean/0`` and ``square/0``. For all
+            W weights ``rate`` and ``n_steps``, [W] float64, and ``scales`` of the next step, [W, 2]. ``largest`` [] is
+            the largest sum of a loss and a norm, which is not finite once one was not.
         """
-        if not self._state:
-            for i, weight in enumerate(self._weights):
-                own = self._optimizer.state.get(weight)
-                self._state[f"weight/{i}"] = weight.detach()
-                self._state[f"mean/{i}"] = own["exp_avg"] if own else torch.zeros_like(weight)
-                self._state[f"square/{i}"] = own["exp_avg_sq"] if own else torch.zeros_like(weight)
-                with intended():
-                    self._n_steps[i] = float(own["step"]) if own else 0.0  # sync: of CPU memory
-            first = 0.0 if self._finite else torch.inf
-            self._state["largest"] = torch.full((), first, dtype=torch.float32, device=self._weights[0].device)
-            self._state["scales"] = torch.empty(len(self._weights), 3, dtype=torch.float32, device="cpu")
-        n, (rate, decay, square_decay) = self._n_steps + 1.0, self._rates
-        scales = self._state["scales"].numpy()  # sync: of CPU memory
-        scales[:, 0], scales[:, 1], scales[:, 2] = rate / (1.0 - decay**n), np.sqrt(1.0 - square_decay**n), rate
+        if self._state:
+            return self._state
+        n_steps = []
+        for i, weight in enumerate(self._weights):
+            own = self._optimizer.state.get(weight)
+            self._state[f"weight/{i}"] = weight.detach()
+            self._state[f"mean/{i}"] = own["exp_avg"] if own else torch.zeros_like(weight)
+            self._state[f"square/{i}"] = own["exp_avg_sq"] if own else torch.zeros_like(weight)
+            with intended():
+                n_steps.append(float(own["step"]) if own else 0.0)  # sync: of CPU memory
+        device, first = self._weights[0].device, 0.0 if self._finite else torch.inf
+        rate = [float(group["lr"]) for group in self._groups]
+        self._state["rate"] = torch.tensor(rate, dtype=torch.float64, device=device)
+        self._state["n_steps"] = torch.tensor(n_steps, dtype=torch.float64, device=device)
+        self._state["scales"] = self._scales(self._state["n_steps"], self._state["rate"])
+        self._state["largest"] = torch.full((), first, dtype=torch.float32, device=device)
         return self._state
 
+    def _scales(self, n_steps: Tensor, rate: Tensor) -> Tensor:
+        """Return the size of the step that follows ``n_steps``, and the factor of its root.  [W, 2] float32."""
+        betas = torch.tensor([group["betas"] for group in self._groups], dtype=torch.float64, device=rate.device)
+        correction = 1.0 - betas ** (n_steps + 1.0).unsqueeze(1)
+        return torch.stack([rate / correction[:, 0], correction[:, 1].sqrt()], dim=1).to(torch.float32)
+
     def compute(self, gradient: Terms, state: Terms, size: Tensor) -> Terms:
-        """Compute new weights, moments and ``largest``: a pure function.
+        """Compute new weights and moments, ``n_steps``, ``scales`` and ``largest``: a pure function.
 
         Args:
             gradient: by number of the weight. Weights without one keep their values, and are not in the result.
@@ -131,10 +136,10 @@ class PureAdam:
             before = state[f"weight/{i}"]
             group = self._groups[int(i)]
             decay, square_decay = group["betas"]
-            step, root, rate = state["scales"][int(i)].unbind()
+            step, root = state["scales"][int(i)].unbind()
             weight = before
             if (weight_decay := group["weight_decay"]) and type(self._optimizer) is AdamW:
-                weight = weight * (1.0 - rate * weight_decay)
+                weight = weight * (1.0 - state["rate"][int(i)].to(torch.float32) * weight_decay)
             elif weight_decay:
                 g = g + weight_decay * weight
             mean = state[f"mean/{i}"].lerp(g, 1.0 - decay)
@@ -143,31 +148,32 @@ class PureAdam:
             new[f"weight/{i}"] = torch.where(finite, weight, before)
             new[f"mean/{i}"] = torch.where(finite, mean, state[f"mean/{i}"])
             new[f"square/{i}"] = torch.where(finite, square, state[f"square/{i}"])
-        new["largest"] = largest
-        return new
+        moved = [float(str(i) in gradient) for i in range(len(self._weights))]
+        n_steps = state["n_steps"] + finite * torch.tensor(moved, dtype=torch.float64, device=largest.device)
+        return {**new, "n_steps": n_steps, "scales": self._scales(n_steps, state["rate"]), "largest": largest}
 
     @torch.no_grad()
-    def write(self, new: Terms) -> bool:
-        """Write the result of `compute` over the last `state`, unless it is already there; return False if it held."""
-        if new is not self._written:  # compiled code that has written in place returns the same dict each time
-            self._written = new
-            self._changes = np.asarray([float(f"weight/{i}" in new) for i in range(len(self._weights))])
-            for key, value in new.items():
-                if value is not self._state[key]:
-                    self._state[key].copy_(value)
-        with intended():
-            self._finite = math.isfinite(float(self._state["largest"]))  # sync: of CPU memory
-        if self._finite:
-            self._n_steps += self._changes
-        return self._finite
+    def write(self, new: Terms) -> None:
+        """Write the result of `compute` over `state`, unless it is already there."""
+        if new is self._written:  # compiled code that has written in place returns the same dict each time
+            return
+        self._written = new
+        for key, value in new.items():
+            if value is not self._state[key]:
+                self._state[key].copy_(value)
 
-    def count(self) -> None:
-        """Pass moments and numbers of steps to the optimiser."""
-        for i, (weight, n) in enumerate(zip(self._weights, self._n_steps, strict=False)):
+    def count(self) -> bool:
+        """Pass moments and numbers of steps to the optimiser; return False if a loss or gradient was not finite."""
+        if not self._state:
+            return self._finite
+        with intended():
+            n_steps, largest = self._state["n_steps"].tolist(), float(self._state["largest"])  # sync: of CPU memory
+        for i, (weight, n) in enumerate(zip(self._weights, n_steps, strict=True)):
             if n > 0.0:
                 own = self._optimizer.state[weight]
-                own.setdefault("step", torch.zeros((), dtype=torch.float32, device="cpu")).fill_(float(n))
+                own.setdefault("step", torch.zeros((), dtype=torch.float32, device="cpu")).fill_(n)
                 own["exp_avg"], own["exp_avg_sq"] = self._state[f"mean/{i}"], self._state[f"square/{i}"]
+        return math.isfinite(largest)
 
 
 def initial_rate(optimizer: Optimizer, group: Mapping[str, Any], default: float) -> float:
