@@ -17,6 +17,7 @@ from rlstruct.engine.runner import Runner
 from rlstruct.rl_agent import RL_Agent
 from rlstruct.vec_env import PureStep
 
+_MOST_BUFFERS = 2
 Memory = dict[str, Tensor]
 """Memory that a step writes to: ``carry/…``, and the rows ``action/…`` and ``current/…`` of the buffer, masks as bytes.
 [B, ...] each."""
@@ -54,9 +55,8 @@ class CompiledRollout:
         self.runner: Runner[Any] = Runner(
             self._act_and_step, agent, cpu, compiled_on(cpu), alike=True, operation=name, donates=True
         )
-        self._carry: dict[str, Tensor] = {}
-        self._buffer: RolloutBuffer | None = None  # whose rows `_memory` has
-        self._memory: list[Memory] = []  # of each step
+        self._carry = {key: value.clone() for key, value in env.state_tensors().items()}
+        self._memory: dict[RolloutBuffer, list[Memory]] = {}  # of each step; a worker fills two buffers in turn
 
     def take_steps(
         self, buffer: RolloutBuffer, T: int, state: DictTensor, agent_info: DictTensor, at: Callable[[int], None]
@@ -74,17 +74,19 @@ class CompiledRollout:
             The state of the agent after them.
         """
         now = self._env.state_tensors()
-        if buffer is not self._buffer:
-            self._carry = {key: value.clone() for key, value in now.items()}
+        memories = self._memory.get(buffer)
+        if memories is None:
+            if len(self._memory) == _MOST_BUFFERS:
+                self._memory.clear()
             carry = {f"carry/{key}": value for key, value in self._carry.items()}
             views = [{k: v.view(torch.uint8) if is_mask(v) else v for k, v in row.items()} for row in buffer.rows()]
-            self._memory, self._buffer = [{**carry, **row} for row in views], buffer
+            memories = self._memory[buffer] = [{**carry, **row} for row in views]
         torch._foreach_copy_([*self._carry.values()], [now[key] for key in self._carry])
         buffer.running.fill_(True)
         eager = self.runner.executor == "eager"  # the first call, in which the agent itself gets the buffer's memory
         for t in range(T):
             at(t)
-            memory = self._memory[t]
+            memory = memories[t]
             before = {key: value[t].clone() for key, value in buffer.stream.items()} if eager else None
             state, reached, new = self.runner(state, buffer.shown[t], agent_info, memory)
             if before is not None:

@@ -32,7 +32,7 @@ _compiling = threading.RLock()  # tracing and Inductor's settings belong to the 
 MAX_FUSED = 4097
 """Largest number of stores in one loop. Inductor's default is 64, and large games need more. Inductor's cache on disk
 knows the number, but not the change by `torch_private.scalar_loops_of_bools`: before it, the number was 4096."""
-_MOST_DONATED = 1024
+_MOST_DONATED = 1 << 13  # dicts that are remembered; each step of a batch has one
 _aten: Any = torch.ops.aten
 _ARRANGING = {
     _aten.index.Tensor, _aten.index_select.default, _aten.view.default, _aten.reshape.default, _aten.squeeze.dim,
