@@ -41,7 +41,7 @@ class Critics(KeepsArguments, nn.Module):
         support: the M returns, ascending; None if M is 1.  [M] float
     """
 
-    support: Tensor | None
+    support: Any  # mypy cannot tell that `mean` is called only if there is one
 
     def __init__(
         self,
@@ -83,7 +83,8 @@ class Critics(KeepsArguments, nn.Module):
 
     def mean(self, probabilities: Tensor) -> Tensor:
         """Return the mean of distributions over ``support``.  [..., M] to [...]."""
-        return (probabilities * self.support).sum(-1)
+        mean: Tensor = (probabilities * self.support).sum(-1)
+        return mean
 
     def outputs(self, frame: Tensor, action: Tensor, *, constant: bool = False) -> Tensor:
         """Compute the logits of the distributions over ``support``, or values if M is 1; see `forward`.  [N, B, M]."""
