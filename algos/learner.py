@@ -112,8 +112,8 @@ class GradientLearner(ABC):
         # Use one kernel for all weights where torch has one: a small network's update mostly costs kernel calls.
         fused, on_cpu = self.device.type in ("cpu", "cuda"), self.device.type == "cpu"
         adam = torch.optim.AdamW if config.weight_decay else torch.optim.Adam
-        rates: dict[str, Any] = {"lr": config.learning_rate, "eps": config.adam_epsilon, "weight_decay": config.weight_decay}
-        self.optimizer = adam(model.parameters(), **rates, fused=fused, capturable=not on_cpu)
+        rates: dict[str, Any] = {"lr": config.learning_rate, "weight_decay": config.weight_decay}
+        self.optimizer = adam(model.parameters(), **rates, eps=config.adam_epsilon, fused=fused, capturable=not on_cpu)
         self.policy_version = 0
         self.version_now = torch.zeros((), dtype=torch.int64, device=self.device)
         self._finite = torch.ones((), dtype=torch.bool, device=self.device)

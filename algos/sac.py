@@ -41,8 +41,8 @@ class SACConfig(ReplayConfig):
         target_entropy: entropy to aim for, in nats, with the actions scaled to -1..1; None means -1 per dimension.
         learning_starts: environment steps to collect before the first gradient step; the batches that reach this number
             act uniformly.
-        n_step: number of rewards in the return; the critics' value estimates the rest, see `ReplayBuffer`. Only the
-            last state's entropy counts.
+        n_step: number of rewards in the return; the critics' value estimates the rest. Of the entropies, only that in
+            the last state counts.
         critic_reduction: how the values of several critics become one: "min" prevents overestimation (Fujimoto et al.,
             ICML 2018); "mean" learns faster if batches are large (Seo et al., 2025).
     """

@@ -19,6 +19,7 @@ from typing import Any
 
 import atari_exact
 import experiments
+import fast_sac
 import robustness
 import time_to_475
 from common.learning import last_five
@@ -316,6 +317,7 @@ TABLES: dict[str, tuple[str, Table]] = {
     "atari_exact": ("", lambda _: [atari_exact.render(json.loads(atari_exact.FILE.read_text()))]),
     "strength": ("connect_four_strength", strength),
     "sac_peers": ("", partial(compared, "sac")),
+    "fast_sac": ("fast_sac", fast_sac.table),
     **{f"learnt_{name}": ("", partial(learnt, name)) for name in CONFIGS if name != "alphazero"},
     **{f"settings_{name}": ("", partial(settings, kind)) for name, kind in CONFIGS.items()},
 }  # fmt: skip

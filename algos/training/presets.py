@@ -85,6 +85,12 @@ PRESETS: Registry[tuple[str, str], Preset] = Registry({
         n_env_steps=15_000, discount=0.98, learning_rate=0.001, n_updates=32, replay_capacity=50_000,
         evaluation_interval=2500, evaluation_timesteps=200, evaluation_episodes=16, evaluation_processes=0,
     ), {"hidden": (64, 64)}),
+    ("sac", "Pendulum-v1-1024"): Preset(SACConfig(  # simulators
+        n_env_steps=150_000, n_envs=1024, n_timesteps=1, n_updates=16, n_step=3, critic_reduction="mean", discount=0.98,
+        reward_scale=0.1, learning_rate=0.003, critic_learning_rate=0.003, weight_decay=0.001,
+        target_update_rate=0.05, learning_starts=4096, evaluation_interval=10_000, evaluation_timesteps=200,
+        evaluation_episodes=16, evaluation_processes=0,
+    ), {"hidden": (64, 64), "layer_norm": True, "n_atoms": 101, "value_range": (-60.0, 10.0)}),
     **{
         # CleanRL's settings, but the policy learns at every step, not twice at every other step. Not measured here.
         ("sac", f"{name}-v5"): Preset(SACConfig(
