@@ -47,7 +47,7 @@ def settings_for(
         preset = PRESETS[algorithm, name]
         network = tuple(f"{key}={json.dumps(value)}" for key, value in preset.network.items())
         config = preset.config
-        if not name.startswith(env):
+        if not name.startswith(env) or options.wrapper:
             config = replace(config, target_return=None)  # the target belongs to another task
         how = "made" if on_consoles else "tuned"
         notes = [f"settings: {how} for {name}, except those you set (--preset none for the defaults)"]
@@ -69,7 +69,12 @@ def settings_for(
 
 def _shows_images(options: argparse.Namespace) -> bool:
     """Return True if an environment's observations are images; Atari games are not created to find out."""
-    task = Task(env=options.env, env_options=tuple(options.env_options), simulator=options.simulator)
+    task = Task(
+        env=options.env,
+        env_options=tuple(options.env_options),
+        wrapper=tuple(options.wrapper),
+        simulator=options.simulator,
+    )
     factory = find(task, auto_reset=True)
     return factory.atari or is_image(spaces_of(factory)[0])
 
@@ -100,6 +105,7 @@ def read_initial_options(words: Sequence[str]) -> argparse.Namespace:
     for name in ("resume", "config", "env", "preset", "simulator", "n_envs", "n_processes", "n_minibatches"):
         parser.add_argument(*{f"--{name}", f"--{name.replace('_', '-')}"}, nargs="?", const="")
     parser.add_argument("--env-options", "--env_options", nargs="*", default=[])
+    parser.add_argument("--wrapper", nargs="*", default=[])
     parser.add_argument("--factory", nargs="*")
     parser.add_argument("--recurrent", action="store_true")
     return parser.parse_known_args(words)[0]

@@ -10,7 +10,7 @@ import json
 import os
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import ModuleType
@@ -22,6 +22,7 @@ from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 
 from rlstruct import sims
+from rlstruct.cli import wrappers
 from rlstruct.cli.messages import UserError, blame, nearest, plural, require
 from rlstruct.envs import GymEnv, GymEnvInf
 from rlstruct.errors import how_to_install
@@ -52,6 +53,9 @@ class Task(Options):
         env: name of an environment of gymnasium (CartPole-v1, ALE/Pong-v5, my_module:MyEnv-v0) or of a bundled
             simulator (Breakout-MinAtar), or a class or function in a module of yours (my_module:MySimulator).
         env_options: further settings of the environment, each as KEY=VALUE, such as continuous=false.
+        wrapper: wrappers of gymnasium around the environment, the first one innermost, each as MODULE:NAME or
+            MODULE:NAME,KEY=VALUE, such as gymnasium.wrappers:TimeLimit,max_episode_steps=50. Evaluations use them, too,
+            so returns are those of the wrapped rewards.
         simulator: use the bundled simulator of this name, with this backend; None takes gymnasium's environment if
             there is one.
         recurrent: give the agent a memory, a gated recurrent unit.
@@ -61,6 +65,7 @@ class Task(Options):
 
     env: str
     env_options: tuple[str, ...] = ()
+    wrapper: tuple[str, ...] = ()
     simulator: Backend | None = None
     recurrent: bool = False
     network: tuple[str, ...] = ()
@@ -154,6 +159,7 @@ class Factory:
     render: bool = False  # gymnasium's environments draw themselves
     backend: Backend | None = None  # how a bundled simulator computes a step; None for another environment
     atari: bool = False  # preprocessed as in Machado et al. (2018): 84 x 84 bytes, see `preprocessing`
+    wrapper: tuple[str, ...] = ()  # of gymnasium's environments, see `rlstruct.cli.wrappers`; imported where they act
 
     @property
     def stack(self) -> int:
@@ -225,6 +231,8 @@ class Factory:
             if not isinstance(env, VecEnv):
                 type_name = type(env).__name__
                 raise UserError(f"{self.name} returned a {type_name}, expected a VecEnv or a gymnasium environment.")
+            if self.wrapper:
+                raise _unwrappable(self.wrapper, f"{self.name} is a VecEnv, {type(env).__name__}")
             return env
         several = GymEnvInf if auto_reset else GymEnv
         return several([self._one(create) for _ in range(n_envs)], seed)
@@ -238,10 +246,12 @@ class Factory:
             inside, outside = self._frame_skips()
             env = create(**{**settings, "frameskip": inside})
             env = gymnasium.wrappers.AtariPreprocessing(env, frame_skip=outside)
+            env = wrappers.apply(env, self.wrapper)
             return gymnasium.wrappers.ReshapeObservation(env, (1, *(env.observation_space.shape or ())))
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", ".*initialised with render_mode")  # `spaces_of` reports it
             env = create(**settings)
+        env = wrappers.apply(env, self.wrapper) if self.wrapper else env
         bounded = getattr(env, "action_space", None)  # GymEnv names a space that is missing
         if isinstance(bounded, spaces.Box) and np.issubdtype(bounded.dtype, np.floating):
             env = gymnasium.wrappers.ClipAction(env)  # Gaussian agents ignore the bounds
@@ -256,7 +266,9 @@ def find(task: Task, *, auto_reset: bool) -> Factory:
     """Find the factory of a task's environment."""
     name, backend = task.env, task.simulator
     settings = read_settings("--env-options", task.env_options, "continuous=false")
-    made = Factory(name, settings, auto_reset)
+    made = Factory(name, settings, auto_reset, wrapper=task.wrapper)
+    for word in task.wrapper:
+        wrappers.load(word)  # raises for an unknown name or argument
     if is_own(name):
         imported(name)  # raises for an unknown name
         return replace(made, settings=settings if backend is None else {"backend": backend, **settings})
@@ -271,6 +283,8 @@ def find(task: Task, *, auto_reset: bool) -> Factory:
             require("warp", "warp", what="--simulator warp")
         elif plain.startswith("ALE/"):
             raise UserError(f"--simulator {backend}: {name} runs only as Warp kernels: use --simulator warp.")
+        if task.wrapper:
+            raise _unwrappable(task.wrapper, f"{name} is a bundled simulator here")
         return replace(made, backend=backend or "auto", atari=plain.startswith("ALE/"))
     if plain.startswith("ALE/") or "NoFrameskip-v" in plain:
         require_atari()
@@ -286,6 +300,13 @@ def find(task: Task, *, auto_reset: bool) -> Factory:
     require_atari()
     obs_type = {**spec.kwargs, **settings}.get("obs_type", "rgb")
     return replace(made, atari=obs_type != "ram" and not spec.additional_wrappers)
+
+
+def _unwrappable(words: Sequence[str], why: str) -> UserError:
+    return UserError(
+        f"{wrappers.OPTION} {words[0]}: {why}, expected an environment of gymnasium, which has wrappers. "
+        f"Omit {wrappers.OPTION}, or name an environment of gymnasium with --env and omit --simulator."
+    )
 
 
 def spaces_of(factory: Factory) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
