@@ -110,7 +110,8 @@ def table(rows: list[Row]) -> list[str]:
         some = list(group)
         steps = ["never" if row["steps"] is None else f"{row['steps'] / 1000:.0f}k" for row in some]
         seconds = [f"{row['cpu_seconds']:.1f}" for row in some]
-        median = f"**{statistics.median(row['cpu_seconds'] for row in some):.1f}**" if "never" not in steps else ""
+        middle = f"{statistics.median(row['cpu_seconds'] for row in some):.1f}"
+        median = middle if "never" in steps else f"**{middle}**"
         returns = [f"{row['final_return']:.0f}" for row in some]
         seeds = ", ".join(str(row["seed"]) for row in some)
         lines.append([env, name, seeds, ", ".join(steps), f"{median} ({', '.join(seconds)})", ", ".join(returns)])
@@ -126,11 +127,12 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     order = {(env, name): (i, j) for i, env in enumerate(TASKS) for j, name in enumerate(variants(env))}
     known = {(row["env"], row["name"], row["seed"]): row for row in reporting.written("fast_sac")}
-    for seed in options.seeds:  # every variant in turn, so that a busy machine is busy for all
-        for env, name in order:
-            if options.only in name:
-                known[env, name, seed] = measure(env, name, variants(env)[name], seed)
-                print(known[env, name, seed], flush=True)
-                done = sorted(known.values(), key=lambda row: (order[row["env"], row["name"]], row["seed"]))
-                reporting.write("fast_sac", done)
+    for env in TASKS:
+        for seed in options.seeds:  # every variant in turn, so that a busy machine is busy for all
+            for name, preset in variants(env).items():
+                if options.only in name:
+                    known[env, name, seed] = measure(env, name, preset, seed)
+                    print(known[env, name, seed], flush=True)
+                    done = sorted(known.values(), key=lambda row: (order[row["env"], row["name"]], row["seed"]))
+                    reporting.write("fast_sac", done)
     print("\n".join(table(reporting.written("fast_sac"))))

@@ -101,7 +101,8 @@ def project_distribution(values: Tensor, probabilities: Tensor, support: Tensor)
 
     Bellemare, Dabney and Munos, "A distributional perspective on reinforcement learning" (ICML 2017), algorithm 1: each
     value shares its probability among its two neighbours in the support, in proportion to its closeness. Values beyond
-    the support count as its nearest end. On CUDA the order of the sums is not fixed, so neither is their last bit.
+    the support count as its nearest end. On accelerators, a fixed order of all sums takes M times the memory of
+    ``values``.
 
     Args:
         values: see `td_target`, of each return of the support.  [..., M] float
@@ -118,7 +119,11 @@ def project_distribution(values: Tensor, probabilities: Tensor, support: Tensor)
     axes("project_distribution", values=(values, "... M"), support=(support, "M"))
     M, low, high = len(support), support[0], support[-1]
     place = ((values.clamp(low, high) - low) * ((M - 1) / (high - low))).clamp(0.0, M - 1)  # [..., M], 0 to M - 1
-    lower = place.detach().floor().clamp(max=M - 2)
+    if not place.is_cpu:  # where adding to the same number from many threads has no order
+        number = torch.arange(M, device=place.device, dtype=place.dtype).unsqueeze(-1)
+        share = (1.0 - (place.unsqueeze(-2) - number).abs()).clamp(min=0.0)  # [..., M, M]
+        return (share * probabilities.unsqueeze(-2)).sum(-1)
+    lower = place.floor().clamp(max=M - 2)
     share, index = place - lower, lower.to(torch.int64)  # the upper neighbour's share
     projected = torch.zeros_like(probabilities)
     projected = projected.scatter_add(-1, index, probabilities * (1.0 - share))

@@ -50,6 +50,7 @@ Image = pytest.importorskip("PIL.Image", reason="needs the extra: pip install 'r
 
 SMALL = ["--n-env-steps", "200", "--n-timesteps", "20", "--n-envs", "2", "--n-processes", "0"]
 SMALL += ["--evaluation-processes", "0", "--evaluation-episodes", "2", "--no-progress"]
+DISTRIBUTIONAL = ["--network", "layer_norm=true", "n_atoms=11", "value_range=[-50,5]"]
 
 Capture = pytest.CaptureFixture[str]
 
@@ -91,6 +92,11 @@ def train(*options: str) -> pathlib.Path:
         ("pqn", ["--env", "CartPole-v1"], "perceptron of action values, layer norm"),
         ("pqn", ["--env", "CartPole-v1", "--recurrent"], "recurrent network of action values, layer norm"),
         ("sac", ["--env", "Pendulum-v1", "--network", "hidden=[16]"], "squashed Gaussian policy, perceptron"),
+        (
+            "sac",
+            ["--env", "Pendulum-v1", "--n-step=3", "--critic-reduction=mean", "--weight-decay=0.01", *DISTRIBUTIONAL],
+            "squashed Gaussian policy, perceptron",
+        ),
         # Who says how wide a perceptron is to be gets one, also for images: as the tuned settings of Breakout do.
         ("a2c", ["--env", "Breakout-MinAtar", "--n-minibatches", "1"], "policy, perceptron"),
         ("dqn", ["--env", "Breakout-MinAtar", "--network", "hidden=[16]"], "perceptron of action values, duelling"),

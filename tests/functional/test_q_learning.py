@@ -182,10 +182,22 @@ def test_projection_is_the_slow_loop_and_keeps_the_mean(
     torch.testing.assert_close((found * support).sum(-1), kept)
 
 
+DEVICES = ["cpu", "sim:0", pytest.param("cuda:0", marks=pytest.mark.gpu)]
+
+
+@pytest.mark.parametrize("device", DEVICES[1:])
+def test_projection_on_an_accelerator_is_that_on_the_cpu(device: str) -> None:
+    values, probabilities = 3.0 * torch.randn(3, 5, 7), torch.randn(3, 5, 7).softmax(-1)
+    tensors = values, probabilities, torch.linspace(-2.0, 3.0, 7)
+    there = [tensor.to(device) for tensor in tensors]
+    with forbid_host_sync():
+        found = project_distribution(*there)
+    torch.testing.assert_close(found.to("cpu"), project_distribution(*tensors))
+
+
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_values_on_the_support_and_beyond_it_keep_all_their_probability(
-    device: torch.device, dtype: torch.dtype
-) -> None:
+def test_values_on_the_support_and_beyond_it_keep_all_their_probability(device: str, dtype: torch.dtype) -> None:
     support = torch.linspace(-0.7, 0.3, 11, device=device, dtype=dtype)  # whose numbers no float holds
     probabilities = torch.arange(1.0, 12.0, device=device, dtype=dtype) / 66
     same = project_distribution(support, probabilities, support)

@@ -260,6 +260,7 @@ LOW = np.array([-2.0, 0.1], np.float32)
 NETWORKS = [
     nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Embedding(3, 4), nn.Softmax(dim=-1), nn.Hardtanh(), nn.Identity()),
     bundled.SoftActorCritic(3, LOW, LOW + 1, hidden=np.array([8, 8])),
+    bundled.SoftActorCritic(3, LOW, LOW + 1, layer_norm=True, n_atoms=5, value_range=(-1, 2.5)),
     nn.Sequential(nn.Flatten(), nn.Linear(8, 4, bias=False), nn.LayerNorm(4), nn.ELU(0.5), nn.Linear(4, 2)),
     nn.Sequential(nn.Conv2d(1, 4, 3, stride=2), nn.ReLU(inplace=True), nn.Flatten(), nn.Dropout(0.1)),
     nn.GRUCell(3, 4),

@@ -144,7 +144,9 @@ TASKS = {
         lambda: bundled.RecurrentQNetwork(4, 2, n_hidden=8, layer_norm=True), bundled.RecurrentQAgent, **PQN
     ),
     "soft": Task(
-        lambda: bundled.SoftActorCritic(3, (-2.0,), (2.0,), hidden=(8,)),
+        lambda: bundled.SoftActorCritic(
+            3, (-2.0,), (2.0,), hidden=(8,), layer_norm=True, n_atoms=5, value_range=(-50.0, 1.0)
+        ),
         bundled.SquashedGaussianAgent,
         PENDULUM,
         sac,
