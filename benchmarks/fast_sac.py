@@ -64,6 +64,9 @@ def variants(env: str) -> dict[str, Preset]:
     fast = changed(fast, evaluation_interval=2_048)
     found = {
         PLAIN: changed(plain, n_env_steps=30_000, evaluation_interval=512),
+        "4 environments with the options of 1,024": changed(
+            fast, **{name: getattr(plain.config, name) for name in batches}, evaluation_interval=512
+        ),
         FAST: fast,
         "… but the other settings of 4 environments": changed(
             plain, evaluation_interval=2_048, **{name: getattr(fast.config, name) for name in batches}
