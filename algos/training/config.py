@@ -177,18 +177,30 @@ def load_config(path: str | Path, cls: type[AnyConfig]) -> AnyConfig:
         raise BadValueError(f"load_config: {file} has settings that do not fit. {error}") from error
 
 
-def check_resumed(checkpoint: Mapping[str, Any], config: TrainingConfig) -> None:
-    """Raise an error unless a training with these settings can continue from a checkpoint."""
+def changed_setting(checkpoint: Mapping[str, Any], config: TrainingConfig) -> tuple[str, object, object] | None:
+    """Return a setting that differs from a checkpoint's and that a resumed training must keep; None if there is none.
+
+    Returns:
+        Its name, its value in the checkpoint, and its value now; ``"missing"`` for a value that is not there.
+    """
     now = asdict(config)
     saved = {name: value for name, value in _NEWER.items() if name in now} | checkpoint["config"]
-    may_change = declared(type(config), "may_change")
-    for name in sorted((saved.keys() | now.keys()) - may_change.keys()):
+    for name in sorted((saved.keys() | now.keys()) - declared(type(config), "may_change").keys()):
         if (before := saved.get(name, "missing")) != (value := now.get(name, "missing")):
-            raise BadValueError(
-                f"{type(config).__name__}: {name} is {value}, but {before} in the checkpoint. Resume with the settings "
-                f"of the run, see load_config; only {', '.join(sorted(may_change))} may change."
-            )
-    collected = checkpoint["env_steps"]
+            return name, before, value
+    return None
+
+
+def check_resumed(checkpoint: Mapping[str, Any], config: TrainingConfig) -> None:
+    """Raise an error unless a training with these settings can continue from a checkpoint."""
+    if (changed := changed_setting(checkpoint, config)) is not None:
+        name, before, value = changed
+        may_change = ", ".join(sorted(declared(type(config), "may_change")))
+        raise BadValueError(
+            f"{type(config).__name__}: {name} is {value}, but {before} in the checkpoint. Resume with the settings "
+            f"of the run, see load_config; only {may_change} may change."
+        )
+    saved, collected = checkpoint["config"], checkpoint["env_steps"]
     if config.n_env_steps < collected and config.n_env_steps != saved["n_env_steps"]:
         raise BadValueError(
             f"{type(config).__name__}: n_env_steps is {config.n_env_steps}, but {collected} were collected before the "

@@ -6,6 +6,7 @@ A package is imported only when its logger is created.
 from __future__ import annotations
 
 import importlib
+import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +15,7 @@ from typing import Any, Protocol
 
 from rlstruct.errors import BadValueError, UsageError, import_extra
 
+_WIDE = 110  # columns of a terminal that holds a bar and all its numbers
 _LINE_SECONDS = 10.0  # between two lines of a log file
 _BAR = "{n_fmt}/{total_fmt} |{bar}| {elapsed}<{remaining}, {rate_fmt}{postfix}"
 
@@ -144,8 +146,16 @@ def create_bar(total: int | None, progress: bool, first: int = 0) -> Any:  # noq
     tqdm = import_extra("tqdm", "train", "RunFolder").tqdm
     if progress and not sys.stderr.isatty() and "ipykernel" not in sys.modules:
         return LogLines(total, first)
+
+    class Bar(tqdm):  # type: ignore[misc]  # tqdm has no types
+        def set_postfix(self, shown: Mapping[str, str]) -> None:
+            """Show these numbers; while an evaluation runs, a narrow terminal shows only its progress."""
+            if "evaluating" in shown and shutil.get_terminal_size().columns < _WIDE:
+                shown = {"evaluating": shown["evaluating"].replace(" of ", "/").replace(" episodes", "")}
+            super().set_postfix(shown)
+
     look = {"unit": "", "unit_scale": True, "dynamic_ncols": True, "bar_format": _BAR}
-    return tqdm(total=total, initial=first, disable=not progress, **look)
+    return Bar(total=total, initial=first, disable=not progress, **look)
 
 
 class LogLines:

@@ -43,6 +43,7 @@ class RunFolder:
     events.out.tfevents.*  the same for TensorBoard: ``tensorboard --logdir <root>``
     checkpoint.pt          the complete state for `resume`; ``torch.load(path, weights_only=True)``
     learning_curve.png     return against environment steps
+    log.txt                everything that ``rlstruct train`` printed, except the progress bar
     ====================== =============================================================================
 
     No other process can `resume` the folder until it is closed or its process ends. With several learners under

@@ -12,7 +12,7 @@ import threading
 import warnings
 from collections.abc import Iterator, Sequence
 
-from rlstruct.cli.messages import UserError, nearest, out_of_memory, refused, require, say
+from rlstruct.cli.messages import LOG, UserError, complain, nearest, out_of_memory, refused, require, say
 from rlstruct.errors import Explained
 
 # All but profile, explain, envs and devices need the extra "train".
@@ -48,6 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         say(f"rlstruct {__version__}")
         return 0
     command, *rest = words
+    log = LOG.set(None)
     try:
         if command not in COMMANDS:
             raise UserError(f"there is no command {command!r}, only {', '.join(COMMANDS)}.{nearest(command, COMMANDS)}")
@@ -62,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         hint = f"To read more: rlstruct explain {error.topic}\n" if isinstance(error, Explained) else ""
         remote = getattr(error, "remote_traceback", "")  # traceback of the user's code, unless it is in the message
         trace = "" if remote in str(error) else f"\n{remote}"
-        sys.stderr.write(f"{name}: {error}\n{trace}{hint}")
+        complain(f"{name}: {error}\n{trace}{hint}")
         return 2
     except BrokenPipeError:
         say()  # ends the command if the reader of its help has gone, as ``| head``
@@ -70,10 +71,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (OSError, MemoryError, RuntimeError) as error:
         if not (said := refused(error) if isinstance(error, OSError) else out_of_memory(error)):
             raise
-        sys.stderr.write(f"rlstruct {command}: {said}\n")
+        complain(f"rlstruct {command}: {said}\n")
         return 2
     except KeyboardInterrupt as stop:
-        sys.stderr.write(_interrupted(command, str(stop)))
+        complain(_interrupted(command, str(stop)))
         if arguments is None:  # exit without torch's teardown, which takes seconds on a busy machine
             atexit._run_exitfuncs()
             sys.stdout.flush()
@@ -82,6 +83,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return INTERRUPTED
     except SystemExit as leaving:  # raised by the option parser, which has printed the reason
         return leaving.code if isinstance(leaving.code, int) else 2
+    finally:
+        LOG.reset(log)
     return 0
 
 
@@ -95,7 +98,7 @@ def _short_warnings(command: str) -> Iterator[None]:
         names = [name for name in list(sys.modules) if f"{name}.".startswith(("__main__.", "rlstruct."))]
         ours = {getattr(sys.modules.get(name), "__file__", None) for name in names}
         place = "" if filename in ours or filename.startswith("<") else f" ({filename}:{lineno})"
-        sys.stderr.write(f"rlstruct {command}: warning: {' '.join(str(message).split())}{place}\n")
+        complain(f"rlstruct {command}: warning: {' '.join(str(message).split())}{place}\n")
 
     before, warnings.showwarning = warnings.showwarning, show
     try:

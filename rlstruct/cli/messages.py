@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import importlib
 import importlib.util
 import os
 import re
+import shutil
 import sys
+import textwrap
 import traceback
+from contextvars import ContextVar
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -118,8 +122,35 @@ def plural(n: int, word: str) -> str:
     return f"{n} {word}" if n == 1 else f"{n} {word}s"
 
 
+LOG: ContextVar[Path | None] = ContextVar("log", default=None)
+"""File to which `say` and `complain` also write: ``log.txt`` of the run that a command trains; None for none."""
+
+
+def wrapped(text: str) -> str:
+    """Break a text at spaces, into lines that fit the terminal; 80 columns without one."""
+    columns = shutil.get_terminal_size().columns
+    return textwrap.fill(text, max(20, columns), subsequent_indent="  ", break_on_hyphens=False, break_long_words=False)
+
+
+def complain(text: str) -> None:
+    """Write a message to the standard error stream; on a terminal, long lines are broken at spaces."""
+    if (log := LOG.get()) is not None:
+        with contextlib.suppress(OSError):  # the message may be that the disk is full
+            _keep(log, text)
+    if sys.stderr.isatty():
+        text = "\n".join(line if line.startswith(" ") else wrapped(line) for line in text.split("\n"))
+    sys.stderr.write(text)
+
+
+def _keep(log: Path, text: str) -> None:
+    with log.open("a", encoding="utf-8") as file:
+        file.write(text)
+
+
 def say(text: str = "") -> None:
     """Print a line; end the command if its reader, such as ``| head``, has closed the pipe."""
+    if (log := LOG.get()) is not None:
+        _keep(log, f"{text}\n")
     try:
         sys.stdout.write(f"{text}\n")
         sys.stdout.flush()

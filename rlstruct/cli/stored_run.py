@@ -6,8 +6,9 @@ import contextlib
 import copy
 import json
 import platform
+import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+import rlstruct
 from rlstruct import policies
 from rlstruct.algos.training.checkpoint import read_checkpoint
 from rlstruct.algos.training.config import TrainingConfig
@@ -45,6 +47,8 @@ class RunSettings:
     agent: str  # description of the chosen agent
     config: TrainingConfig  # the settings of the algorithm
     versions: Mapping[str, str]  # of Python and of the packages that matter
+    commits: Mapping[str, str] = field(default_factory=dict)  # see `commits`
+    commands: tuple[str, ...] = ()  # command lines of its start and of each time that it was resumed
 
 
 def versions() -> dict[str, str]:
@@ -54,6 +58,23 @@ def versions() -> dict[str, str]:
         with contextlib.suppress(metadata.PackageNotFoundError):
             by_package[package] = metadata.version(package)
     return by_package
+
+
+def commits() -> dict[str, str]:
+    """Return the commits of rlstruct and of the current folder, of those that are a checkout of git.
+
+    ``-dirty`` follows a commit if files of that checkout have changed since.
+    """
+    by_folder = {}
+    for name, folder in (("rlstruct", Path(rlstruct.__file__).parent), ("folder", Path.cwd())):
+        git = ["git", "-C", str(folder)]
+        tracked = ["ls-files", "--error-unmatch", "__init__.py"] if name == "rlstruct" else ["rev-parse"]
+        with contextlib.suppress(OSError, subprocess.SubprocessError):  # no git, or no checkout: nothing to store
+            # The package may be installed below someone else's checkout, which does not track it.
+            for words in (tracked, ["describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]):
+                said = subprocess.run([*git, *words], capture_output=True, text=True, check=True, timeout=10).stdout
+            by_folder[name] = said.strip()
+    return by_folder
 
 
 def read_settings(run: Path) -> tuple[Path, dict[str, Any]]:
@@ -85,6 +106,8 @@ def load_settings(run: Path) -> RunSettings:
         agent=str(stored.get("agent", "")),
         config=_build(algorithm_of(algorithm).learner.settings, stored["config"], file),
         versions=stored.get("versions", {}),
+        commits=stored.get("commits", {}),
+        commands=tuple(stored.get("commands", ())),
     )
 
 

@@ -39,8 +39,8 @@ _PACKAGES = {
     "gymnasium.envs.box2d": ("Box2D", "box2d"),
     "gymnasium.envs.mujoco": ("mujoco", "mujoco"),
     "ale_py": ("cv2", "atari"),
-    "gymnasium.envs.phys2d": ("jax", ""),
-    "gymnasium.envs.tabular": ("jax", ""),
+    "gymnasium.envs.phys2d": ("flax", ""),
+    "gymnasium.envs.tabular": ("flax", ""),
     "<function _raise_shimmy": ("shimmy", ""),
 }
 

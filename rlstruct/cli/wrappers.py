@@ -39,6 +39,7 @@ def load(word: str) -> tuple[Any, dict[str, Any]]:
     if not is_own(name):
         raise UserError(f"{OPTION} {word}: expected MODULE:NAME or MODULE:NAME,KEY=VALUE, such as {_EXAMPLE}.")
     settings = read_settings(f"{OPTION} {name},", words, "max_episode_steps=50")
+    settings = {key: tuple(value) if isinstance(value, list) else value for key, value in settings.items()}
     try:
         wrap = imported(name)
     except UserError as error:

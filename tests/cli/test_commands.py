@@ -665,7 +665,7 @@ def test_envs_lists_what_can_be_learnt_here(capsys: Capture, monkeypatch: pytest
     assert main(["envs", "cart"]) == 0
     told = capsys.readouterr().out
     assert told.splitlines()[0] == "bundled simulators (--simulator torch):"
-    assert "CartPole-v1" in told.split()  # phys2d/CartPole-v1 needs jax
+    assert "CartPole-v1" in told.split()  # phys2d/CartPole-v1 needs flax
     assert "Acrobot" not in told
     assert "jax" not in told
     assert main(["envs", "blackjack"]) == 0

@@ -68,10 +68,10 @@ def test_the_first_wrapper_is_the_innermost_one() -> None:
     assert spaces_of(find(task, auto_reset=True))[0].shape == (3, 3)
 
 
-def test_values_are_json_or_text() -> None:
+def test_values_are_json_or_text_and_lists_are_tuples() -> None:
     task = Task(env="Pendulum-v1", wrapper=("test_wrappers:noted,shape=[84,84],name=a b,flag=false",))
     find(task, auto_reset=True)(n_envs=1)
-    assert NOTED == [{"shape": [84, 84], "name": "a b", "flag": False}]
+    assert NOTED == [{"shape": (84, 84), "name": "a b", "flag": False}]
 
 
 NOTED: list[dict[str, Any]] = []

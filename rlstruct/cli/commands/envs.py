@@ -36,7 +36,10 @@ def run(arguments: Sequence[str]) -> None:
 
 
 def names() -> dict[str, list[str]]:
-    """Return the names by origin, each environment with its latest version only."""
+    """Return the names by origin, of gymnasium's environments those of the latest version.
+
+    A name in both lists is gymnasium's environment, unless --simulator asks for the bundled one.
+    """
     import gymnasium  # imported here, because it is slow and a mistake in the arguments is reported without it
     from gymnasium.envs.registration import find_highest_version
 
@@ -48,5 +51,4 @@ def names() -> dict[str, list[str]]:
         for name, spec in gymnasium.registry.items()
         if is_installed(name) and spec.version == find_highest_version(spec.namespace, spec.name)
     }
-    bundled = sims.names()
-    return {"bundled simulators (--simulator torch)": sorted(bundled), "gymnasium": sorted(latest - set(bundled))}
+    return {"bundled simulators (--simulator torch)": sorted(sims.names()), "gymnasium": sorted(latest)}

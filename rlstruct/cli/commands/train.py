@@ -7,9 +7,9 @@ import errno
 import logging
 import re
 import shlex
-import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
 
@@ -19,15 +19,16 @@ from rlstruct.algos import ALGORITHMS
 from rlstruct.algos.distributed.launch import launched_rank, share_gpus
 from rlstruct.algos.seeds import training_seeds
 from rlstruct.algos.training import compiling
-from rlstruct.algos.training.config import TrainingConfig, check_resumed, load_config
+from rlstruct.algos.training.config import TrainingConfig, changed_setting, check_resumed, load_config
 from rlstruct.algos.training.evaluation import TrainingResult
 from rlstruct.algos.training.run_folder import RunFolder
 from rlstruct.cli.agents import AgentChoice, algorithm_of, display_name, prepare, with_stacks
 from rlstruct.cli.initial_settings import read_initial_options, settings_for
-from rlstruct.cli.messages import UserError, check_device, plural, refused, require, say
-from rlstruct.cli.stored_run import RunSettings, load_settings, load_trained, versions
+from rlstruct.cli.messages import LOG, UserError, check_device, plural, refused, require, say, wrapped
+from rlstruct.cli.stored_run import RunSettings, commits, load_settings, load_trained, versions
 from rlstruct.cli.tasks import Factory, Task
 from rlstruct.errors import LearnerError, WorkerError, import_extra
+from rlstruct.options import declared
 
 _LEARNERS = re.compile("^--learners(?==|$)")
 _SWITCHES = re.compile("^--(?P<no>no-)?(?P<name>compile-(agent|update))$")
@@ -106,7 +107,7 @@ def run(arguments: Sequence[str]) -> None:
     if not arguments or arguments[0] in ("-h", "--help"):
         say(_HELP.format(algorithms="\n".join(f"  {name:<11} {one.about}" for name, one in ALGORITHMS.items())))
         return
-    _train(*read_options(arguments))
+    _train(*read_options(arguments), shlex.join(["rlstruct", "train", *arguments]))
 
 
 def _with_values(words: Sequence[str]) -> list[str]:
@@ -164,8 +165,8 @@ def _own(algorithm: str | None, run: str | None, factories: Sequence[str]) -> Ru
     return RunSettings(algorithm=algorithm, task=Task(env=factories[0]), agent="", config=config, versions={})
 
 
-def _train(algorithm: str, options: Training[Any], notes: Sequence[str]) -> None:
-    """Choose agent and environment, train, and print the result."""
+def _train(algorithm: str, options: Training[Any], notes: Sequence[str], command: str) -> None:
+    """Choose agent and environment, train, and print the result; the run folder keeps the command line."""
     task, config, resumed = options.environment, options.training, options.resume
     for name in ("learner_device", "batcher_device", "evaluation_device", "replay_device"):
         if (device := getattr(config, name, None)) is not None:
@@ -182,8 +183,20 @@ def _train(algorithm: str, options: Training[Any], notes: Sequence[str]) -> None
     else:
         factory, choice = prepare(algorithm, task)
         config = with_stacks(config, factory.stack)
-    settings = RunSettings(algorithm=algorithm, task=task, agent=choice.kind, config=config, versions=versions())
+    earlier = load_settings(resumed).commands if resumed is not None and not options.factory else ()
+    settings = RunSettings(
+        algorithm=algorithm,
+        task=task,
+        agent=choice.kind,
+        config=config,
+        versions=versions(),
+        commits=commits(),
+        commands=(*earlier, command),
+    )
     folder = _begun(settings, options.output) if resumed is None else _resumed(resumed, settings, options)
+    if launched_rank() == 0:
+        LOG.set(folder.path / "log.txt")
+        _keep_command(command)
     about = f"{algorithm} on {task.env}: {choice.kind}, learner on {config.learner_device}"
     for note in filter(None, (about, factory.preprocessing, *notes)):
         _say_wrapped(note)
@@ -191,8 +204,11 @@ def _train(algorithm: str, options: Training[Any], notes: Sequence[str]) -> None
     how = ", from its checkpoint" if saved else ", which has no checkpoint: it starts over"
     _say(f"run folder: {folder.path}{how if resumed else ''}")
     if saved and saved["training"]["finished"] and saved["env_steps"] >= config.n_env_steps:
-        _say("this run is complete. To continue it, raise the total number of steps, for example")
-        _say(f"  --n-env-steps {2 * saved['env_steps']}. The result:")
+        more = f"--n-env-steps {2 * saved['env_steps']}"
+        _say_wrapped(
+            f"nothing is left to do: this run is complete. To continue it, raise the total number of steps, for "
+            f"example {more}. The result:"
+        )
     saved = None  # a replay buffer may be large
     _learn(algorithm, config, choice, factory, folder, options.factory)
 
@@ -229,7 +245,11 @@ def _learn(
     for when, evaluation in (*shown, ("after training", result.after)):
         _say(f"{when:>15}: {evaluation}")
     threads = plural(result.threads, "thread")
-    _say(f"{result.env_steps:,} environment steps in {result.seconds:.1f} s, {threads} of PyTorch")
+    ends = result.before.seconds + result.after.seconds
+    _say_wrapped(
+        f"{result.env_steps:,} environment steps in {result.seconds + ends:.1f} s, of which {ends:.1f} s were the "
+        f"evaluations before and after; {threads} of PyTorch"
+    )
     _say(f"next: rlstruct evaluate {path}{own}\n      rlstruct plot {path}")
 
 
@@ -237,7 +257,7 @@ class _Saying(logging.Handler):
     """Handler that prints messages."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Print a message in lines of 80 columns."""
+        """Print a message in lines that fit the terminal."""
         _say_wrapped(record.getMessage())
 
 
@@ -274,8 +294,9 @@ def _resumed(run: Path, settings: RunSettings, options: Training[Any]) -> RunFol
         folder = RunFolder.resume(path, **_shown(settings, options.output))
         try:
             if folder.checkpoint is not None:
+                _check_unchanged(path, folder.checkpoint, settings.config)
                 check_resumed(folder.checkpoint, settings.config)
-        except ValueError:
+        except (ValueError, UserError):
             folder.close()
             raise
         if not options.factory:  # the user's program has its own config.json
@@ -283,6 +304,26 @@ def _resumed(run: Path, settings: RunSettings, options: Training[Any]) -> RunFol
     except (ValueError, FileNotFoundError, RuntimeError) as error:
         raise UserError(f"--resume {path}: {error}") from None
     return folder
+
+
+def _check_unchanged(run: Path, checkpoint: Mapping[str, Any], config: TrainingConfig) -> None:
+    """Raise UserError if an option changes a setting that a resumed run must keep."""
+    if (changed := changed_setting(checkpoint, config)) is None:
+        return
+    option, before = f"--{changed[0].replace('_', '-')}", changed[1]
+    may_change = ", ".join(f"--{name.replace('_', '-')}" for name in sorted(declared(type(config), "may_change")))
+    raise UserError(
+        f"--resume {run}: {option} is {changed[2]}, but {before} in the checkpoint. Omit {option}, or start another "
+        f"run with it: rlstruct train --config {shlex.quote(str(run))} {option} {changed[2]}. Of the algorithm's "
+        f"options only {may_change} may change."
+    )
+
+
+def _keep_command(command: str) -> None:
+    """Begin the part of ``log.txt`` that this command writes."""
+    if (log := LOG.get()) is not None:
+        with log.open("a", encoding="utf-8") as file:
+            file.write(f"{datetime.now():%Y-%m-%d %H:%M:%S} {command}\n")
 
 
 def _shown(settings: RunSettings, output: Output) -> dict[str, Any]:
@@ -319,8 +360,8 @@ def _plain(word: str, before: str) -> str:
 
 
 def _say_wrapped(text: str) -> None:
-    """Print a message in rank 0 only, in lines of 80 columns."""
-    _say(textwrap.fill(text, 80, subsequent_indent="  ", break_on_hyphens=False))
+    """Print a message in rank 0 only, in lines that fit the terminal."""
+    _say(wrapped(text))
 
 
 def _say(text: str) -> None:
