@@ -36,7 +36,8 @@ class Bfloat16Products(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self._rounded: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}  # by identity and version; keeps the tensors
+        # By identity, version, and whether gradients are recorded; keeps the tensors, and so their identities.
+        self._rounded: dict[tuple[int, int, bool], tuple[Tensor, Tensor]] = {}
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -52,7 +53,7 @@ class Bfloat16Products(TorchFunctionMode):
             return type(value)(map(self._round, value))
         if not isinstance(value, Tensor) or value.dtype is not torch.float32:
             return value
-        place = id(value), torch_private.version_of(value)
+        place = id(value), torch_private.version_of(value), torch.is_grad_enabled()
         if place not in self._rounded:
             self._rounded[place] = value, value.to(torch.bfloat16)
         return self._rounded[place][1]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from replaying_learners import batches_for
+from replaying_learners import REPLAYING, batches_for, replaying
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -55,6 +55,17 @@ def test_each_tensor_is_rounded_once_and_again_after_it_has_changed(monkeypatch:
         assert n.count((torch.bfloat16,)) == 2
         x.mul_(2.0)
         assert torch.equal(x @ w, first * 2.0)
+
+
+def test_gradients_reach_weights_that_were_read_without_them_before() -> None:
+    x, w = torch.ones(2, 3), torch.ones(3, 3, requires_grad=True)
+    with Bfloat16Products():
+        with torch.no_grad():
+            target = x @ w
+        loss = (x @ w - 2.0 * target).square().sum()
+        loss.backward()
+    assert w.grad is not None
+    assert bool((w.grad != 0.0).all())
 
 
 def test_other_numbers_are_left_alone() -> None:
@@ -128,6 +139,22 @@ def test_critics_as_one_product_are_rounded_too(kind: str) -> None:
         expected, found = fine.update(batch, 0.5), coarse.update(batch, 0.5)
     assert expected["critic_loss"] != found["critic_loss"]
     torch.testing.assert_close(found["critic_loss"], expected["critic_loss"], rtol=0.1, atol=0.05)
+
+
+@HERE
+@pytest.mark.parametrize("kind", REPLAYING)
+def test_every_weight_gets_its_gradient_up_to_rounding(kind: str) -> None:
+    """Targets are computed first, by some of the same weights, and without gradients."""
+    fine, coarse = (replaying(kind, "cpu", False, precision=precision) for precision in ("float32", "bfloat16"))
+    for batch in batches_for(kind, 2):
+        fine.update(batch, 0.5)
+    coarse.load_state_dict(fine.state_dict())
+    minibatch = next(iter(fine.minibatches(None)))
+    (_, expected), (_, found) = fine.gradient(minibatch), coarse.gradient(minibatch)
+    assert expected.keys() == found.keys()
+    for i, gradient in expected.items():
+        assert found[i].dtype is torch.float32
+        assert (found[i] - gradient).abs().mean() < 0.2 * gradient.abs().mean() + 1e-4, i
 
 
 def test_processors_without_it_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
