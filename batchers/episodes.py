@@ -128,6 +128,11 @@ class EpisodeStatistics:
     Computed from ``_observation/reward`` and ``_observation/done``, independently of the environment's ``info``. The
     sums start from zero whenever an environment is reset. Only `add` and `mean_return` wait for the device.
 
+    Returns are sums of the rewards in the batch. Behind a wrapper that changes rewards, such as gymnasium's
+    NormalizeReward or ClipReward, they are sums of the changed rewards. For those of the environment, put gymnasium's
+    RecordEpisodeStatistics inside that wrapper, and carry its number: with ``GymEnvInf(envs, seed,
+    info=["episode/r"])`` a batch has ``_observation/info/episode/r``, NaN except where an episode ends.
+
     Args:
         n_envs: B of the batcher.
         device: device of its trajectories.

@@ -79,6 +79,7 @@ class VecEnv(ABC):
     done [B]              bool    terminated or truncated
     initial_state [B]     bool    first observation of an episode: recurrent agents reset their state here
     last_action [B, ...]  native  the action that led here (``last_action/<key>`` for nested spaces); 0 after a reset
+    info/<name> [B]       float64 optional: a number of gymnasium's info, see `GymEnv`; NaN after a reset
     ===================== ======= ==============================================================================
 
     Attributes:
@@ -273,10 +274,11 @@ class ObservationBuffer:
         reward: reward of the step that led here.                           [B] float32
         flags: terminated, truncated, done and initial_state.               [B] bool each
         last_action: as ``frames``, of ``last_action``.                     [B, ...]
+        info: the arrays of each ``info/<name>``, if there are any.         [B] float64 each
         arrays: all of them.
     """
 
-    __slots__ = ("arrays", "flags", "frames", "keys", "last_action", "reward")
+    __slots__ = ("arrays", "flags", "frames", "info", "keys", "last_action", "reward")
 
     def __init__(self, arrays: Mapping[str, Array]) -> None:
         self.keys = tuple(arrays)
@@ -285,6 +287,7 @@ class ObservationBuffer:
         self.reward = arrays["reward"]
         self.flags = tuple(arrays[key] for key in FLAGS)
         self.last_action = [array for key, array in arrays.items() if key.split("/")[0] == "last_action"]
+        self.info = [array for key, array in arrays.items() if key.split("/")[0] == "info"]
 
     @classmethod
     def of(cls, observation: DictTensor) -> ObservationBuffer:

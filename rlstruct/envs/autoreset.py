@@ -12,6 +12,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 from gymnasium.wrappers.vector import NormalizeObservation, NormalizeReward, RecordEpisodeStatistics
 
 from rlstruct.envs.codec import Arrays, SpaceCodec
+from rlstruct.envs.info_numbers import InfoNumbers
 from rlstruct.envs.rows import RESET_RETURNS, STEP_RETURNS, Mask, Options, old_api, write_rewards
 from rlstruct.errors import BadValueError, ShapeMismatchError
 from rlstruct.spaces import Element
@@ -61,12 +62,13 @@ class Restarter:
             return self._reset_each(seed, options)  # at once, because the first reset must include every row
         return self._reset(seed=seed, options=merge(options))
 
-    def step(self, action: Element, out: ObservationBuffer) -> tuple[Mask, Arrays] | None:
+    def step(self, action: Element, out: ObservationBuffer, numbers: InfoNumbers) -> tuple[Mask, Arrays] | None:
         """Take one step, and write frames, rewards and ends to ``out``.
 
         Args:
             action: one batched action, as the vector environment takes it.
             out: buffer for the true next observations, before any restart.
+            numbers: those to carry from the info.
 
         Returns:
             ``(restarted, first)``: the mask [B] bool of the rows whose next action is the first of a new episode, and
@@ -86,6 +88,10 @@ class Restarter:
         out.flags[1][:] = self._mask("truncated", truncated)
         ended = np.logical_or(*out.flags[:2])
         out.flags[2][:] = ended
+        if numbers:
+            numbers.write_rows(out.info, info, ended)
+            if ended.any():
+                numbers.check_seen()
         # The step of a restart can end, too: ale-py's life_loss_info plays on where it reported an end.
         restarted, self._pending = self._pending & ~ended if self.restarts_take_steps else ended, ended
         return (restarted, self._first(restarted, out.frames, info)) if restarted.any() else None

@@ -48,18 +48,25 @@ class GymEnv(RowsEnv):
         envs: at least one environment, all with the same spaces; this object closes them.
         seed: environment j and its action space are seeded with ``seed + j`` at its first reset; later resets continue
             the environment's own random stream. None leaves them unseeded.
+        info: numbers to carry from the info of each step into the observation that it reached, by their paths:
+            ``"episode/r"`` is ``info["episode"]["r"]`` and becomes ``info/episode/r`` [B] float64, so a batcher's
+            batches have it as ``_observation/info/episode/r``. NaN in steps whose info lacks it, and after a reset.
 
     Raises:
-        TypeError: ``envs`` is not a list of gymnasium environments, or a space is missing or cannot become a tensor.
-        ValueError: ``envs`` is empty, contains an object twice, or contains environments with different spaces.
+        TypeError: ``envs`` is not a list of gymnasium environments, a space is missing or cannot become a tensor, or
+            ``info`` is not a list of strings.
+        ValueError: ``envs`` is empty, contains an object twice, or contains environments with different spaces, or a
+            path in ``info`` is wrong or appears twice.
     """
 
     auto_reset = False
     restarts_take_steps = False
 
-    def __init__(self, envs: Sequence[gymnasium.Env[Any, Any]], seed: int | None = None) -> None:
+    def __init__(
+        self, envs: Sequence[gymnasium.Env[Any, Any]], seed: int | None = None, *, info: Sequence[str] | None = None
+    ) -> None:
         self.envs = _checked(envs, type(self).__name__)
-        super().__init__(len(self.envs), self.envs[0].observation_space, self.envs[0].action_space)
+        super().__init__(len(self.envs), self.envs[0].observation_space, self.envs[0].action_space, info)
         seed = None if seed is None else check_seed(type(self).__name__, "seed", seed, len(self.envs))
         self._seeds: list[int | None] = [None if seed is None else seed + j for j in range(len(self.envs))]
         if seed is not None:
@@ -147,16 +154,18 @@ class GymEnv(RowsEnv):
         target, forms = self._frames.target(rows.frames), self._frames.forms
         reward: list[Any] = [0.0] * len(self.envs)
         ended: list[tuple[int, bool, bool]] = []
-        steps, j, answer, ndarray = self._steps, 0, _NOTHING, np.ndarray
+        steps, j, answer, ndarray, carries = self._steps, 0, _NOTHING, np.ndarray, bool(self._info)
         try:
             for j in self._order:
                 answer = _NOTHING
                 answer = steps[j](actions[j])
-                frame, reward[j], terminated, truncated, _ = answer
+                frame, reward[j], terminated, truncated, info = answer
                 # The same as SpaceCodec.write, without its call for each environment and step.
                 if ((frame.shape, frame.dtype) if type(frame) is ndarray else type(frame)) not in forms:
                     self._frames.check(frame, index=j)
                 target[j] = frame  # a copy, at once: the environment may reuse its buffer
+                if carries:
+                    self._info.write(rows.info, j, info)
                 if terminated is not False or truncated is not False:
                     ends = _flag("terminated", terminated), _flag("truncated", truncated)
                     if True in ends:
@@ -167,6 +176,8 @@ class GymEnv(RowsEnv):
             if explained is not None:
                 raise explained from (None if isinstance(error, ShapeMismatchError) else error)
             raise
+        if carries and ended:
+            self._info.check_seen()
         write_rewards(rows, reward)
         terminated_rows, truncated_rows, done, _ = rows.flags
         for j, terminates, truncates in ended:

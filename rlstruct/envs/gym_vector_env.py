@@ -50,12 +50,15 @@ class GymVectorEnv(RowsEnv):
         reset_mask: True restarts the rows of a ``vec`` in mode NEXT_STEP as in mode DISABLED, so that no step is lost.
             ``vec.reset`` and your wrappers must obey ``options["reset_mask"]``. Gymnasium's Sync- and AsyncVectorEnv,
             EnvPool and ale-py do so; ale-py's ``life_loss_info`` then starts a new game after each lost life.
+        info: numbers to carry from the info of each step, as in `GymEnv`. Where an episode ends in mode SAME_STEP,
+            those in ``info["final_info"]`` come first.
 
     Raises:
-        TypeError: ``vec`` is not a vector environment, or a space cannot become a tensor.
+        TypeError: ``vec`` is not a vector environment, a space cannot become a tensor, or ``info`` is not a list of
+            strings.
         ValueError: the autoreset mode is unknown, ``vec`` returns only some rows per step (``batch_size < num_envs``),
             EnvPool was created with another seed, an AsyncVectorEnv would lose final observations, or a wrapper keeps
-            state that masked resets or dropped steps falsify.
+            state that masked resets or dropped steps falsify; or a path in ``info`` is wrong or appears twice.
     """
 
     def __init__(
@@ -66,12 +69,13 @@ class GymVectorEnv(RowsEnv):
         autoreset_mode: AutoresetMode | str | None = None,
         episodic: bool = False,
         reset_mask: bool = False,
+        info: Sequence[str] | None = None,
     ) -> None:
         _check_vector(vec)
         seed = None if seed is None else check_seed("GymVectorEnv", "seed", seed, int(vec.num_envs))
         self.vec = vec
         self.auto_reset = not episodic
-        super().__init__(int(vec.num_envs), vec.single_observation_space, vec.single_action_space)
+        super().__init__(int(vec.num_envs), vec.single_observation_space, vec.single_action_space, info)
         mode = find_mode(vec, autoreset_mode)
         self._restarter = make_restarter(vec, self._frames, mode, reset_mask=reset_mask, episodic=episodic)
         self.restarts_take_steps = self._restarter.restarts_take_steps
@@ -120,7 +124,7 @@ class GymVectorEnv(RowsEnv):
         columns = self._columns(action, out)
         try:
             with operation("simulator"):
-                restarts = self._restarter.step(self._actions.batch_element(columns), out)
+                restarts = self._restarter.step(self._actions.batch_element(columns), out, self._info)
         except Exception as error:
             _tag(error, self.vec)
             wrong = [j for j, one in enumerate(self._actions.elements(columns)) if not self._actions.has(one)]

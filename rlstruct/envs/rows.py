@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from numbers import Number
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from rlstruct.core import DictTensor, expect
 from rlstruct.engine.validity import StepChecks
 from rlstruct.envs.codec import Arrays, SpaceCodec
+from rlstruct.envs.info_numbers import InfoNumbers
 from rlstruct.errors import BadTypeError, ShapeMismatchError, UsageError, tag_environment
 from rlstruct.spaces import Space
 from rlstruct.vec_env import FLAGS, Ended, IdleGuard, ObservationBuffer, StepResult, VecEnv, check_action, expect_on_cpu
@@ -53,6 +55,8 @@ def restart(rows: ObservationBuffer, which: int | Mask | slice, final: Observati
     terminated[which] = truncated[which] = done[which] = False
     for array in rows.last_action:
         array[which] = 0
+    for array in rows.info:
+        array[which] = np.nan
     initial_state[which] = True
 
 
@@ -69,10 +73,13 @@ def _reward_error(rewards: Array | list[Any]) -> ShapeMismatchError:
 class RowsEnv(VecEnv):
     """Base of `GymEnv` and `GymVectorEnv`: B environments on the CPU whose observations are written row by row."""
 
-    def __init__(self, n: int, observation_space: Space, action_space: Space) -> None:
+    def __init__(
+        self, n: int, observation_space: Space, action_space: Space, info: Sequence[str] | None = None
+    ) -> None:
         self.observation_space, self.action_space = observation_space, action_space
         self._n = n
         self._where = type(self).__name__
+        self._info = InfoNumbers(info, self._where)
         self._frames = SpaceCodec(observation_space, "frame", where=f"{self._where}: observation")
         self._actions = SpaceCodec(action_space, "action", where=f"{self._where}.step")
         self._last: ObservationBuffer | None = None  # result of the last `step` or `reset`
@@ -150,6 +157,7 @@ class RowsEnv(VecEnv):
         arrays["reward"] = np.empty(n, np.float32)
         arrays |= {flag: np.zeros(n, np.bool_) for flag in FLAGS}
         arrays |= zip((f"last_{key}" for key in self._actions.keys), self._actions.empty(n), strict=True)
+        arrays |= zip(self._info.keys, self._info.empty(n), strict=True)
         return ObservationBuffer(arrays)
 
 
