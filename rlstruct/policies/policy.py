@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,45 @@ if TYPE_CHECKING:
 SCORES = ("action_logits", "action_values")  # outputs of agents that determine the best action
 
 
+def _check_factory(model: object, create_agent: Callable[..., object]) -> None:
+    """Raise TypeError unless a policy can create its agent around its network."""
+    if not isinstance(model, nn.Module):
+        raise BadTypeError(f"Policy: model is {_name(model)}, expected a torch.nn.Module. Pass the network.")
+    if isinstance(create_agent, RL_Agent) or not callable(create_agent):
+        raise BadTypeError(
+            f"Policy: create_agent is {_name(create_agent)}, expected a function or a class. Pass what creates the "
+            "agent, such as ActorCriticAgent."
+        )
+    try:
+        signature = inspect.signature(create_agent)
+    except ValueError:  # some callables written in C have none
+        return
+    try:
+        signature.bind(model, device=None, stochastic=None, copy_model=False)
+    except TypeError as error:
+        raise BadTypeError(
+            "Policy: create_agent is called as create_agent(model, device=…, stochastic=…, copy_model=False), but "
+            f"{error}. Its parameters are {signature}; accept these, or drop those that the agent does not need: "
+            "create_agent=lambda model, **_: …"
+        ) from None
+
+
+def _name(value: object) -> str:
+    """Name a wrong argument: a class by its name, everything else by its type."""
+    return f"the class {value.__name__}" if isinstance(value, type) else f"a {type(value).__name__}"
+
+
+def _checked_specs(specs: object) -> Mapping[str, TensorSpec]:
+    """Return the specs of a policy; raise TypeError if they are missing or of another type."""
+    if isinstance(specs, Mapping) and all(isinstance(spec, TensorSpec) for spec in specs.values()):
+        return specs
+    got = "missing" if specs is None else f"{specs!r}"
+    raise BadTypeError(
+        f"Policy: specs is {got}, expected the shape and dtype of one environment's frames. Pass specs={{'frame': "
+        "TensorSpec((4,), torch.float32)}, with TensorSpec of rlstruct.core."
+    )
+
+
 class Policy:
     """A trained agent that needs neither batcher nor environment; `rlstruct.load` returns one.
 
@@ -41,7 +81,8 @@ class Policy:
         agent_info: settings with which the agent samples, such as ``{"epsilon": 0.05}`` for a `QAgent`.  [...] each
 
     Raises:
-        TypeError: the agent needs the history of a batch.
+        TypeError: ``model`` is no network, ``create_agent`` does not accept the arguments above, ``specs`` is missing
+            or no mapping of TensorSpec, or the agent needs the history of a batch.
         ValueError: the policy should sample, and ``agent_info`` lacks what the agent needs for it.
 
     Attributes:
@@ -60,7 +101,7 @@ class Policy:
         self,
         model: nn.Module,
         create_agent: Callable[..., RL_Agent],
-        specs: Mapping[str, TensorSpec],
+        specs: Mapping[str, TensorSpec] | None = None,  # required: `_checked_specs` says so better than Python
         *,
         device: DeviceLike = "cpu",
         stochastic: bool = False,
@@ -68,9 +109,11 @@ class Policy:
         actions: ActionIndices | None = None,
         agent_info: Mapping[str, Tensor | float] | None = None,
     ) -> None:
+        checked = _checked_specs(specs)
+        _check_factory(model, create_agent)
         self.device = resolve_device(device)
         self.model = model.to(self.device).eval()
-        self.specs, self.stochastic = specs, stochastic
+        self.specs, self.stochastic = checked, stochastic
         self.last = DictTensor()
         self.create_agent, self._seed = create_agent, check_seed("Policy", "seed", seed)
         self.agent_info = {key: torch.as_tensor(value, device="cpu") for key, value in (agent_info or {}).items()}
