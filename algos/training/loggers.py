@@ -147,7 +147,7 @@ def create_bar(total: int | None, progress: bool, first: int = 0) -> Any:  # noq
     if progress and not sys.stderr.isatty() and "ipykernel" not in sys.modules:
         return LogLines(total, first)
 
-    class Bar(tqdm):  # type: ignore[misc]  # tqdm has no types
+    class Bar(tqdm):  # type: ignore[misc, valid-type]  # tqdm has no types
         def set_postfix(self, shown: Mapping[str, str]) -> None:
             """Show these numbers; while an evaluation runs, a narrow terminal shows only its progress."""
             if "evaluating" in shown and shutil.get_terminal_size().columns < _WIDE:

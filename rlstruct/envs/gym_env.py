@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -73,7 +74,7 @@ class GymEnv(RowsEnv):
             for j, env in enumerate(self.envs):
                 env.action_space.seed(seed + j)
         self._options: Options | None = None
-        self._steps = [env.step for env in self.envs]
+        self._steps = self._step_functions()
         self._order: Sequence[int] = range(len(self.envs))  # indices of the environments that run
         self._closed = False
 
@@ -94,7 +95,7 @@ class GymEnv(RowsEnv):
         target = self._frames.target(rows.frames)
         for j in range(len(self.envs)):
             self._frames.write(target, j, self._reset_one(j))
-        self._steps = [env.step for env in self.envs]
+        self._steps = self._step_functions()
         self._order = range(len(self.envs))
         self._checks.observation(first := rows.observation())
         return first, self._running
@@ -154,18 +155,16 @@ class GymEnv(RowsEnv):
         target, forms = self._frames.target(rows.frames), self._frames.forms
         reward: list[Any] = [0.0] * len(self.envs)
         ended: list[tuple[int, bool, bool]] = []
-        steps, j, answer, ndarray, carries = self._steps, 0, _NOTHING, np.ndarray, bool(self._info)
+        steps, j, answer, ndarray = self._steps, 0, _NOTHING, np.ndarray
         try:
             for j in self._order:
                 answer = _NOTHING
                 answer = steps[j](actions[j])
-                frame, reward[j], terminated, truncated, info = answer
+                frame, reward[j], terminated, truncated, _ = answer
                 # The same as SpaceCodec.write, without its call for each environment and step.
                 if ((frame.shape, frame.dtype) if type(frame) is ndarray else type(frame)) not in forms:
                     self._frames.check(frame, index=j)
                 target[j] = frame  # a copy, at once: the environment may reuse its buffer
-                if carries:
-                    self._info.write(rows.info, j, info)
                 if terminated is not False or truncated is not False:
                     ends = _flag("terminated", terminated), _flag("truncated", truncated)
                     if True in ends:
@@ -176,13 +175,28 @@ class GymEnv(RowsEnv):
             if explained is not None:
                 raise explained from (None if isinstance(error, ShapeMismatchError) else error)
             raise
-        if carries and ended:
-            self._info.check_seen()
+        if rows.info:
+            for j in self._order:
+                self._info.write(rows.info, j, self._infos[j])
+            if ended:
+                self._info.check_seen()
         write_rewards(rows, reward)
         terminated_rows, truncated_rows, done, _ = rows.flags
         for j, terminates, truncates in ended:
             terminated_rows[j], truncated_rows[j], done[j] = terminates, truncates, True
         return [j for j, _, _ in ended]
+
+    def _step_functions(self) -> list[Callable[[Element], Any]]:
+        """Return the `step` of each environment; one that also keeps the info if numbers of it are carried."""
+        if not self._info:
+            return [env.step for env in self.envs]
+        self._infos: list[Any] = [None] * len(self.envs)
+        return [partial(self._step_and_keep_info, j) for j in range(len(self.envs))]
+
+    def _step_and_keep_info(self, j: int, action: Element) -> Any:  # noqa: ANN401 - whatever an environment returns
+        answer: Any = self.envs[j].step(action)
+        self._infos[j] = answer[-1] if isinstance(answer, tuple) else None
+        return answer
 
     def _reset_one(self, j: int) -> Element:
         options = None if self._options is None else dict(self._options[j])

@@ -122,8 +122,8 @@ class InfoNumbers:
             raise self._no_number(name, value, None)
         array[rows] = column[rows]
 
-    def _no_number(self, name: str, value: object, j: int | None) -> ShapeMismatchError:
-        got = f"an array of shape {np.shape(value)}" if np.ndim(value) else repr(value)  # type: ignore[arg-type]
+    def _no_number(self, name: str, value: Any, j: int | None) -> ShapeMismatchError:  # noqa: ANN401
+        got = f"an array of shape {np.shape(value)}" if np.ndim(value) else repr(value)
         who = "the vector environment" if j is None else f"environment {j}"
         error = ShapeMismatchError(
             f"{self._where}.step: {who} has info {name!r}, {got}, expected one number per environment. Name a number "
