@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 
-from rlstruct.agents.networks import MLP, ActionLogits, initialise
+from rlstruct.agents.networks import MLP, ActionLogits, Activation, create_activation, initialise
 from rlstruct.errors import BadValueError
 from rlstruct.policies.blueprint import KeepsArguments
 
@@ -25,7 +25,7 @@ _SMALLEST_MNIH_FRAME = 36  # its three convolutions need 36 pixels each way
 
 
 class ConvolutionalTrunk(KeepsArguments, nn.Module):
-    """Convolutions with rectifiers between them and one dense layer: features of an image.
+    """Convolutions with an activation between them and one dense layer: features of an image.
 
     Bytes are scaled from 0..255 to 0..1 on the network's device, so a frame is moved as one byte per pixel; other
     dtypes are only converted. Weights start orthogonal with gain sqrt(2), biases at zero.
@@ -37,7 +37,8 @@ class ConvolutionalTrunk(KeepsArguments, nn.Module):
             more, else `MINATAR`.
         channels_last: the channels are the frame's last axis, as in MinAtar. Atari frames stacked by gymnasium have
             them first.
-        layer_norm: normalise the features of an image after each layer, before its rectifier, see
+        activation: function after each layer, see `rlstruct.agents.MLP`.
+        layer_norm: normalise the features of an image after each layer, before its activation, see
             `rlstruct.agents.MLP`.
 
     Raises:
@@ -55,6 +56,7 @@ class ConvolutionalTrunk(KeepsArguments, nn.Module):
         n_features: int = 512,
         layers: Sequence[Layer] | None = None,
         channels_last: bool = False,
+        activation: Activation = nn.ReLU,
         layer_norm: bool = False,
     ) -> None:
         super().__init__()
@@ -80,11 +82,12 @@ class ConvolutionalTrunk(KeepsArguments, nn.Module):
                 )
             size_after = ((size[0] - kernel) // stride + 1, (size[1] - kernel) // stride + 1)
             norms = [nn.LayerNorm((filters, *size_after))] if layer_norm else []
-            modules += [initialise(nn.Conv2d(channels, filters, kernel, stride)), *norms, nn.ReLU()]
+            modules += [initialise(nn.Conv2d(channels, filters, kernel, stride)), *norms, create_activation(activation)]
             channels, size = filters, size_after
         self.convolutions = nn.Sequential(*modules)
         self.dense = initialise(nn.Linear(channels * size[0] * size[1], n_features))
         self.norm: nn.Module = nn.LayerNorm(n_features) if layer_norm else nn.Identity()
+        self.activation = create_activation(activation)
 
     def forward(self, frame: Tensor) -> Tensor:
         """Compute features of frames.
@@ -93,7 +96,7 @@ class ConvolutionalTrunk(KeepsArguments, nn.Module):
             frame: [B, *frame_shape] uint8, bool or float.
 
         Returns:
-            [B, D], 0 or more, in the dtype of the weights.
+            [B, D] in the dtype of the weights.
         """
         pixels = frame.to(self.dense.weight.dtype)
         if frame.dtype is torch.uint8:
@@ -102,7 +105,8 @@ class ConvolutionalTrunk(KeepsArguments, nn.Module):
             pixels = pixels.unsqueeze(1)  # [B, 1, H, W]
         elif self.channels_last:
             pixels = pixels.permute(0, 3, 1, 2)  # [B, C, H, W]
-        return torch.relu(self.norm(self.dense(self.convolutions(pixels).flatten(1))))  # [B, D]
+        features: Tensor = self.activation(self.norm(self.dense(self.convolutions(pixels).flatten(1))))  # [B, D]
+        return features
 
 
 class ConvolutionalActorCritic(KeepsArguments, nn.Module):
@@ -111,7 +115,7 @@ class ConvolutionalActorCritic(KeepsArguments, nn.Module):
     `rlstruct.agents.ActorCriticAgent` acts with it.
 
     Args:
-        frame_shape: see `ConvolutionalTrunk`, as are ``n_features``, ``layers`` and ``channels_last``.
+        frame_shape: see `ConvolutionalTrunk`, as are ``activation`` and ``layer_norm``.
         n_actions: A, or the sizes of K choices, see `rlstruct.agents.networks.ActionLogits`.
         n_features: width of the layer that policy and baseline share.
         layers: the convolutions.
@@ -126,9 +130,12 @@ class ConvolutionalActorCritic(KeepsArguments, nn.Module):
         n_features: int = 512,
         layers: Sequence[Layer] | None = None,
         channels_last: bool = False,
+        activation: Activation = nn.ReLU,
+        layer_norm: bool = False,
     ) -> None:
         super().__init__()
-        self.trunk = ConvolutionalTrunk(frame_shape, n_features=n_features, layers=layers, channels_last=channels_last)
+        settings: dict[str, Any] = {"channels_last": channels_last, "activation": activation, "layer_norm": layer_norm}
+        self.trunk = ConvolutionalTrunk(frame_shape, n_features=n_features, layers=layers, **settings)
         self.policy = ActionLogits(n_actions)
         self.actor = MLP(n_features, self.policy.n_outputs, hidden=(), output_gain=0.01)
         self.critic = MLP(n_features, 1, hidden=())

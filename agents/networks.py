@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from numbers import Integral
 from typing import Any, Final
@@ -17,6 +17,34 @@ from rlstruct.errors import BadValueError
 from rlstruct.functional.recurrence import gated_recurrence
 from rlstruct.policies.blueprint import KeepsArguments
 
+Activation = str | Callable[[], nn.Module]
+"""Function between two layers: a class of torch.nn, or a name of `ACTIVATIONS`."""
+
+ACTIVATIONS: Final[dict[str, Callable[[], nn.Module]]] = {
+    "elu": nn.ELU,
+    "gelu": nn.GELU,
+    "leaky_relu": nn.LeakyReLU,
+    "relu": nn.ReLU,
+    "silu": nn.SiLU,
+    "tanh": nn.Tanh,
+}
+"""Activations by the names that ``--network activation=`` takes; `torch.nn` has others."""
+
+
+def create_activation(activation: Activation) -> nn.Module:
+    """Create the function between two layers.
+
+    Raises:
+        ValueError: the activation is neither a class nor a name of `ACTIVATIONS`.
+    """
+    create = ACTIVATIONS.get(activation) if isinstance(activation, str) else activation
+    if not callable(create):
+        raise BadValueError(
+            f"activation is {activation!r}, expected one of {', '.join(ACTIVATIONS)}; in Python also a class, such as "
+            "torch.nn.Mish."
+        )
+    return create()
+
 
 class MLP(KeepsArguments, nn.Module):
     """Linear layers with an activation between them.
@@ -25,7 +53,7 @@ class MLP(KeepsArguments, nn.Module):
         n_inputs: D, number of input features.
         n_outputs: number of output features.
         hidden: width of each hidden layer.
-        activation: class of the function between two layers.
+        activation: function between two layers, a class of torch.nn or a name of `ACTIVATIONS`.
         orthogonal: initialise with orthogonal weights (Saxe, McClelland and Ganguli, ICLR 2014) of gain sqrt(2) and
             zero biases, instead of torch's defaults.
         output_gain: gain of the last layer if ``orthogonal``; with 0.01 a policy starts close to uniform (Andrychowicz
@@ -34,7 +62,7 @@ class MLP(KeepsArguments, nn.Module):
             normalization", 2016).
 
     Raises:
-        ValueError: the width of a hidden layer is not at least 1.
+        ValueError: the width of a hidden layer is not at least 1, or the activation is unknown.
     """
 
     def __init__(
@@ -43,14 +71,15 @@ class MLP(KeepsArguments, nn.Module):
         n_outputs: int,
         *,
         hidden: Sequence[int] = (64, 64),
-        activation: Callable[[], nn.Module] = nn.Tanh,
+        activation: Activation = nn.Tanh,
         orthogonal: bool = True,
         output_gain: float = 1.0,
         layer_norm: bool = False,
     ) -> None:
         super().__init__()
         raw: Any = hidden  # the command line may pass other types
-        if isinstance(raw, str) or not all(isinstance(width, Integral) and int(width) >= 1 for width in raw):
+        widths_are = isinstance(raw, Iterable) and not isinstance(raw, str)
+        if not (widths_are and all(isinstance(width, Integral) and int(width) >= 1 for width in raw)):
             raise BadValueError(
                 f"MLP: hidden is {hidden!r}, expected a sequence of whole numbers, 1 or more: (64, 64)."
             )
@@ -58,7 +87,11 @@ class MLP(KeepsArguments, nn.Module):
         layers: list[nn.Module] = []
         for width_in, width_out in pairwise(widths):
             norms = [nn.LayerNorm(width_out)] if layer_norm else []
-            layers += [_linear(width_in, width_out, 2.0**0.5 if orthogonal else None), *norms, activation()]
+            layers += [
+                _linear(width_in, width_out, 2.0**0.5 if orthogonal else None),
+                *norms,
+                create_activation(activation),
+            ]
         layers.append(_linear(widths[-1], n_outputs, output_gain if orthogonal else None))
         self.layers = nn.Sequential(*layers)
 
@@ -123,7 +156,7 @@ class ActorCritic(KeepsArguments, nn.Module):
         n_inputs: D, the number of entries of a frame, counted over all its axes.
         n_actions: A, or the sizes of K choices, see `ActionLogits`.
         hidden: width of each hidden layer of either network.
-        orthogonal: see `MLP`.
+        activation: see `MLP`, as are ``orthogonal`` and ``layer_norm``.
     """
 
     def __init__(
@@ -132,13 +165,16 @@ class ActorCritic(KeepsArguments, nn.Module):
         n_actions: int | Sequence[int],
         *,
         hidden: Sequence[int] = (64, 64),
+        activation: Activation = nn.Tanh,
         orthogonal: bool = True,
+        layer_norm: bool = False,
     ) -> None:
         super().__init__()
         logits = ActionLogits(n_actions)
         self.policy: nn.Module = logits
-        self.actor = MLP(n_inputs, logits.n_outputs, hidden=hidden, orthogonal=orthogonal, output_gain=0.01)
-        self.critic = MLP(n_inputs, 1, hidden=hidden, orthogonal=orthogonal)
+        settings: dict[str, Any] = {"activation": activation, "orthogonal": orthogonal, "layer_norm": layer_norm}
+        self.actor = MLP(n_inputs, logits.n_outputs, hidden=hidden, output_gain=0.01, **settings)
+        self.critic = MLP(n_inputs, 1, hidden=hidden, **settings)
 
     def forward(self, frame: Tensor) -> tuple[Tensor, Tensor]:
         """Compute policy and value.
@@ -159,17 +195,27 @@ class Recurrent(KeepsArguments, nn.Module, ABC):
     Args:
         n_inputs: D, the number of entries of a frame, counted over all its axes.
         n_hidden: H, the size of the recurrent state.
+        activation: function of the features that enter the recurrent unit, see `MLP`.
         orthogonal: see `MLP`.
-        layer_norm: normalise the features that enter the recurrent unit, see `MLP`.
+        layer_norm: normalise those features, see `MLP`.
     """
 
     n_hidden: Final[int]
 
-    def __init__(self, n_inputs: int, *, n_hidden: int, orthogonal: bool, layer_norm: bool = False) -> None:
+    def __init__(
+        self,
+        n_inputs: int,
+        *,
+        n_hidden: int,
+        activation: Activation = nn.Tanh,
+        orthogonal: bool = True,
+        layer_norm: bool = False,
+    ) -> None:
         super().__init__()
         self.n_hidden = n_hidden
         self.encoder = MLP(n_inputs, n_hidden, hidden=(), orthogonal=orthogonal, output_gain=2.0**0.5)
         self.norm: nn.Module = nn.LayerNorm(n_hidden) if layer_norm else nn.Identity()
+        self.activation = create_activation(activation)
         self.memory = nn.GRUCell(n_hidden, n_hidden)
 
     @abstractmethod
@@ -215,21 +261,30 @@ class Recurrent(KeepsArguments, nn.Module, ABC):
         return *self.heads(after), after
 
     def _features(self, frame: Tensor) -> Tensor:
-        return torch.tanh(self.norm(self.encoder(as_features(frame, self))))
+        features: Tensor = self.activation(self.norm(self.encoder(as_features(frame, self))))
+        return features
 
 
 class RecurrentActorCritic(Recurrent):
     """A policy and a learned baseline on top of one gated recurrent unit; the outputs are logits and value.
 
     Args:
-        n_inputs: see `Recurrent`, as are ``n_hidden`` and ``orthogonal``.
+        n_inputs: see `Recurrent`, as are ``n_hidden``, ``activation``, ``orthogonal`` and ``layer_norm``.
         n_actions: A, or the sizes of K choices, see `ActionLogits`.
     """
 
     def __init__(
-        self, n_inputs: int, n_actions: int | Sequence[int], *, n_hidden: int = 64, orthogonal: bool = True
+        self,
+        n_inputs: int,
+        n_actions: int | Sequence[int],
+        *,
+        n_hidden: int = 64,
+        activation: Activation = nn.Tanh,
+        orthogonal: bool = True,
+        layer_norm: bool = False,
     ) -> None:
-        super().__init__(n_inputs, n_hidden=n_hidden, orthogonal=orthogonal)
+        settings: dict[str, Any] = {"activation": activation, "orthogonal": orthogonal, "layer_norm": layer_norm}
+        super().__init__(n_inputs, n_hidden=n_hidden, **settings)
         logits = ActionLogits(n_actions)
         self.policy: nn.Module = logits
         self.actor = MLP(n_hidden, logits.n_outputs, hidden=(), orthogonal=orthogonal, output_gain=0.01)
@@ -251,7 +306,7 @@ class GaussianActorCritic(ActorCritic):
     """An `ActorCritic` for D continuous actions: the policy [B, 2 D] is the mean followed by log sigma.
 
     Args:
-        n_inputs: see `ActorCritic`, as are ``hidden`` and ``orthogonal``.
+        n_inputs: see `ActorCritic`, as are ``hidden``, ``activation``, ``orthogonal`` and ``layer_norm``.
         n_dimensions: D, of a Box action space of shape [D].
         initial_log_std: see `MeanAndDeviation`.
     """
@@ -262,10 +317,13 @@ class GaussianActorCritic(ActorCritic):
         n_dimensions: int,
         *,
         hidden: Sequence[int] = (64, 64),
+        activation: Activation = nn.Tanh,
         orthogonal: bool = True,
+        layer_norm: bool = False,
         initial_log_std: float = 0.0,
     ) -> None:
-        super().__init__(n_inputs, n_dimensions, hidden=hidden, orthogonal=orthogonal)
+        settings: dict[str, Any] = {"activation": activation, "orthogonal": orthogonal, "layer_norm": layer_norm}
+        super().__init__(n_inputs, n_dimensions, hidden=hidden, **settings)
         self.policy = MeanAndDeviation(n_dimensions, initial_log_std)
 
 
@@ -273,7 +331,7 @@ class RecurrentGaussianActorCritic(RecurrentActorCritic):
     """A `RecurrentActorCritic` for D continuous actions, see `GaussianActorCritic`.
 
     Args:
-        n_inputs: see `RecurrentActorCritic`, as are ``n_hidden`` and ``orthogonal``.
+        n_inputs: see `RecurrentActorCritic`, as are ``n_hidden``, ``activation``, ``orthogonal`` and ``layer_norm``.
         n_dimensions: D, of a Box action space of shape [D].
         initial_log_std: see `MeanAndDeviation`.
     """
@@ -284,10 +342,13 @@ class RecurrentGaussianActorCritic(RecurrentActorCritic):
         n_dimensions: int,
         *,
         n_hidden: int = 64,
+        activation: Activation = nn.Tanh,
         orthogonal: bool = True,
+        layer_norm: bool = False,
         initial_log_std: float = 0.0,
     ) -> None:
-        super().__init__(n_inputs, n_dimensions, n_hidden=n_hidden, orthogonal=orthogonal)
+        settings: dict[str, Any] = {"activation": activation, "orthogonal": orthogonal, "layer_norm": layer_norm}
+        super().__init__(n_inputs, n_dimensions, n_hidden=n_hidden, **settings)
         self.policy = MeanAndDeviation(n_dimensions, initial_log_std)
 
 

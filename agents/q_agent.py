@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from rlstruct.agents.actor_critic import RecurrentAgent
 from rlstruct.agents.model_agent import ModelAgent
-from rlstruct.agents.networks import MLP, Recurrent, as_features
+from rlstruct.agents.networks import MLP, Activation, Recurrent, as_features, create_activation
 from rlstruct.core import DictTensor, TemporalDictTensor, Trajectories
 from rlstruct.functional import categorical, random
 from rlstruct.functional.q_learning import duelling_values
@@ -119,7 +119,7 @@ class QNetwork(KeepsArguments, nn.Module):
         n_actions: A.
         hidden: width of each hidden layer, at least one.
         duelling: end in a `DuellingHead` instead of one linear layer.
-        orthogonal: see `MLP`, as is ``layer_norm``.
+        activation: see `MLP`, as are ``orthogonal`` and ``layer_norm``.
     """
 
     def __init__(
@@ -129,14 +129,15 @@ class QNetwork(KeepsArguments, nn.Module):
         *,
         hidden: Sequence[int] = (128, 128),
         duelling: bool = False,
+        activation: Activation = nn.ReLU,
         orthogonal: bool = False,
         layer_norm: bool = False,
     ) -> None:
         super().__init__()
         *lower, width = hidden
-        settings: dict[str, Any] = {"activation": nn.ReLU, "orthogonal": orthogonal, "layer_norm": layer_norm}
+        settings: dict[str, Any] = {"activation": activation, "orthogonal": orthogonal, "layer_norm": layer_norm}
         trunk = MLP(n_inputs, width, hidden=lower, output_gain=2.0**0.5, **settings)
-        self.trunk = nn.Sequential(trunk, *([nn.LayerNorm(width)] if layer_norm else []), nn.ReLU())
+        self.trunk = nn.Sequential(trunk, *([nn.LayerNorm(width)] if layer_norm else []), create_activation(activation))
         self.head: nn.Module = (
             DuellingHead(width, n_actions, orthogonal=orthogonal)
             if duelling
@@ -160,7 +161,7 @@ class RecurrentQNetwork(Recurrent):
     """Values of A actions, on top of one gated recurrent unit.
 
     Args:
-        n_inputs: see `Recurrent`, as are ``n_hidden``, ``orthogonal`` and ``layer_norm``.
+        n_inputs: see `Recurrent`, as are ``n_hidden``, ``activation``, ``orthogonal`` and ``layer_norm``.
         n_actions: A.
     """
 
@@ -170,10 +171,12 @@ class RecurrentQNetwork(Recurrent):
         n_actions: int,
         *,
         n_hidden: int = 64,
+        activation: Activation = nn.Tanh,
         orthogonal: bool = True,
         layer_norm: bool = False,
     ) -> None:
-        super().__init__(n_inputs, n_hidden=n_hidden, orthogonal=orthogonal, layer_norm=layer_norm)
+        settings: dict[str, Any] = {"activation": activation, "orthogonal": orthogonal, "layer_norm": layer_norm}
+        super().__init__(n_inputs, n_hidden=n_hidden, **settings)
         self.head = MLP(n_hidden, n_actions, hidden=(), orthogonal=orthogonal)
 
     def heads(self, hidden: Tensor) -> tuple[Tensor, ...]:

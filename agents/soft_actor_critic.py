@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import layer_norm
 
 from rlstruct.agents.model_agent import ModelAgent
-from rlstruct.agents.networks import MLP, as_features
+from rlstruct.agents.networks import MLP, Activation, as_features, create_activation
 from rlstruct.core import DictTensor
 from rlstruct.errors import BadValueError
 from rlstruct.functional import random, squashed
@@ -29,6 +29,7 @@ class Critics(KeepsArguments, nn.Module):
         n_inputs: D + A, number of entries of a frame and an action.
         hidden: width of each hidden layer.
         n_critics: N.
+        activation: see `MLP`.
         layer_norm: normalise the features of each hidden layer before its activation, see `MLP`.
         n_atoms: M, number of returns whose probabilities a network learns (C51: Bellemare, Dabney and Munos, "A
             distributional perspective on reinforcement learning", ICML 2017); with 1 it learns their mean alone.
@@ -49,12 +50,14 @@ class Critics(KeepsArguments, nn.Module):
         *,
         hidden: Sequence[int] = (256, 256),
         n_critics: int = 2,
+        activation: Activation = nn.ReLU,
         layer_norm: bool = False,
         n_atoms: int = 1,
         value_range: Sequence[float] | None = None,
     ) -> None:
         super().__init__()
         self.register_buffer("support", _support(n_atoms, value_range), persistent=False)
+        self.activation = create_activation(activation)
         self.weights, self.biases = nn.ParameterList(), nn.ParameterList()
         for width_in, width_out in pairwise([n_inputs, *hidden, n_atoms]):
             layers = [nn.Linear(width_in, width_out) for _ in range(n_critics)]
@@ -98,7 +101,7 @@ class Critics(KeepsArguments, nn.Module):
                 gain, shift = self.gains[i], self.shifts[i]
                 gain, shift = (gain.detach(), shift.detach()) if constant else (gain, shift)
                 x = torch.addcmul(shift, layer_norm(x, x.shape[-1:]), gain)
-            x = x if i == last else torch.relu(x)
+            x = x if i == last else self.activation(x)
         return x
 
 
@@ -110,6 +113,7 @@ class SoftActorCritic(KeepsArguments, nn.Module):
         low: lowest values of the A dimensions of a Box action space.
         high: highest values.
         hidden: width of each hidden layer of every network.
+        activation: see `MLP`.
         layer_norm: normalise the features of each hidden layer of every network before its activation, see `MLP`.
         n_atoms: see `Critics`, as is ``value_range``.
 
@@ -137,6 +141,7 @@ class SoftActorCritic(KeepsArguments, nn.Module):
         high: Sequence[float],
         *,
         hidden: Sequence[int] = (256, 256),
+        activation: Activation = nn.ReLU,
         layer_norm: bool = False,
         n_atoms: int = 1,
         value_range: Sequence[float] | None = None,
@@ -147,8 +152,8 @@ class SoftActorCritic(KeepsArguments, nn.Module):
                 f"SoftActorCritic: the bounds are {list(low)} and {list(high)}, expected finite ones with low < high. "
                 "Bound the actions with gymnasium.wrappers.RescaleAction or ClipAction, or take PPO."
             )
-        settings: dict[str, Any] = {"hidden": hidden, "layer_norm": layer_norm}
-        self.actor = MLP(n_inputs, 2 * len(low), activation=nn.ReLU, orthogonal=False, **settings)
+        settings: dict[str, Any] = {"hidden": hidden, "activation": activation, "layer_norm": layer_norm}
+        self.actor = MLP(n_inputs, 2 * len(low), orthogonal=False, **settings)
         self.critics = Critics(n_inputs + len(low), n_atoms=n_atoms, value_range=value_range, **settings)
         device = torch.get_default_device()
         self.log_temperature = nn.Parameter(torch.zeros((), device=device))

@@ -17,6 +17,7 @@ from gymnasium import spaces
 from torch import nn
 
 from rlstruct import agents, renamed
+from rlstruct.agents.networks import Activation
 from rlstruct.algos import ALGORITHMS, Algorithm
 from rlstruct.algos.training.config import TrainingConfig
 from rlstruct.cli.messages import UserError, nearest
@@ -92,12 +93,17 @@ def choose(
     outputs: tuple[Any, ...] = (action.shape[0] if continuous else discrete,)  # type: ignore[index]
     if family == "soft":
         outputs = tuple(tuple(map(float, bound)) for bound in (action.low, action.high))  # type: ignore[attr-defined]
-    settable = [name for name, one in inspect.signature(network).parameters.items() if one.kind is one.KEYWORD_ONLY]
+    parameters = inspect.signature(network).parameters
+    settable = {name: one.default for name, one in parameters.items() if one.kind is one.KEYWORD_ONLY}
     if family in ("policy", "gaussian"):  # the others do not support statistics
-        settable.append("normalise")
-    for name in settings:
+        settable["normalise"] = False
+    for name, value in settings.items():
         if name not in settable:
             raise UserError(f"--network {name}: there are only {', '.join(settable)}.{nearest(name, settable)}")
+        if isinstance(settable[name], bool) and not isinstance(value, bool):
+            raise UserError(f"--network {name}={value}: expected true or false.")
+    if type(width := settings.get("hidden")) is int:
+        settings["hidden"] = [width]
     normalise = settings.pop("normalise", False)
     if body == "convolutional":  # the shorter axis holds the channels
         n_features = _ATARI_FEATURES if sorted(shape)[-2] >= _ATARI_PIXELS else _SMALL_FEATURES
@@ -201,11 +207,12 @@ def _convolutional_values(
     n_features: int,
     layers: Sequence[Any] | None = None,
     channels_last: bool,
+    activation: Activation = nn.ReLU,
     duelling: bool = True,
     layer_norm: bool = False,
 ) -> nn.Module:
-    settings: dict[str, Any] = {"layers": layers, "channels_last": channels_last, "layer_norm": layer_norm}
-    trunk = agents.ConvolutionalTrunk(frame_shape, n_features=n_features, **settings)
+    settings: dict[str, Any] = {"channels_last": channels_last, "activation": activation, "layer_norm": layer_norm}
+    trunk = agents.ConvolutionalTrunk(frame_shape, n_features=n_features, layers=layers, **settings)
     head: type[nn.Module] = agents.DuellingHead if duelling else nn.Linear
     return nn.Sequential(trunk, head(n_features, n_actions))
 

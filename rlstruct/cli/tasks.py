@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import importlib
 import importlib.util
@@ -76,10 +77,10 @@ class Task(Options):
 
 
 def read_settings(option: str, words: tuple[str, ...], example: str) -> dict[str, Any]:
-    """Read KEY=VALUE words as keyword arguments; a value that is not JSON is text.
+    """Read KEY=VALUE words as keyword arguments; a value that is neither JSON nor a literal of Python is text.
 
-    >>> read_settings("--env-options", ("gravity=-5", "name=moon"), "continuous=false")
-    {'gravity': -5, 'name': 'moon'}
+    >>> read_settings("--env-options", ("gravity=-5", "name=moon", "continuous=False"), "continuous=false")
+    {'gravity': -5, 'name': 'moon', 'continuous': False}
     """
     settings = {}
     for word in words:
@@ -89,7 +90,10 @@ def read_settings(option: str, words: tuple[str, ...], example: str) -> dict[str
         try:
             settings[key] = json.loads(value)
         except json.JSONDecodeError:
-            settings[key] = value
+            try:
+                settings[key] = ast.literal_eval(value)
+            except (ValueError, SyntaxError):
+                settings[key] = value
     return settings
 
 
