@@ -21,31 +21,44 @@ MNIH_2015: tuple[Layer, ...] = ((32, 8, 4), (64, 4, 2), (64, 3, 1))
 MINATAR: tuple[Layer, ...] = ((16, 3, 1),)
 """Young and Tian, "MinAtar" (2019), for frames of 10 x 10."""
 
+MINIGRID: tuple[Layer, ...] = ((16, 2, 1), (32, 2, 1), (64, 2, 1))
+"""The documentation of Minigrid, "Training Minigrid Environments", for the 7 x 7 cells that an agent sees."""
+
+LAYERS: Final[dict[str, tuple[tuple[Layer, ...], int]]] = {
+    "atari": (MNIH_2015, 255),
+    "minatar": (MINATAR, 255),
+    "minigrid": (MINIGRID, 10),  # the largest of its codes, that of the agent
+}
+"""Convolutions by the names that ``--network layers=`` takes, and the highest byte of their frames."""
+
 _SMALLEST_MNIH_FRAME = 36  # its three convolutions need 36 pixels each way
 
 
 class ConvolutionalTrunk(KeepsArguments, nn.Module):
     """Convolutions with an activation between them and one dense layer: features of an image.
 
-    Bytes are scaled from 0..255 to 0..1 on the network's device, so a frame is moved as one byte per pixel; other
-    dtypes are only converted. Weights start orthogonal with gain sqrt(2), biases at zero.
+    Bytes are scaled from 0..``highest`` to 0..1 on the network's device, so a frame is moved as one byte per pixel;
+    other dtypes are only converted. Weights start orthogonal with gain sqrt(2), biases at zero.
 
     Args:
         frame_shape: [C, H, W], or [H, W, C] with ``channels_last``, or [H, W] for one channel.
         n_features: D, width of the dense layer.
-        layers: filters, kernel and stride of each convolution; by default `MNIH_2015` for frames of 36 x 36 pixels or
-            more, else `MINATAR`.
+        layers: filters, kernel and stride of each convolution, or a name of `LAYERS`; by default `MNIH_2015` for frames
+            of 36 x 36 pixels or more, else `MINATAR`.
         channels_last: the channels are the frame's last axis, as in MinAtar. Atari frames stacked by gymnasium have
             them first.
         activation: function after each layer, see `rlstruct.agents.MLP`.
         layer_norm: normalise the features of an image after each layer, before its activation, see
             `rlstruct.agents.MLP`.
+        highest: the byte that becomes 1; by default 255, and 10 for the layers "minigrid", whose bytes are codes.
 
     Raises:
-        ValueError: the shape does not have two or three axes, or the frame is too small for the convolutions.
+        ValueError: the shape does not have two or three axes, the frame is too small for the convolutions, there are no
+            layers of this name, or ``highest`` is not positive.
     """
 
     frame_shape: Final[tuple[int, ...]]
+    highest: Final[int]
     channels_last: Final[bool]
     n_features: Final[int]
 
@@ -54,10 +67,11 @@ class ConvolutionalTrunk(KeepsArguments, nn.Module):
         frame_shape: Sequence[int],
         *,
         n_features: int = 512,
-        layers: Sequence[Layer] | None = None,
+        layers: Sequence[Layer] | str | None = None,
         channels_last: bool = False,
         activation: Activation = nn.ReLU,
         layer_norm: bool = False,
+        highest: int | None = None,
     ) -> None:
         super().__init__()
         self.frame_shape = tuple(frame_shape)
@@ -71,7 +85,18 @@ class ConvolutionalTrunk(KeepsArguments, nn.Module):
         shape = self.frame_shape
         channels, height, width = (1, *shape) if len(shape) == 2 else (shape[2], *shape[:2]) if channels_last else shape
         if layers is None:
-            layers = MNIH_2015 if min(height, width) >= _SMALLEST_MNIH_FRAME else MINATAR
+            layers = "atari" if min(height, width) >= _SMALLEST_MNIH_FRAME else "minatar"
+        if isinstance(layers, str) and layers not in LAYERS:
+            raise BadValueError(
+                f"ConvolutionalTrunk: layers is {layers!r}, expected one of {', '.join(LAYERS)}, or filters, kernel "
+                f"and stride of each convolution, such as {list(map(list, MINATAR))}."
+            )
+        layers, usual = LAYERS[layers] if isinstance(layers, str) else (layers, 255)
+        self.highest = usual if highest is None else highest
+        if not self.highest > 0:
+            raise BadValueError(
+                f"ConvolutionalTrunk: highest is {highest}, expected the byte that becomes 1, such as 255."
+            )
         modules: list[nn.Module] = []
         size = (height, width)
         for filters, kernel, stride in layers:
@@ -100,7 +125,7 @@ class ConvolutionalTrunk(KeepsArguments, nn.Module):
         """
         pixels = frame.to(self.dense.weight.dtype)
         if frame.dtype is torch.uint8:
-            pixels = pixels.mul_(1.0 / 255.0)  # in place: float copies of a batch of pixels are large
+            pixels = pixels.mul_(1.0 / self.highest)  # in place: float copies of a batch of pixels are large
         if len(self.frame_shape) == 2:
             pixels = pixels.unsqueeze(1)  # [B, 1, H, W]
         elif self.channels_last:
@@ -115,7 +140,7 @@ class ConvolutionalActorCritic(KeepsArguments, nn.Module):
     `rlstruct.agents.ActorCriticAgent` acts with it.
 
     Args:
-        frame_shape: see `ConvolutionalTrunk`, as are ``activation`` and ``layer_norm``.
+        frame_shape: see `ConvolutionalTrunk`, as are ``activation``, ``layer_norm`` and ``highest``.
         n_actions: A, or the sizes of K choices, see `rlstruct.agents.networks.ActionLogits`.
         n_features: width of the layer that policy and baseline share.
         layers: the convolutions.
@@ -128,14 +153,16 @@ class ConvolutionalActorCritic(KeepsArguments, nn.Module):
         n_actions: int | Sequence[int],
         *,
         n_features: int = 512,
-        layers: Sequence[Layer] | None = None,
+        layers: Sequence[Layer] | str | None = None,
         channels_last: bool = False,
         activation: Activation = nn.ReLU,
         layer_norm: bool = False,
+        highest: int | None = None,
     ) -> None:
         super().__init__()
-        settings: dict[str, Any] = {"channels_last": channels_last, "activation": activation, "layer_norm": layer_norm}
-        self.trunk = ConvolutionalTrunk(frame_shape, n_features=n_features, layers=layers, **settings)
+        settings: dict[str, Any] = {"layers": layers, "channels_last": channels_last, "activation": activation}
+        settings |= {"layer_norm": layer_norm, "highest": highest}
+        self.trunk = ConvolutionalTrunk(frame_shape, n_features=n_features, **settings)
         self.policy = ActionLogits(n_actions)
         self.actor = MLP(n_features, self.policy.n_outputs, hidden=(), output_gain=0.01)
         self.critic = MLP(n_features, 1, hidden=())

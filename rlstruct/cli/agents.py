@@ -80,11 +80,17 @@ def choose(
         return chosen
     observation = _fitting(algorithm, task, _one_frame(observation), action)
     discrete, continuous = count_actions(action), isinstance(action, spaces.Box)
-    image, settings = is_image(observation), task.network_settings()
-    # Use convolutions for images, unless the user sets the widths of a perceptron.
-    body = "recurrent" if task.recurrent else "convolutional" if image and "hidden" not in settings else "perceptron"
+    settings = task.network_settings()
+    # Use convolutions for images, unless the user sets the widths of a perceptron; and where the user sets them.
+    convolutional = "layers" in settings or (is_image(observation) and "hidden" not in settings)
+    body = "recurrent" if task.recurrent else "convolutional" if convolutional else "perceptron"
     family: str = ALGORITHMS[algorithm].agents
     family = "gaussian" if continuous and family == "policy" else family
+    if "layers" in settings and (len(observation.shape) not in (2, 3) or body not in _BUNDLED[family]):
+        reason = f"here frames have shape {list(observation.shape)}"
+        if len(observation.shape) in (2, 3):
+            reason = f"{display_name(algorithm)} has no network for images: use ppo or a2c"
+        raise UserError(f"--network layers: convolutions are for frames of two or three axes, and {reason}.")
     network, create_agent, description = _BUNDLED[family][body]
     shape = (stack, *observation.shape[1:]) if stack > 1 else observation.shape
     if stack > 1:
@@ -205,14 +211,16 @@ def _convolutional_values(
     n_actions: int,
     *,
     n_features: int,
-    layers: Sequence[Any] | None = None,
+    layers: Sequence[Any] | str | None = None,
     channels_last: bool,
     activation: Activation = nn.ReLU,
     duelling: bool = True,
     layer_norm: bool = False,
+    highest: int | None = None,
 ) -> nn.Module:
-    settings: dict[str, Any] = {"channels_last": channels_last, "activation": activation, "layer_norm": layer_norm}
-    trunk = agents.ConvolutionalTrunk(frame_shape, n_features=n_features, layers=layers, **settings)
+    settings: dict[str, Any] = {"layers": layers, "channels_last": channels_last, "activation": activation}
+    settings |= {"layer_norm": layer_norm, "highest": highest}
+    trunk = agents.ConvolutionalTrunk(frame_shape, n_features=n_features, **settings)
     head: type[nn.Module] = agents.DuellingHead if duelling else nn.Linear
     return nn.Sequential(trunk, head(n_features, n_actions))
 

@@ -96,3 +96,42 @@ def test_values_are_json_or_literals_of_python_or_text() -> None:
     assert read_settings("--network", words, "hidden=16") == {
         "a": True, "b": True, "c": [1, 2], "d": (1, 2), "e": None, "f": "relu", "g": 1000, "h": "x", "i": {"k": 1},
     }  # fmt: skip
+
+
+CELLS = spaces.Box(0, 255, (7, 7, 3), "uint8")  # of MiniGrid
+
+
+@pytest.mark.parametrize("algorithm", ["reinforce", "a2c", "ppo", "dqn", "pqn"])
+def test_convolutions_for_small_grids_have_names(algorithm: str) -> None:
+    assert nn.Conv2d not in kinds(network(algorithm, CELLS, ONE))  # 7 x 7 cells are numbers by default
+    model = network(algorithm, CELLS, ONE, False, "layers=minigrid")
+    filters = [layer.out_channels for layer in model.modules() if isinstance(layer, nn.Conv2d)]
+    assert filters == [16, 32, 64]
+    (trunk,) = (part for part in model.modules() if hasattr(part, "convolutions"))
+    assert trunk.highest == 10
+    assert trunk.channels_last
+    agents_code = torch.full((1, 7, 7, 3), 10, dtype=torch.uint8)
+    torch.testing.assert_close(trunk(agents_code), trunk(torch.ones(1, 7, 7, 3)))
+
+
+def test_convolutions_of_minatar_are_those_that_its_frames_get_by_default() -> None:
+    default, named = (network("ppo", GRID, ONE, False, *words) for words in ((), ("layers=minatar",)))
+    assert str(default) == str(named)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "shown", "actions", "words", "says"),
+    [
+        ("ppo", NUMBERS, ONE, ["layers=minigrid"], r"--network layers: .* and here frames have shape \[4\]\."),
+        ("sac", CELLS, VECTOR, ["layers=minigrid"], "--network layers: .* SAC has no network for images: use ppo or"),
+        ("ppo", CELLS, ONE, ["layers=minigird"], "layers is 'minigird', expected one of atari, minatar, minigrid, or"),
+        ("ppo", CELLS, ONE, ["layers=atari"], r"a kernel of 8 does not fit into 7 x 7 pixels"),
+        ("ppo", CELLS, ONE, ["layers=minigrid", "highest=0"], "highest is 0, expected the byte that becomes 1"),
+        ("dqn", CELLS, ONE, ["layers=minigrid", "hidden=64"], "--network hidden: there are only n_features, layers,"),
+    ],
+)
+def test_convolutions_that_do_not_fit_are_refused(
+    algorithm: str, shown: spaces.Space, actions: spaces.Space, words: list[str], says: str
+) -> None:
+    with pytest.raises(UserError, match=says):
+        network(algorithm, shown, actions, False, *words)
