@@ -144,7 +144,7 @@ class ReplayLearner(GradientLearner):
     def minibatches(self, prepared: None) -> Iterator[DictTensor]:
         """Yield ``n_updates`` samples; none while the buffer fills."""
         n = 0 if self._filling else self.config.n_updates
-        if type(self).sample is not ReplayLearner.sample:
+        if type(self).sample is not ReplayLearner.sample or not isinstance(self.buffer, ReplayBuffer):
             for _ in range(n):
                 yield self.sample()
         elif n:
