@@ -213,6 +213,8 @@ class Collector:
         state = buffer.begin(self._observation, self._state, keys)
         if first is not None:
             self._rollout = self._compiled_rollout(first[0])
+            if self._runner.make is not None:  # compiled code takes this step, too, so that a resumed run rounds alike
+                first = None
         if self._rollout is not None and self._rollout.runner.make is not None:
             enter = self._progress.at
             self._state = self._rollout.take_steps(buffer, self._T, state, self.agent_info, partial(enter, _AGENT))
