@@ -213,7 +213,7 @@ class Collector:
         state = buffer.begin(self._observation, self._state, keys)
         if first is not None:
             self._rollout = self._compiled_rollout(first[0])
-            if self._runner.make is not None:  # compiled code takes this step, too, so that a resumed run rounds alike
+            if self._compiles_both():  # compiled code takes this step, too, so that a resumed run rounds alike
                 first = None
         if self._rollout is not None and self._rollout.runner.make is not None:
             enter = self._progress.at
@@ -252,6 +252,12 @@ class Collector:
         self._steps = self._steps + t
         return buffer, t
 
+    def _compiles_both(self) -> bool:
+        """Return True if the agent is to be compiled, and the environment may be a compiled simulator."""
+        # Looked up on the class, because a wrapper may forward attributes of an inner object that only it may call.
+        simulator = hasattr(type(self.env), "pure_step") and getattr(self.env, "backend", "") == "compile"
+        return self._runner.make is not None and self._device.type == "cpu" and simulator
+
     def _compiled_rollout(self, action: DictTensor) -> CompiledRollout | None:
         """Return the steps of agent and simulator as one compiled function; None if one of them is not to be compiled.
 
@@ -259,9 +265,7 @@ class Collector:
             action: the agent's first answer.  [B, ...]
         """
         env: Any = self.env
-        # Looked up on the class, because a wrapper may forward attributes of an inner object that only it may call.
-        compilable = self._device.type == "cpu" and hasattr(type(env), "pure_step")
-        if self._runner.make is None or not compilable or (step := env.pure_step(action)) is None:
+        if not self._compiles_both() or (step := env.pure_step(action)) is None:
             return None
         rollout = CompiledRollout(self.agent, env, step)
         self._runners.append(rollout.runner)
@@ -354,7 +358,8 @@ class Collector:
         observation = DictTensor.unchecked({**self._observation._tensors, "rng": keys[0]})
         history = history_until(empty_rollout(observation), 0, restarts_take_steps=False) if self._history else None
         try:
-            answer = self.agent(self._state, observation, self.agent_info, history)
+            act = self.agent if self._compiles_both() else self._act
+            answer = act(self._state, observation, self.agent_info, history)
         except RuntimeError as error:  # torch's, of tensors on two devices
             weights = weights_of(self.agent).items()
             if (misplaced := next((name for name, value in weights if value.device != self._device), None)) is None:
