@@ -161,12 +161,9 @@ class ReplayBuffer:
             ValueError: the buffer holds no step that can be sampled.
         """
         self._check_drawable()
-        # One key per draw, from a counter: equal on all devices, without waiting.
-        lanes = torch.arange(batch_size, device=self.device, dtype=torch.int64)
-        key = random.step_keys(self._seed, self._n_draws, lanes).squeeze(1)  # [K]
+        read = self._gather(batch_size, 1)
         self._n_draws += 1
-        index, weight = self._draw(key)
-        return DictTensor(self._read(index) | {"index": index, "weight": weight})
+        return DictTensor(read)
 
     def samples(self, batch_size: int, n: int) -> Iterator[DictTensor]:
         """Sample n times, with the results of as many calls of `sample` while nothing is added to the buffer.
@@ -181,18 +178,23 @@ class ReplayBuffer:
         self._check_drawable()
         size = sum(column[0].nbytes for column in self.columns.values())
         most = max(1, MOST_BYTES // (2 * size * self.n_stack * batch_size))
-        lanes = torch.arange(batch_size, device=self.device, dtype=torch.int64)
         while n > 0:
             k = min(n, most)
             with operation("replay buffer"):
-                draws = self._n_draws + torch.arange(k, device=self.device, dtype=torch.int64)
-                keys = random.step_keys(self._seed.expand(k), draws, lanes)  # [batch_size, k]
-                index, weight = self._draw(keys.t().flatten())
-                read = self._read(index) | {"index": index, "weight": weight}
+                read = self._gather(batch_size, k)
             for row in zip(*(value.split_with_sizes([batch_size] * k) for value in read.values()), strict=True):
                 self._n_draws += 1
                 yield DictTensor.unchecked(dict(zip(read, row, strict=True)))
             n -= k
+
+    def _gather(self, batch_size: int, n: int) -> dict[str, Tensor]:
+        """Return the next n samples, one after the other.  [n * batch_size, ...]."""
+        # One key per draw, from a counter: equal on all devices, without waiting.
+        lanes = torch.arange(batch_size, device=self.device, dtype=torch.int64)
+        draws = self._n_draws + torch.arange(n, device=self.device, dtype=torch.int64)
+        keys = random.step_keys(self._seed.expand(n), draws, lanes)  # [batch_size, n]
+        index, weight = self._draw(keys.t().flatten())
+        return self._read(index) | {"index": index, "weight": weight}
 
     def _check_drawable(self) -> None:
         if not self.columns:
