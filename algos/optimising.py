@@ -116,7 +116,7 @@ class PureAdam:
         """Return the size of the step that follows ``n_steps``, and the factor of its root.  [W, 2] float32."""
         betas = torch.tensor([group["betas"] for group in self._groups], dtype=torch.float64, device=rate.device)
         correction = 1.0 - betas ** (n_steps + 1.0).unsqueeze(1)
-        return torch.stack([rate / correction[:, 0], correction[:, 1].sqrt()], dim=1).to(torch.float32)
+        return torch.stack([rate / correction[:, 0], correction[:, 1].rsqrt()], dim=1).to(torch.float32)
 
     def compute(self, gradient: Terms, state: Terms, size: Tensor) -> Terms:
         """Compute new weights and moments, ``n_steps``, ``scales`` and ``largest``: a pure function.
@@ -144,7 +144,7 @@ class PureAdam:
                 g = g + weight_decay * weight
             mean = state[f"mean/{i}"].lerp(g, 1.0 - decay)
             square = square_decay * state[f"square/{i}"] + (1.0 - square_decay) * g * g
-            weight = weight - step * mean / (square.sqrt() / root + group["eps"])
+            weight = weight - step * mean / (square.sqrt() * root + group["eps"])
             new[f"weight/{i}"] = torch.where(finite, weight, before)
             new[f"mean/{i}"] = torch.where(finite, mean, state[f"mean/{i}"])
             new[f"square/{i}"] = torch.where(finite, square, state[f"square/{i}"])

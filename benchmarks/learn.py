@@ -7,7 +7,8 @@ last step, on 100 fresh episodes. A task whose settings have a ``target_return``
 reaches it; the final return then comes from 100 episodes that were not looked at before.
 
 ``--peers .venv-peers/bin/python --cleanrl CHECKOUT`` also trains stable-baselines3 and CleanRL on one of SAC's tasks of
-MuJoCo, with the same seeds and as many steps, see ``peers/soft_actor_critic.py``.
+MuJoCo, with the same seeds and as many steps, see ``peers/soft_actor_critic.py``. ``--rejax PYTHON`` trains rejax's PQN
+on one of the games with gymnax's rules, see ``peers/rejax_returns.py``.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from common.tasks import TASKS
 from rlstruct.algos.training.learning_curve import Curve, draw_panels
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
-PEER = Path(__file__).parent / "peers" / "soft_actor_critic.py"
+PEERS = Path(__file__).parent / "peers"
 
 
 def setting(words: str) -> tuple[str, Any]:
@@ -61,6 +62,7 @@ if __name__ == "__main__":
     parser.add_argument("--set", type=setting, nargs="+", default=[], metavar="NAME=VALUE", dest="settings")
     parser.add_argument("--peers", metavar="PYTHON", help="interpreter of the other libraries (`make peers`)")
     parser.add_argument("--cleanrl", metavar="FOLDER", help="checkout of CleanRL")
+    parser.add_argument("--rejax", metavar="PYTHON", help="interpreter that has rejax")
     parser.add_argument("--draw", action="store_true", help="only draw the pictures of README and docs from results/")
     options = parser.parse_args()
     if options.draw:
@@ -72,6 +74,11 @@ if __name__ == "__main__":
         task = TASKS[options.task]
         seeds = options.seeds or task.seeds()
         learning.run_task(options.task, task, seeds, dict(options.settings), options.jobs)
-        for library, words in (("sb3", []), ("cleanrl", [options.cleanrl])):
-            if options.peers and None not in words:
-                learning.run_peer(options.task, task, seeds, [options.peers, PEER, library], words)
+        sac = [options.peers, PEERS / "soft_actor_critic.py"]
+        for command, words in (
+            ([*sac, "sb3"], []),
+            ([*sac, "cleanrl"], [options.cleanrl]),
+            ([options.rejax, PEERS / "rejax_returns.py", "rejax"], []),
+        ):
+            if None not in (*command, *words):
+                learning.run_peer(options.task, task, seeds, command, words)

@@ -112,17 +112,24 @@ def learnt(algorithm: str, _: Rows) -> list[str]:
     return table(f"{head} | settings chosen with seeds | commit", lines, 8)
 
 
-def compared(algorithm: str, _: Rows) -> list[str]:
+def compared(algorithm: str, others: dict[str, str], _: Rows) -> list[str]:
     """Return the final returns of an algorithm next to those of other libraries with equal steps and seeds."""
-    libraries = {"rlstruct": "", "stable-baselines3": "_sb3", "CleanRL": "_cleanrl"}
-    lines = []
+    libraries, lines = {"rlstruct": "", **others}, []
     for name in TASKS:
-        if name.startswith(algorithm) and load(f"{name}_sb3")[0]:
-            found = [load(name + ending) for ending in libraries.values()]
+        found = [load(name + ending) for ending in libraries.values()]
+        if name.startswith(algorithm) and all(rows for rows, _ in found):
             returns = [[row["final_return"] for row in rows] for rows, _ in found]
-            cells = [f"{statistics.fmean(some):,.0f} ({', '.join(f'{one:,.0f}' for one in some)})" for some in returns]
+            cells = [f"{_rounded(statistics.fmean(some))} ({', '.join(map(_rounded, some))})" for some in returns]
             lines.append([TASKS[name].about, f"{found[0][0][0]['env_steps']:,}", *cells, f"`{found[0][1]}`"])
-    return table(" | ".join(["task | steps", *(f"{one}: mean (seeds)" for one in libraries), "commit"]), lines, 6)
+    return table(
+        " | ".join(["task | steps", *(f"{one}: mean (seeds)" for one in libraries), "commit"]),
+        lines,
+        3 + len(libraries),
+    )
+
+
+def _rounded(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 10 else f"{value:.1f}"
 
 
 def games(_: Rows) -> list[str]:
@@ -316,7 +323,8 @@ TABLES: dict[str, tuple[str, Table]] = {
     "sharing": ("", sharing),
     "atari_exact": ("", lambda _: [atari_exact.render(json.loads(atari_exact.FILE.read_text()))]),
     "strength": ("connect_four_strength", strength),
-    "sac_peers": ("", partial(compared, "sac")),
+    "sac_peers": ("", partial(compared, "sac", {"stable-baselines3": "_sb3", "CleanRL": "_cleanrl"})),
+    "pqn_peers": ("", partial(compared, "pqn", {"rejax 0.1.3": "_rejax"})),
     "fast_sac": ("fast_sac", fast_sac.table),
     **{f"learnt_{name}": ("", partial(learnt, name)) for name in CONFIGS if name != "alphazero"},
     **{f"settings_{name}": ("", partial(settings, kind)) for name, kind in CONFIGS.items()},

@@ -31,6 +31,7 @@ class Task:
     about: str  # one line for the list of tasks
     n_seeds: int = 3  # shown unless others are asked for
     tuned_on: tuple[int, ...] = (0,)  # the seeds that its settings were chosen with
+    env: str = ""  # identifier for other libraries
 
     def seeds(self) -> list[int]:
         """Return seeds that no settings were chosen with."""
@@ -67,9 +68,9 @@ def run_peer(name: str, task: Task, seeds: Sequence[int], command: Sequence[obje
 
     ``command`` ends with the library; environment, seed and steps follow, and then the ``words``.
     """
-    env, n_steps, rows = task.about.rpartition(" ")[2], reporting.written(name)[0]["env_steps"], []
+    n_steps, rows = reporting.written(name)[0]["env_steps"], []
     for seed in seeds:
-        whole = [*map(str, (*command, env, seed, n_steps, *words))]
+        whole = [*map(str, (*command, task.env, seed, n_steps, *words))]
         printed = subprocess.run(whole, check=True, stdout=subprocess.PIPE, text=True).stdout
         rows.append({"seed": seed, **json.loads(printed.splitlines()[-1])})
         print(f"{command[-1]}, seed {seed}: {rows[-1]['final_return']:.1f}", flush=True)

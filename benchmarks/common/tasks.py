@@ -132,6 +132,7 @@ def _tuned(
     agent = agent or {"dqn": VALUES, "pqn": NORMAL_VALUES, "sac": SOFT}.get(algorithm, DISCRETE)
     config, create_env = replace(chosen.config, **(changes or {})), create_env or Factory(env, backend="torch")
     about = about or f"{algorithm.upper()} on {env}"
+    of_task["env"] = env
     return _task(algorithm, config, agent, sizes, create_env, target, about, network=chosen.network, **of_task)
 
 
@@ -199,14 +200,6 @@ TASKS: dict[str, Task] = {
         "pqn", "Breakout-MinAtar", (400, 3), None, "PQN on MinAtar's Breakout", changes=_COMPILED,
         create_env=Factory("Breakout-MinAtar", backend="compile"), tuned_on=(),
     ),
-    # gymnax's rules: no action sticks, and episodes end after 1,000 steps.
-    "pqn_breakout_plain": _tuned(
-        "pqn", "Breakout-MinAtar", (400, 3), 25.0, "PQN on MinAtar's Breakout with gymnax's rules",
-        changes={"n_env_steps": 1_800_000, **_COMPILED}, tuned_on=(100, 101),
-        create_env=partial(
-            sims.make, "Breakout-MinAtar", backend="compile", sticky_probability=0.0, time_limit=1_000
-        ),
-    ),
     "ppo_cartpole": _tuned(
         "ppo", CARTPOLE, (4, 2), 490.0, create_env=_VECTORISED, n_seeds=10, tuned_on=(100, 101, 102)
     ),
@@ -272,6 +265,19 @@ TASKS["ppo_atari_freeway"] = _task(
 # Four algorithms with as many steps, to the end, and with the settings that were chosen on Breakout.
 _GAMES = {
     "Breakout": (400, 3), "Asterix": (400, 5), "Freeway": (700, 3), "SpaceInvaders": (600, 4), "Seaquest": (1000, 6),
+}  # fmt: skip
+# gymnax's rules: no action sticks, and episodes end after 1,000 steps. As many steps as `peers/rejax_returns.py` takes.
+TASKS |= {
+    f"pqn_{name.lower()}_plain": _tuned(
+        "pqn", f"{name}-MinAtar", _GAMES[name], target, f"PQN on MinAtar's {name} with gymnax's rules",
+        preset="Breakout-MinAtar", changes={"n_env_steps": 1_800_000, **_COMPILED}, tuned_on=tuned_on,
+        create_env=partial(
+            sims.make, f"{name}-MinAtar", backend="compile", sticky_probability=0.0, time_limit=1_000
+        ),
+    )
+    for name, target, tuned_on in (
+        ("Breakout", 25.0, (100, 101)), ("Asterix", None, ()), ("SpaceInvaders", None, ()), ("Freeway", None, ()),
+    )
 }  # fmt: skip
 # A greedy player of Seaquest may stay at the surface for ever: an evaluation ends all episodes after 2,500 steps.
 _MINATAR = partial(
