@@ -176,8 +176,12 @@ class DQNLearner(ReplayLearner):
         if isinstance(buffer, PrioritisedReplayBuffer):
             buffer.update_priorities(minibatch["index"].to(buffer.device), terms["error"].to(buffer.device))
         self._average.update(config.average_rate)
-        if self.policy_version % config.target_update_interval == 0:
-            self._target.update(config.target_update_rate)
+        if self.device.type == "cpu":
+            if self.policy_version % config.target_update_interval == 0:
+                self._target.update(config.target_update_rate)
+        else:  # a captured graph reads the number of the step on the device
+            due = self.version_now % config.target_update_interval == 0
+            self._target.update(config.target_update_rate, due if config.target_update_interval > 1 else None)
         return {**terms, "error": terms["error"].abs()}
 
     def terms(self, minibatch: DictTensor) -> dict[str, Tensor]:

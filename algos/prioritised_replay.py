@@ -71,9 +71,21 @@ class PrioritisedReplayBuffer(ReplayBuffer):
         super().__init__(capacity, **settings)
         Range(at_least=0).check("PrioritisedReplayBuffer", "exponent", exponent)
         Range(above=0).check("PrioritisedReplayBuffer", "epsilon", epsilon)
-        self.exponent, self.correction, self.epsilon = exponent, correction, epsilon
+        self.exponent, self.epsilon = exponent, epsilon
+        self._power = torch.zeros((), dtype=torch.float64, device=self.device)  # read by captured graphs
+        self.correction = correction
         self.priority = torch.zeros(0, dtype=torch.float64, device=self.device)
         self._largest = torch.ones((), dtype=torch.float64, device=self.device)
+
+    @property
+    def correction(self) -> float:
+        """Share of the sampling's bias that is corrected; see above."""
+        return self._correction
+
+    @correction.setter
+    def correction(self, value: float) -> None:
+        self._correction = value
+        self._power.fill_(-value)
 
     @operation("replay buffer")
     def update_priorities(self, index: Tensor, error: Tensor) -> None:
@@ -91,7 +103,7 @@ class PrioritisedReplayBuffer(ReplayBuffer):
         """
         priority = (error.detach().abs().to(torch.float64) + self.epsilon) ** self.exponent
         priority = torch.where(priority < torch.inf, priority, self._largest)
-        self._largest = torch.maximum(self._largest, priority.max())
+        self._largest.copy_(torch.maximum(self._largest, priority.max()))
         self.priority[index] = torch.where(self.priority[index] > 0, priority, 0.0)
 
     def state_dict(self) -> dict[str, Any]:
@@ -101,8 +113,10 @@ class PrioritisedReplayBuffer(ReplayBuffer):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a `state_dict`; see `ReplayBuffer.load_state_dict`."""
         super().load_state_dict(state)
-        self.priority = state["priority"].to(self.device, copy=True)
-        self._largest = state["largest"].to(self.device, copy=True)
+        if not len(self.priority):
+            self.priority = torch.empty_like(state["priority"], device=self.device)
+        self.priority.copy_(state["priority"])
+        self._largest.copy_(state["largest"])
 
     def _draw(self, key: Tensor) -> tuple[Tensor, Tensor]:
         # Rounding could make parallel sums decrease, but the search below needs them sorted: hence the running maximum.
@@ -112,7 +126,7 @@ class PrioritisedReplayBuffer(ReplayBuffer):
         share = (lanes + random.uniform(key, stream=0)) / n_drawn
         index = torch.searchsorted(cumulative, share * cumulative[-1], right=True)
         probability = self.priority[index] / cumulative[-1]
-        weight = (self._state["ends"][-1] * probability) ** -self.correction
+        weight = (self._state["ends"][-1] * probability) ** self._power
         return index, (weight / weight.max()).to(torch.float32)
 
     def _allocate(self, steps: TemporalDictTensor) -> None:

@@ -80,12 +80,12 @@ class ReplayBuffer:
         self.capacity, self.n_step, self.discount, self.n_stack = capacity, n_step, discount, n_stack
         self.stack_padding = stack_padding
         self.columns: dict[str, Tensor] = {}
-        self._state: dict[str, Tensor] = {}  # one number per environment
+        self._state: dict[str, Tensor] = {}  # one number per environment; captured graphs read this memory
         self._ring, self._width = 0, 0
         self._bases = torch.zeros(0, dtype=torch.int64, device=self.device)
         seeds = torch.full((1,), check_seed("ReplayBuffer", "seed", seed), dtype=torch.int64, device=self.device)
         self._seed = random.purpose_seed(seeds, "replay buffer")
-        self._n_draws = 0
+        self._n_draws = torch.zeros((), dtype=torch.int64, device=self.device)  # read and written by captured graphs
         self._drawable = False  # True once at least one step can certainly be sampled
 
     @operation("replay buffer")
@@ -132,7 +132,7 @@ class ReplayBuffer:
             self._write(self.columns[name], next_slot, behind)
             self._write(self.columns[name], slot, here)
         self._write(self.columns["slot_of"], self._slot(number, ready), slot)
-        self._state["count"] = self._state["count"] + ready.sum(1)
+        self._state["count"] += ready.sum(1)
         self._find_range()
         # Wherever a row starts, its n_stack-th step has a full stack.
         self._drawable |= steps.n_steps() >= self.n_stack
@@ -217,11 +217,25 @@ class ReplayBuffer:
         return {"columns": dict(self.columns), "state": dict(self._state), "n_draws": self._n_draws}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from the `state_dict` of a buffer with the same settings."""
-        columns: dict[str, Tensor] = state["columns"]
-        self.columns = {name: self._zeros(tuple(v.shape), v.dtype).copy_(v) for name, v in columns.items()}
-        self._state = {name: value.to(self.device, copy=True) for name, value in state["state"].items()}
-        self._n_draws, self._drawable = state["n_draws"], False
+        """Continue from the `state_dict` of a buffer with the same settings.
+
+        Raises:
+            ShapeMismatchError: this buffer holds steps of another number of environments, or with other keys.
+        """
+        saved: dict[str, Tensor] = {**state["columns"], **state["state"]}
+        if not self.columns:
+            self.columns = {name: self._zeros(tuple(v.shape), v.dtype) for name, v in state["columns"].items()}
+            self._state = {name: torch.empty_like(v, device=self.device) for name, v in state["state"].items()}
+        own = {**self.columns, **self._state}
+        if (found := {k: v.shape for k, v in own.items()}) != (given := {k: v.shape for k, v in saved.items()}):
+            raise ShapeMismatchError(
+                f"{type(self).__name__}.load_state_dict: the state has {_shapes(given)}, expected {_shapes(found)}, as "
+                "the buffer holds. Load it into a new buffer."
+            )
+        for name, value in own.items():
+            value.copy_(saved[name])  # in place, because captured graphs read this memory
+        self._n_draws.fill_(int(state["n_draws"]))  # sync: of a checkpoint
+        self._drawable = False
         if self._state:
             self._lay_out(len(self._state["head"]))
 
@@ -305,11 +319,11 @@ class ReplayBuffer:
         n_real = real.sum(1)
         last = (n_real - 1).clamp(min=0).unsqueeze(1)
         some = n_real > 0
-        state["head"] = head + taken.sum(1)
-        state["next_step"] = step + T
-        state["ended"] = torch.where(some, done.gather(1, last).squeeze(1), state["ended"] | broken)
-        state["age"] = torch.where(some, age.gather(1, last).squeeze(1) + 1, age_before.squeeze(1))
-        state["whole"] = torch.where(some, full_stacks.gather(1, last).squeeze(1), state["whole"] & ~broken)
+        state["head"].copy_(head + taken.sum(1))
+        state["next_step"].copy_(step + T)
+        state["ended"].copy_(torch.where(some, done.gather(1, last).squeeze(1), state["ended"] | broken))
+        state["age"].copy_(torch.where(some, age.gather(1, last).squeeze(1) + 1, age_before.squeeze(1)))
+        state["whole"].copy_(torch.where(some, full_stacks.gather(1, last).squeeze(1), state["whole"] & ~broken))
         return place, age, ready
 
     def _find_range(self) -> None:
@@ -318,8 +332,8 @@ class ReplayBuffer:
         oldest = (state["head"] - self._ring + self.n_stack).clamp(min=0)  # a stack needs the slots before
         number = self.columns["number"].index_select(0, self._bases + oldest % self._ring)
         kept = state["count"] - number
-        state["ends"] = kept.cumsum(0)
-        state["first"] = number - (state["ends"] - kept)
+        state["ends"].copy_(kept.cumsum(0))
+        state["first"].copy_(number - (state["ends"] - kept))
 
     def _allocate(self, steps: TemporalDictTensor) -> None:
         B = steps.n_elems()
@@ -331,9 +345,8 @@ class ReplayBuffer:
                 self.columns[key] = self._zeros((n_slots, *steps[key].shape[skipped:]), steps[key].dtype)
         for name, dtype in _OF_SLOTS.items():
             self.columns[name] = self._zeros((n_slots,), dtype)
-        zero = torch.zeros(B, dtype=torch.int64, device=self.device)
-        no = torch.zeros(B, dtype=torch.bool, device=self.device)
-        self._state = {"head": zero, "count": zero, "age": zero, "next_step": zero - 1, "ended": ~no, "whole": no}
+        first = {"head": 0, "count": 0, "age": 0, "next_step": -1, "ended": True, "whole": False, "ends": 0, "first": 0}
+        self._state = {name: torch.full((B,), value, device=self.device) for name, value in first.items()}
 
     def _lay_out(self, n_envs: int) -> None:
         """Divide the slots among the environments, each with a spare slot that absorbs writes of padding."""
@@ -371,6 +384,10 @@ class ReplayBuffer:
                 f"{where}: {T} steps of {B} environments may take {needed} slots, and the capacity is "
                 f"{self.capacity}. Raise the capacity, or lower n_timesteps."
             )
+
+
+def _shapes(shapes: Mapping[str, torch.Size]) -> str:
+    return ", ".join(f"{name} {list(shape)}" for name, shape in shapes.items())
 
 
 __getattr__ = renamed.attributes(__name__)

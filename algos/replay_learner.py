@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from rlstruct import renamed
-from rlstruct.algos.learner import GradientLearner
+from rlstruct.algos.learner import GradientLearner, mean_terms
 from rlstruct.algos.replay_buffer import ReplayBuffer, min_capacity
 from rlstruct.algos.training.config import TrainingConfig
 from rlstruct.core import DictTensor, Trajectories
@@ -72,11 +72,26 @@ class PolyakAverage:
 
     @operation("weights")
     @torch.no_grad()
-    def update(self, rate: float) -> None:
-        """Set the copy to ``rate`` * model + (1 - ``rate``) * copy."""
-        get_ema_multi_avg_fn(1.0 - rate)(*self._weights, 0)  # type: ignore[no-untyped-call]
-        for mine, theirs in self._buffers:
-            mine.copy_(theirs)
+    def update(self, rate: float, due: Tensor | None = None) -> None:
+        """Set the copy to ``rate`` * model + (1 - ``rate``) * copy.
+
+        Args:
+            rate: 1 copies the model.
+            due: change nothing unless this is True, without waiting for the device; None stands for True.  [] bool
+        """
+        if due is None:
+            get_ema_multi_avg_fn(1.0 - rate)(*self._weights, 0)  # type: ignore[no-untyped-call]
+            for mine, theirs in self._buffers:
+                mine.copy_(theirs)
+            return
+        copies, weights = self._weights
+        moved = [copy.clone() for copy in copies]
+        get_ema_multi_avg_fn(1.0 - rate)(moved, weights, 0)  # type: ignore[no-untyped-call]
+        for mine, theirs in [*zip(copies, moved, strict=True), *self._buffers]:
+            mine.copy_(torch.where(due, theirs, mine))
+
+
+_STEPS = "minibatches", "sample", "prepare_sample", "gradient_step", "after_step"
 
 
 class ReplayLearner(GradientLearner):
@@ -95,6 +110,7 @@ class ReplayLearner(GradientLearner):
 
     Attributes:
         buffer: the collected steps.
+        version_now: ``policy_version``, readable inside a graph.  [] int64 on the device
     """
 
     settings: ClassVar[type[TrainingConfig]] = ReplayConfig
@@ -133,7 +149,7 @@ class ReplayLearner(GradientLearner):
 
     def _runs_bundled_code(self) -> bool:
         """Return True if no code of a user runs between gradient steps, so that nothing is replaced there."""
-        steps = (getattr(type(self), name) for name in ("minibatches", "sample", "gradient_step", "after_step"))
+        steps = (getattr(type(self), name) for name in _STEPS)
         return all(step.__module__.startswith("rlstruct.") for step in steps)
 
     def prepare(self, trajectories: Trajectories) -> tuple[None, dict[str, Tensor]]:
@@ -149,23 +165,38 @@ class ReplayLearner(GradientLearner):
                 yield self.sample()
         elif n:
             for batch in self.buffer.samples(self.config.batch_size, n):
-                yield self._scaled_sample(batch)
+                yield self.prepare_sample(batch)
 
     def gradient_step(self, minibatch: Any) -> dict[str, Tensor]:  # noqa: ANN401 - see GradientLearner
         """Take one gradient step, which later calls may replay as a captured graph; see `GradientLearner`."""
         return self._replayed(minibatch)
 
+    def _take_steps(self, trajectories: Trajectories) -> dict[str, Tensor]:
+        """Take the gradient steps of an update; each may be one graph, with its sample and what follows it."""
+        self.version_now.fill_(self.policy_version)
+        samples_here = isinstance(self.buffer, ReplayBuffer) and self.buffer.device == self.device
+        if self._graph.make is None or not samples_here or not self._runs_bundled_code():
+            return super()._take_steps(trajectories)
+        self.prepare(trajectories)
+        steps = [] if self._filling else [self._replayed(None) for _ in range(self.config.n_updates)]
+        return mean_terms(steps) if steps else {}
+
     def _captured(self, argument: Any) -> dict[str, Tensor]:  # noqa: ANN401
-        return super().gradient_step(argument)
+        """Take one gradient step on a minibatch; without one, on a new sample, and do what follows the step."""
+        minibatch = self.sample() if argument is None else argument
+        terms = super().gradient_step(minibatch)
+        self.version_now += 1
+        return terms if argument is not None else self.after_step(minibatch, terms)
 
     def sample(self) -> DictTensor:
         """Sample the steps of one gradient step from the buffer, on the learner's device.  [batch_size].
 
         If the network keeps statistics, they scale the ``reward``.
         """
-        return self._scaled_sample(self.buffer.sample(self.config.batch_size))
+        return self.prepare_sample(self.buffer.sample(self.config.batch_size))
 
-    def _scaled_sample(self, batch: DictTensor) -> DictTensor:
+    def prepare_sample(self, batch: DictTensor) -> DictTensor:
+        """Move a sample of the buffer to the learner's device, and add what else `terms` reads.  [batch_size]."""
         batch = batch.to(self.device, non_blocking=True)
         if self.statistics is None:
             return batch

@@ -8,7 +8,7 @@ differentiated once, and each of them depends on its own networks alone.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -189,11 +189,10 @@ class SACLearner(ReplayLearner):
         self._seed = self.seed_for("policy noise")
         self._lanes = torch.arange(2 * config.batch_size, device=self.device)
 
-    def minibatches(self, prepared: None) -> Iterator[DictTensor]:
-        """Add the policy's random keys to each sample; see `losses`."""
-        for sample in super().minibatches(prepared):
-            key, next_key = self.keys()
-            yield sample + DictTensor({"observation/rng": key, "_observation/rng": next_key})
+    def prepare_sample(self, batch: DictTensor) -> DictTensor:
+        """Add the policy's random keys to a sample; see `losses`."""
+        key, next_key = self.keys()
+        return super().prepare_sample(batch) + DictTensor({"observation/rng": key, "_observation/rng": next_key})
 
     def after_step(self, minibatch: DictTensor, terms: dict[str, Tensor]) -> dict[str, Tensor]:
         """Move the target critics."""
@@ -206,7 +205,7 @@ class SACLearner(ReplayLearner):
         Returns:
             [2, K] int64 on the learner's device.
         """
-        return random.step_keys(self._seed, self.policy_version, self._lanes).view(2, -1)
+        return random.step_keys(self._seed, self.version_now, self._lanes).view(2, -1)
 
     def terms(self, minibatch: DictTensor) -> dict[str, Tensor]:
         """Compute `losses` of a sampled batch."""

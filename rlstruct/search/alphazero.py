@@ -7,7 +7,7 @@ which learns from few simulations.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar, Literal, cast
@@ -154,10 +154,13 @@ class AlphaZeroLearner(ReplayLearner):
                 "search compares with its own. Pass the network without it: boards need no normalisation."
             )
 
-    def minibatches(self, prepared: None) -> Iterator[DictTensor]:
+    def prepare_sample(self, batch: DictTensor) -> DictTensor:
         """Mirror the positions of every second sample, if the settings ask for it."""
-        for sample in super().minibatches(prepared):
-            yield mirrored(sample) if self.config.mirror and self.policy_version % 2 else sample
+        batch = super().prepare_sample(batch)
+        if not self.config.mirror:
+            return batch
+        odd, turned = self.version_now % 2 == 1, mirrored(batch)
+        return DictTensor({key: torch.where(odd, turned[key], value) for key, value in batch.items()})
 
     def depends_on(self) -> tuple[object, bool]:
         """Name the model alone, since the agent searches; see `GradientLearner.depends_on`."""

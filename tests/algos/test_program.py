@@ -24,7 +24,7 @@ from resume_tasks import create_network, create_sim
 from torch import Tensor, nn
 
 from rlstruct import Trajectories, agents
-from rlstruct.agents import ActorCriticAgent
+from rlstruct.agents import ActorCriticAgent, QAgent, QNetwork
 from rlstruct.algos import GradientLearner, a2c, dqn, ppo, pqn
 from rlstruct.batchers import RL_Batcher
 from rlstruct.engine import graph as graph_module
@@ -132,6 +132,60 @@ def test_a_captured_update_is_the_update_bit_by_bit(kind: str, captured: list[An
 def test_a_captured_gradient_step_is_the_step_bit_by_bit(kind: str, captured: list[Any]) -> None:
     check_captured_gradient_steps(kind, SIM)
     assert len(captured) == 1
+
+
+@pytest.mark.parametrize("kind", REPLAYING)
+def test_a_captured_gradient_step_samples_and_does_what_follows(
+    kind: str, captured: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learner = replaying(kind, SIM, True)
+    calls = [record_calls(monkeypatch, learner.buffer, "sample"), record_calls(monkeypatch, learner, "after_step")]
+    batches = batches_for(kind, 4)
+    learn(learner, batches[:1])
+    first = [len(one) for one in calls]
+    learn(learner, batches[1:], first=1)
+    assert len(captured) == 1
+    assert [len(one) for one in calls] == first  # no Python runs in later steps
+
+
+def record_calls(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> list[None]:
+    calls, method = [], getattr(owner, name)
+    monkeypatch.setattr(owner, name, lambda *args: calls.append(None) or method(*args))
+    return calls
+
+
+@pytest.mark.parametrize("kind", ["dqn, double, prioritised", "sac"])
+def test_a_captured_gradient_step_reads_a_loaded_buffer(kind: str, captured: list[Any]) -> None:
+    batches = batches_for(kind, 5)
+    other = replaying(kind, SIM, False)
+    learn(other, batches[3:4])
+    learners = [replaying(kind, SIM, graph) for graph in (False, True)]
+    for learner in learners:
+        learn(learner, batches[:3])
+        learner.buffer.load_state_dict(copy.deepcopy(other.buffer.state_dict()))
+        learn(learner, batches[4:], first=3)
+    plain, graph = map(weights, learners)
+    assert len(captured) == 1
+    for name, weight in plain.items():
+        assert torch.equal(weight, graph[name]), name
+
+
+def test_code_of_a_user_between_gradient_steps_is_not_captured(captured: list[Any]) -> None:
+    class Delayed(dqn.DQNLearner):
+        def after_step(self, minibatch: Any, terms: dict[str, Tensor]) -> dict[str, Tensor]:
+            return super().after_step(minibatch, terms) if self.policy_version % 2 else terms
+
+    batches = batches_for("dqn", 4)
+    settings = dataclasses.replace(replaying("dqn", SIM, True).config, target_update_interval=1)
+    learners = []
+    for graph in (False, True):
+        torch.manual_seed(3)
+        config = dataclasses.replace(settings, graph=graph)
+        learners.append(Delayed.create(QNetwork(4, 2, hidden=(8,)).to(SIM), QAgent, config))
+        learn(learners[-1], batches)
+    assert len(captured) == 1
+    for name, weight in weights(learners[0]).items():
+        assert torch.equal(weight, weights(learners[1])[name]), name
 
 
 @pytest.mark.parametrize("kind", ["ppo", "dqn"])

@@ -372,6 +372,18 @@ def test_a_restored_buffer_goes_on_as_if_nothing_had_happened(prioritised: bool)
     assert buffer.columns["ready"].data_ptr() != restored.columns["ready"].data_ptr()
 
 
+def test_a_buffer_in_use_refuses_the_state_of_another_number_of_environments() -> None:
+    buffers = [ReplayBuffer(90), ReplayBuffer(90)]
+    for buffer, n_envs in zip(buffers, (3, 2), strict=True):
+        with create_batcher(n_envs, 4) as batcher:
+            batcher.reset()
+            buffer.extend(collect(batcher))
+    before = {name: column.clone() for name, column in buffers[0].columns.items()}
+    with pytest.raises(ShapeMismatchError, match=r"ready \[92\].* expected .*ready \[93\].* Load it into a new buffer"):
+        buffers[0].load_state_dict(buffers[1].state_dict())
+    assert all(torch.equal(column, before[name]) for name, column in buffers[0].columns.items())
+
+
 @pytest.mark.parametrize("kind", [ReplayBuffer, PrioritisedReplayBuffer])
 @pytest.mark.parametrize("most_bytes", [1 << 26, 1 << 10])  # all at once, or a few at a time
 def test_samples_are_those_of_as_many_calls(kind: Any, most_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
