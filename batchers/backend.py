@@ -16,7 +16,7 @@ from rlstruct.batchers.workers.placement import WorkerPlacement
 from rlstruct.core import DictTensor, Layout
 from rlstruct.errors import BadValueError
 from rlstruct.registry import Registry
-from rlstruct.spaces import ActionIndices
+from rlstruct.spaces import ActionIndices, Bounds
 
 BACKENDS: Registry[str, Callable[[BackendSettings], Backend]] = Registry(
     {
@@ -37,6 +37,7 @@ class Backend(Protocol):
         auto_reset: see `VecEnv.auto_reset`. This and ``restarts_take_steps`` are known once `n_envs` has returned.
         restarts_take_steps: see `VecEnv.restarts_take_steps`.
         actions: `rlstruct.indexed_actions.indices_of` the environments; known then, too.
+        bounds: of the integers in their frames, see `rlstruct.spaces.integer_bounds`; known then, too.
         queues: whether auto-resetting environments accept an order for a second batch before the first is returned.
         interrupted: state of the batcher if Ctrl-C arrives now: None if nothing is lost, ``"new"`` if `reset` must be
             called next, ``"failed"`` if only `close` can be called.
@@ -45,6 +46,7 @@ class Backend(Protocol):
     auto_reset: bool
     restarts_take_steps: bool
     actions: ActionIndices | None
+    bounds: Bounds
     queues: bool
     interrupted: Literal["new", "failed"] | None
 

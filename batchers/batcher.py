@@ -24,7 +24,7 @@ from rlstruct.engine.compiled import warn_uncompiled
 from rlstruct.engine.streams import move
 from rlstruct.errors import BatcherStateError, WorkerTimeout
 from rlstruct.profiling import Clock, operation
-from rlstruct.spaces import ActionIndices
+from rlstruct.spaces import ActionIndices, Bounds
 
 Batch = tuple[Trajectories, int]
 NotReady = tuple[None, None]
@@ -169,6 +169,14 @@ class RL_Batcher:  # noqa: N801 - the name in rlstructures
         See `RL_Agent.action_form`. Waits until the environments have been created.
         """
         return self._backend.actions if self.n_envs() else None
+
+    @property
+    def bounds(self) -> Bounds:
+        """Smallest and largest value of the frames that hold integers, see `rlstruct.spaces.integer_bounds`.
+
+        Waits until the environments have been created.
+        """
+        return self._backend.bounds if self.n_envs() else {}
 
     def reset(self, agent_info: DictTensor | None = None, env_info: DictTensor | None = None) -> None:
         """Start a new episode in every environment. The agent starts from its initial state.

@@ -20,6 +20,7 @@ from rlstruct.core import DictTensor
 from rlstruct.engine.streams import stream_on
 from rlstruct.errors import WorkerError
 from rlstruct.indexed_actions import indices_of
+from rlstruct.spaces import integer_bounds
 from rlstruct.vec_env import Capturable
 
 R = TypeVar("R")
@@ -46,6 +47,7 @@ class InProcess:
         self._collector = self._run(factory.create, self._seed, agent_seed, self._progress, at_once=settings.graph)
         env = self._collector.env
         self.actions = indices_of(env)
+        self.bounds = integer_bounds(env.observation_space, "frame")
         self._n_envs, self.auto_reset, self.restarts_take_steps = (
             [env.n_envs()],
             env.auto_reset,

@@ -20,6 +20,9 @@ Space: TypeAlias = spaces.Space[Any]
 Element: TypeAlias = Any
 """An element of a space, or a batch of them; only the space knows its type."""
 
+Bounds: TypeAlias = Mapping[str, tuple[Any, Any]]
+"""Smallest and largest value of keys that hold integers: a number for all entries, or nested lists like the shape."""
+
 NO_KERNELS = (torch.uint16, torch.uint32, torch.uint64)  # torch can neither clamp nor compare these
 _PLAIN = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 
@@ -97,6 +100,21 @@ def leaves(space: Space, key: str, *, where: str = "spaces") -> dict[str, Leaf]:
             )
         by_key[leaf.key] = leaf
     return by_key
+
+
+def integer_bounds(space: Space, key: str) -> Bounds:
+    """Return the smallest and the largest value of each key of a space that holds integers, see `leaves`.
+
+    >>> integer_bounds(spaces.Dict(x=spaces.Discrete(3), y=spaces.MultiDiscrete([2, 4])), "frame")
+    {'frame/x': (0, 2), 'frame/y': (0, [1, 3])}
+    """
+    bounds = {name: leaf.bounds() for name, leaf in leaves(space, key).items() if leaf.dtype.kind in "iu"}
+    return {name: (_plain_bound(low), _plain_bound(high)) for name, (low, high) in bounds.items()}
+
+
+def _plain_bound(bound: np.ndarray[Any, Any]) -> Any:  # noqa: ANN401 - a number, or nested lists
+    """Return one number if all entries are equal, which keeps the bounds of images short."""
+    return (bound.flat[0] if (bound == bound.flat[0]).all() else bound).tolist()  # sync: none, it is numpy's
 
 
 def nest(space: Space, values: Mapping[str, Element], key: str) -> Element:

@@ -267,7 +267,7 @@ class TrainingLoop:
 
     def policy_state(self) -> dict[str, object]:
         """Return what `rlstruct.load` needs to load the policy, besides the weights."""
-        parts = self.create_agent, self.learner.model, self._first, self.batcher.actions
+        parts = self.create_agent, self.learner.model, self._first, self.batcher.actions, self.batcher.bounds
         policy = description(*parts, stochastic=self.draws, agent_info=self.sampling())
         missing = missing_factories(policy)
         if missing and self._described and self._group.rank == 0:

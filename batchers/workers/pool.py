@@ -27,7 +27,7 @@ from rlstruct.batchers.workers.handle import WorkerHandle, end
 from rlstruct.batchers.workers.transport import PublishedWeights, Transport
 from rlstruct.core import DictTensor
 from rlstruct.errors import BadTypeError, BadValueError, WorkerError, WorkerTimeout, warn_user
-from rlstruct.spaces import ActionIndices
+from rlstruct.spaces import ActionIndices, Bounds
 
 _logger = logging.getLogger(__name__)
 
@@ -44,6 +44,7 @@ class WorkerPool:
     def __init__(self, settings: BackendSettings, transport: Transport) -> None:
         self.auto_reset = False
         self.actions: ActionIndices | None = None
+        self.bounds: Bounds = {}
         self.interrupted: Literal["new", "failed"] | None = "failed"
         self._lost: list[LostEpisodes] = []
         self._pid = os.getpid()
@@ -207,7 +208,7 @@ class WorkerPool:
 
     def _check_created(self) -> None:
         created = [worker.created for worker in self._workers if worker.created is not None]
-        self.auto_reset, self.actions = created[0].auto_reset, created[0].actions
+        self.auto_reset, self.actions, self.bounds = created[0].auto_reset, created[0].actions, created[0].bounds
         shapes = [(answer.n_envs, answer.auto_reset) for answer in created]
         if len(set(shapes)) > 1:
             raise BadValueError(

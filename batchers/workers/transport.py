@@ -12,7 +12,7 @@ from rlstruct.batchers.collector import Collected
 from rlstruct.batchers.progress import Progress
 from rlstruct.batchers.rollout_buffer import Rollout
 from rlstruct.core import Layout
-from rlstruct.spaces import ActionIndices
+from rlstruct.spaces import ActionIndices, Bounds
 
 
 class Transport(Protocol):
@@ -111,7 +111,8 @@ class Created:
     n_envs: int
     auto_reset: bool
     cuda_initialised: bool
-    actions: ActionIndices | None = None
+    actions: ActionIndices | None
+    bounds: Bounds
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from rlstruct.batchers.saved_state import CollectorState
 from rlstruct.batchers.workers.transport import Created, Executed, Order, PublishedWeights
 from rlstruct.core import DictTensor, Layout
 from rlstruct.indexed_actions import indices_of
+from rlstruct.spaces import integer_bounds
 
 _logger = logging.getLogger(__name__)
 
@@ -89,7 +90,8 @@ class Worker:
         self._collector = self._factory.create(seed, agent_seed, self._progress, self._allocate)
         env = self._collector.env
         cuda_initialised = self._factory.device.type != "cuda" and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-        return Created(env.n_envs(), env.auto_reset, cuda_initialised, indices_of(env))
+        bounds = integer_bounds(env.observation_space, "frame")
+        return Created(env.n_envs(), env.auto_reset, cuda_initialised, indices_of(env), bounds)
 
     def _reset(self, agent_info: DictTensor, env_info: DictTensor) -> bool:
         self._collector.reset(agent_info, env_info)

@@ -21,7 +21,7 @@ from rlstruct.policies.policy import SCORES, Policy
 from rlstruct.rl_agent import RL_Agent
 
 if TYPE_CHECKING:
-    from rlstruct.spaces import ActionIndices
+    from rlstruct.spaces import ActionIndices, Bounds
 
 Tensors = dict[str, Tensor]
 Acting = Callable[[Tensors], Mapping[str, Tensor]]
@@ -36,10 +36,15 @@ class ExportedPolicy(nn.Module):
     starts: Tensor | None
 
     def __init__(
-        self, agent: RL_Agent, model: nn.Module, specs: Mapping[str, TensorSpec], actions: ActionIndices | None = None
+        self,
+        agent: RL_Agent,
+        model: nn.Module,
+        specs: Mapping[str, TensorSpec],
+        bounds: Bounds,
+        actions: ActionIndices | None = None,
     ) -> None:
         super().__init__()
-        self.agent, self.model, self.specs, self.actions = agent, model, specs, actions
+        self.agent, self.model, self.specs, self.bounds, self.actions = agent, model, specs, bounds, actions
         self.register_buffer("starts", None if actions is None else actions.starts(torch.device("cpu")))
 
     def forward(self, inputs: Tensors) -> Tensors:
@@ -66,6 +71,23 @@ class ExportedPolicy(nn.Module):
             return action
         return self.actions.indices(action, self.starts)
 
+    def sample(self, B: int, generator: torch.Generator) -> Tensors:
+        """Sample observations [B, ...]: numbers of several magnitudes, both bools, integers within their bounds."""
+        drawn: Tensors = {}
+        for key, spec in self.specs.items():
+            shape = (B, *spec.shape)
+            if spec.dtype.is_floating_point:
+                scale = 10.0 ** (2.0 * torch.rand(B, *[1] * len(spec.shape), generator=generator, device="cpu") - 1.0)
+                drawn[key] = (torch.randn(shape, generator=generator, device="cpu") * scale).to(spec.dtype)
+            else:
+                known = self.bounds.get(key, (0, {torch.uint8: 255, torch.bool: 1}.get(spec.dtype, 9)))
+                low, high = (torch.tensor(bound, dtype=torch.float64, device="cpu") for bound in known)
+                low = low.clamp(min=-100.0).minimum(high)
+                n = (high - low).clamp(max=255.0) + 1.0  # up to 256 numbers, near 0 if possible
+                share = torch.rand(shape, generator=generator, dtype=torch.float64, device="cpu")
+                drawn[key] = (low + (share * n).floor()).to(spec.dtype)
+        return drawn
+
     def begin(self, B: int) -> Tensors:
         """Return the inputs ``initial_state`` and ``state/…`` at the start of B episodes; {} without memory."""
         state = dict(self.agent.initial_state(DictTensor(), B).items())
@@ -81,7 +103,7 @@ def exported(policy: Policy) -> ExportedPolicy:
     own = policy.copy("cpu")
     agent = own.agent(False)
     plain = agent.without_search() if hasattr(agent, "without_search") else agent
-    return ExportedPolicy(plain, own.model, own.specs, own.actions)
+    return ExportedPolicy(plain, own.model, own.specs, own.bounds, own.actions)
 
 
 def export(policy: Policy, file: str | Path) -> float:
@@ -105,11 +127,11 @@ def export(policy: Policy, file: str | Path) -> float:
     writable("export", file)
     original = exported(policy)
     unfinished = file.with_name(f"{file.stem}.unfinished{file.suffix}")
-    inputs = _sample(original.specs, 3, torch.Generator(device="cpu").manual_seed(0)) | original.begin(3)
+    inputs = original.sample(3, torch.Generator(device="cpu").manual_seed(0)) | original.begin(3)
     try:
         with _quiet():
             try:
-                rows = {key: {0: torch.export.Dim("B", min=1)} for key in inputs}
+                rows = {key: {0: torch.export.Dim("batch", min=1)} for key in inputs}
                 program = torch.export.export(original, (inputs,), dynamic_shapes=(rows,))
                 if file.suffix == ".onnx":
                     again = _written_as_onnx(program, original, inputs, unfinished)
@@ -125,11 +147,23 @@ def export(policy: Policy, file: str | Path) -> float:
                     "but operations of torch on its arguments and weights, without branches on values and, as the "
                     "best action is taken, without observation['rng']."
                 ) from error
-            difference = compare(original, again)
+            difference = _compared(original, again)
         os.replace(unfinished, file)
     finally:
         unfinished.unlink(missing_ok=True)
     return difference
+
+
+def _compared(original: ExportedPolicy, again: Acting) -> float:
+    """Return the result of `compare`; raise UsageError if the network has no row for a sampled integer."""
+    try:
+        return compare(original, again)
+    except IndexError as error:
+        raise UsageError(
+            f"export: the network cannot read sampled observations, with integers from "
+            f"{dict(original.bounds) or '0 to 9'}: {error}. Pass the space of the observations, which bounds them: "
+            "rlstruct.Policy(model, create_agent, env.observation_space), or rlstruct.load(run, observation_space=…)."
+        ) from error
 
 
 def compare(original: ExportedPolicy, again: Acting) -> float:
@@ -139,7 +173,7 @@ def compare(original: ExportedPolicy, again: Acting) -> float:
     for B in _SIZES:
         state = original.begin(B)
         for _ in range(_STEPS):
-            inputs = _sample(original.specs, B, generator) | state
+            inputs = original.sample(B, generator) | state
             with torch.no_grad():
                 expected, actual = original(inputs), again(inputs)
             largest = max(largest, *(_difference(original, key, expected, actual) for key in expected))
@@ -173,20 +207,6 @@ def _difference(original: ExportedPolicy, key: str, expected: Tensors, actual: M
     return float(apart.max()) if a.is_floating_point() else 0.0
 
 
-def _sample(specs: Mapping[str, TensorSpec], B: int, generator: torch.Generator) -> Tensors:
-    """Sample observations: numbers of several magnitudes, all bytes, both bools, small integers."""
-    drawn: Tensors = {}
-    for key, spec in specs.items():
-        shape = (B, *spec.shape)
-        if spec.dtype.is_floating_point:
-            scale = 10.0 ** (2.0 * torch.rand(B, *[1] * len(spec.shape), generator=generator, device="cpu") - 1.0)
-            drawn[key] = (torch.randn(shape, generator=generator, device="cpu") * scale).to(spec.dtype)
-        else:
-            n = {torch.uint8: 256, torch.bool: 2}.get(spec.dtype, 10)
-            drawn[key] = torch.randint(n, shape, generator=generator, device="cpu").to(spec.dtype)
-    return drawn
-
-
 def _written_as_onnx(
     program: torch.export.ExportedProgram, original: ExportedPolicy, inputs: Tensors, file: Path
 ) -> Acting:
@@ -196,7 +216,9 @@ def _written_as_onnx(
     runtime = import_extra("onnxruntime", "onnx", "export: an .onnx file")
     with torch.no_grad():
         names = list(original(inputs))
-    onnx: Any = torch.onnx.export(program, dynamo=True, verbose=False, input_names=list(inputs), output_names=names)
+    axes = ({key: {0: "batch"} for key in inputs},)
+    named: dict[str, Any] = {"input_names": list(inputs), "output_names": names, "dynamic_shapes": axes}
+    onnx: Any = torch.onnx.export(program, dynamo=True, verbose=False, **named)
     onnx.save(file)
     session = runtime.InferenceSession(file, providers=["CPUExecutionProvider"])
 

@@ -24,7 +24,7 @@ from rlstruct.rl_agent import RL_Agent, RL_Agent_CheckDevice
 if TYPE_CHECKING:
     import gymnasium
 
-    from rlstruct.spaces import ActionIndices
+    from rlstruct.spaces import ActionIndices, Bounds
 
 
 _MOST_DIFFERENCES = 3  # shown in a message
@@ -35,6 +35,7 @@ def description(
     model: nn.Module,
     step: Trajectories | None,
     actions: ActionIndices | None,
+    bounds: Bounds,
     *,
     stochastic: bool,
     agent_info: Mapping[str, Tensor],
@@ -50,6 +51,7 @@ def description(
         model: the network.
         step: the first step of an environment, on the network's device; None before the first batch.  [1, 1]
         actions: that of a `Policy`.
+        bounds: that of a `Policy`.
         stochastic: True if evaluations sample actions.
         agent_info: that of a `Policy`.
     """
@@ -61,6 +63,7 @@ def description(
         "model": network,
         "agent": acting,
         "observation": {key: [list(s.shape), str(s.dtype).removeprefix("torch.")] for key, s in layouts.items()},
+        "bounds": {key: list(both) for key, both in bounds.items()},
         "actions": None if actions is None else actions.plain(),
         "stochastic": stochastic,
         "agent_info": dict(agent_info),
@@ -185,7 +188,8 @@ def load(
         create_model: returns the network, as in the training. Needed unless the network consists of unchanged
             classes of `rlstruct.agents` and ``torch.nn``, because a checkpoint is data and never runs other code.
         create_agent: the training's factory of agents. Needed unless the agent is an unchanged one of rlstruct's.
-        observation_space: space of one environment, for checkpoints that do not contain it.
+        observation_space: space of one environment, for checkpoints of older versions, which lack shapes and dtypes or
+            the bounds of integers; `rlstruct.export` needs the latter.
 
     Returns:
         The policy, at the start of an episode.
@@ -221,7 +225,9 @@ def load(
         "actions": _actions(description),
     }
     settings["agent_info"] = agent_info or description.get("agent_info")
-    return Policy(model, create, _specs(description, observation_space, file), **settings)
+    settings["bounds"] = {key: (low, high) for key, (low, high) in description.get("bounds", {}).items()}
+    shown = _specs(description, file) if observation_space is None else observation_space
+    return Policy(model, create, shown, **settings)
 
 
 def load_weights(model: nn.Module, weights: Mapping[str, Any], unfit: str) -> None:
@@ -300,13 +306,8 @@ def _actions(description: Mapping[str, Any]) -> ActionIndices | None:
     return ActionIndices.from_plain(description["actions"])
 
 
-def _specs(description: Mapping[str, Any], space: gymnasium.Space[Any] | None, file: Path) -> dict[str, TensorSpec]:
+def _specs(description: Mapping[str, Any], file: Path) -> dict[str, TensorSpec]:
     """Return the specs of one environment's frames."""
-    if space is not None:
-        from rlstruct.spaces import leaves  # imported here: it brings gymnasium
-
-        by_key = leaves(space, "frame", where="rlstruct.load: observation_space")
-        return {key: TensorSpec(leaf.shape, leaf.torch_dtype) for key, leaf in by_key.items()}
     if not description.get("observation"):
         raise BadValueError(
             f"rlstruct.load: {file} does not say what the environment shows: it was written before the first batch, or "

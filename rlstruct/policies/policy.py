@@ -20,7 +20,9 @@ from rlstruct.options import check_seed
 from rlstruct.rl_agent import RL_Agent
 
 if TYPE_CHECKING:
-    from rlstruct.spaces import ActionIndices
+    import gymnasium
+
+    from rlstruct.spaces import ActionIndices, Bounds
 
 SCORES = ("action_logits", "action_values")  # outputs of agents that determine the best action
 
@@ -53,14 +55,22 @@ def _name(value: object) -> str:
     return f"the class {value.__name__}" if isinstance(value, type) else f"a {type(value).__name__}"
 
 
-def _checked_specs(specs: object) -> Mapping[str, TensorSpec]:
-    """Return the specs of a policy; raise TypeError if they are missing or of another type."""
+def _checked_specs(specs: object, bounds: Bounds) -> tuple[Mapping[str, TensorSpec], Bounds]:
+    """Return the specs of a policy and the bounds of integers; raise TypeError if specs are missing or wrong."""
     if isinstance(specs, Mapping) and all(isinstance(spec, TensorSpec) for spec in specs.values()):
-        return specs
+        return specs, bounds
+    import gymnasium  # here, as `import rlstruct` does not
+
+    from rlstruct import spaces
+
+    if isinstance(specs, gymnasium.Space):
+        by_key = spaces.leaves(specs, "frame", where="Policy: specs")
+        shown = {key: TensorSpec(leaf.shape, leaf.torch_dtype) for key, leaf in by_key.items()}
+        return shown, spaces.integer_bounds(specs, "frame")
     got = "missing" if specs is None else f"{specs!r}"
     raise BadTypeError(
-        f"Policy: specs is {got}, expected the shape and dtype of one environment's frames. Pass specs={{'frame': "
-        "TensorSpec((4,), torch.float32)}, with TensorSpec of rlstruct.core."
+        f"Policy: specs is {got}, expected the observation space of one environment, or shape and dtype of its frames. "
+        "Pass env.observation_space, or {'frame': TensorSpec((4,), torch.float32)}, with TensorSpec of rlstruct.core."
     )
 
 
@@ -72,22 +82,26 @@ class Policy:
     Args:
         model: the network; it is moved to ``device``.
         create_agent: called as ``create_agent(model, device=…, stochastic=…, copy_model=False)``.
-        specs: shape and dtype of one environment's frames: ``frame``, or ``frame/…`` for each part.
+        specs: observation space of one environment; or shape and dtype of its frames: ``frame``, or ``frame/…`` for
+            each part.
         device: device of the network.
         stochastic: sample actions; False takes the best one.
         seed: seed of the sampling. Row j samples like environment j of a batcher with this seed.
         actions: how `act` turns the indices that the agent returns into elements of the action space, in which they
             differ; see `RL_Agent.action_form`.
         agent_info: settings with which the agent samples, such as ``{"epsilon": 0.05}`` for a `QAgent`.  [...] each
+        bounds: smallest and largest value of frames that hold integers, see `rlstruct.spaces.integer_bounds`;
+            ``specs`` gives them if it is a space. `rlstruct.export` samples observations within them.
 
     Raises:
-        TypeError: ``model`` is no network, ``create_agent`` does not accept the arguments above, ``specs`` is missing
-            or no mapping of TensorSpec, or the agent needs the history of a batch.
+        TypeError: ``model`` is no network, ``create_agent`` does not accept the arguments above, ``specs`` is missing,
+            no space of fixed shape and no mapping of TensorSpec, or the agent needs the history of a batch.
         ValueError: the policy should sample, and ``agent_info`` lacks what the agent needs for it.
 
     Attributes:
         model: the network.
-        specs: the argument.
+        specs: shape and dtype of one environment's frames.
+        bounds: smallest and largest value of frames that hold integers, as far as they are known.
         device: device of the network.
         create_agent: the argument.
         stochastic: the default of `act`.
@@ -101,19 +115,21 @@ class Policy:
         self,
         model: nn.Module,
         create_agent: Callable[..., RL_Agent],
-        specs: Mapping[str, TensorSpec] | None = None,  # required: `_checked_specs` says so better than Python
+        # required: `_checked_specs` says so better than Python
+        specs: Mapping[str, TensorSpec] | gymnasium.Space[Any] | None = None,
         *,
         device: DeviceLike = "cpu",
         stochastic: bool = False,
         seed: int = 0,
         actions: ActionIndices | None = None,
         agent_info: Mapping[str, Tensor | float] | None = None,
+        bounds: Bounds | None = None,
     ) -> None:
-        checked = _checked_specs(specs)
+        self.specs, self.bounds = _checked_specs(specs, bounds or {})
         _check_factory(model, create_agent)
         self.device = resolve_device(device)
         self.model = model.to(self.device).eval()
-        self.specs, self.stochastic = checked, stochastic
+        self.stochastic = stochastic
         self.last = DictTensor()
         self.create_agent, self._seed = create_agent, check_seed("Policy", "seed", seed)
         self.agent_info = {key: torch.as_tensor(value, device="cpu") for key, value in (agent_info or {}).items()}
@@ -157,7 +173,7 @@ class Policy:
         """Return a copy of the policy on a device, at the start of an episode."""
         model, stochastic = copy.deepcopy(self.model), self.stochastic
         settings: dict[str, Any] = {"device": device, "stochastic": stochastic, "seed": self._seed}
-        settings |= {"actions": self.actions, "agent_info": self.agent_info}
+        settings |= {"actions": self.actions, "agent_info": self.agent_info, "bounds": self.bounds}
         return Policy(model, self.create_agent, self.specs, **settings)
 
     def reset(self, where: np.ndarray[Any, Any] | Tensor | None = None) -> None:

@@ -162,7 +162,7 @@ def test_bundled_policies_are_described_without_a_warning(tmp_path: Path) -> Non
         TASKS["stacks"].train(tmp_path)
     network = nn.Sequential(nn.Linear(4, 2), nn.Dropout())
     before = torch.get_rng_state()
-    described = description(bundled.QAgent, network, None, None, stochastic=False, agent_info={})
+    described = description(bundled.QAgent, network, None, None, {}, stochastic=False, agent_info={})
     assert missing_factories(described) == {}
     assert torch.equal(torch.get_rng_state(), before)
     assert all(part.training for part in network.modules())

@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 from rollouts import check_exported, onnx_file
 from torch import Tensor, nn
-from trainings import PARTS, TASKS, PartsAgent
+from trainings import PARTS, TASKS, Parts, PartsAgent, PartsNetwork
 
 import rlstruct
 from rlstruct import DictTensor, Policy
@@ -44,12 +45,51 @@ def test_torch_export(name: str, tmp_path: Path) -> None:
     check_exported(torch.export.load(file).module(), policy)
 
 
+def test_integers_are_sampled_within_the_bounds_of_their_space(tmp_path: Path) -> None:
+    """A network with an embedding, whose checkpoint holds the bounds of what it sees."""
+    with pytest.warns(UserWarning, match="PartsNetwork"):
+        run = PARTS.train(tmp_path)
+    factories: dict[str, Any] = {"create_model": PARTS.create_model, "create_agent": PARTS.create_agent}
+    policy = rlstruct.load(run, **factories, stochastic=False)
+    assert policy.bounds == {"frame/place": (0, 4), "frame/sight/far": (0, 1)}
+    assert rlstruct.export(policy, tmp_path / "policy.pt2") < 1e-5
+
+    network, agent, space = PartsNetwork(), PARTS.create_agent, Parts.observation_space
+    by_space = Policy(network, agent, space)
+    assert (by_space.specs, by_space.bounds) == (policy.specs, policy.bounds)
+    assert rlstruct.export(by_space, tmp_path / "policy.pt2") < 1e-5
+    with pytest.raises(RuntimeError, match=r"with integers from 0 to 9: index out of range.* env\.observation_space\)"):
+        rlstruct.export(Policy(network, agent, policy.specs), tmp_path / "policy.pt2")
+
+
+@pytest.mark.parametrize(
+    ("space", "expected"),
+    [
+        (spaces.Discrete(3, start=-1), {-1, 0, 1}),
+        (spaces.Discrete(2, start=2**40), {2**40, 2**40 + 1}),
+        (spaces.Box(0, 255, (), np.uint8), set(range(256))),
+        (spaces.Box(-(2**63), 2**63 - 1, (), np.int64), set(range(-100, 156))),
+    ],
+    ids=str,
+)
+def test_sampled_integers(space: spaces.Space[Any], expected: set[int]) -> None:
+    original = exported(Policy(nn.Linear(1, 2), ActorCriticAgent, space))
+    drawn = original.sample(20_000, torch.Generator().manual_seed(0))["frame"]
+    assert set(drawn.tolist()) == expected
+
+
+def test_bounds_may_differ_within_a_part() -> None:
+    original = exported(Policy(nn.Linear(1, 2), ActorCriticAgent, spaces.MultiDiscrete([2, 5], start=[7, 0])))
+    drawn = original.sample(1000, torch.Generator().manual_seed(0))["frame"]
+    assert [set(column.tolist()) for column in drawn.T] == [{7, 8}, {0, 1, 2, 3, 4}]
+
+
 @pytest.mark.parametrize(
     "name", ["recurrent", *(pytest.param(name, marks=pytest.mark.slow) for name in ("actor-critic", "parts")), *OTHERS]
 )
 def test_onnx(name: str, tmp_path: Path) -> None:
     for package in ONNX:
-        pytest.importorskip(package, reason="needs the extra: pip install 'rlstruct[onnx]'")
+        onnxruntime = pytest.importorskip(package, reason="needs the extra: pip install 'rlstruct[onnx]'")
 
     task = PARTS if name == "parts" else TASKS[name]
     factories: dict[str, Any] = {"create_model": task.create_model, "create_agent": task.create_agent}
@@ -59,6 +99,8 @@ def test_onnx(name: str, tmp_path: Path) -> None:
     file = tmp_path / "policy.onnx"
     assert rlstruct.export(policy, file) < 1e-4
     check_exported(onnx_file(file), policy)
+    inputs = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"]).get_inputs()
+    assert {one.shape[0] for one in inputs} == {"batch"}
 
 
 class Masked(nn.Module):

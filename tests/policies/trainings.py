@@ -69,9 +69,11 @@ class Parts(gymnasium.Env[dict[str, Any], np.int64]):
 class PartsNetwork(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.policy, self.value = nn.Linear(6, 2), nn.Linear(6, 1)
+        self.place = nn.Embedding(5, 2)  # has no row for other places
+        self.policy, self.value = nn.Linear(7, 2), nn.Linear(7, 1)
 
     def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        features = torch.cat([self.place(features[:, 0].long()), features[:, 1:]], 1)
         return self.policy(features), self.value(features).squeeze(-1)
 
 
