@@ -1,7 +1,11 @@
 """Agents and their networks, ready to use."""
 
 from rlstruct.agents.actor_critic import ActorCriticAgent, GaussianAgent, RecurrentAgent, RecurrentGaussianAgent
-from rlstruct.agents.convolutional import ConvolutionalActorCritic, ConvolutionalTrunk
+from rlstruct.agents.convolutional import (
+    ConvolutionalActorCritic,
+    ConvolutionalGaussianActorCritic,
+    ConvolutionalTrunk,
+)
 from rlstruct.agents.model_agent import ModelAgent
 from rlstruct.agents.networks import (
     MLP,
@@ -21,6 +25,7 @@ __all__ = [
     "ActorCritic",
     "ActorCriticAgent",
     "ConvolutionalActorCritic",
+    "ConvolutionalGaussianActorCritic",
     "ConvolutionalTrunk",
     "Critics",
     "DuellingHead",

@@ -8,7 +8,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from rlstruct.agents.networks import MLP, ActionLogits, Activation, create_activation, initialise
+from rlstruct.agents.networks import MLP, ActionLogits, Activation, MeanAndDeviation, create_activation, initialise
 from rlstruct.errors import BadValueError
 from rlstruct.policies.blueprint import KeepsArguments
 
@@ -163,8 +163,9 @@ class ConvolutionalActorCritic(KeepsArguments, nn.Module):
         settings: dict[str, Any] = {"layers": layers, "channels_last": channels_last, "activation": activation}
         settings |= {"layer_norm": layer_norm, "highest": highest}
         self.trunk = ConvolutionalTrunk(frame_shape, n_features=n_features, **settings)
-        self.policy = ActionLogits(n_actions)
-        self.actor = MLP(n_features, self.policy.n_outputs, hidden=(), output_gain=0.01)
+        logits = ActionLogits(n_actions)
+        self.policy: nn.Module = logits
+        self.actor = MLP(n_features, logits.n_outputs, hidden=(), output_gain=0.01)
         self.critic = MLP(n_features, 1, hidden=())
 
     def forward(self, frame: Tensor) -> tuple[Tensor, Tensor]:
@@ -178,3 +179,38 @@ class ConvolutionalActorCritic(KeepsArguments, nn.Module):
         """
         features = self.trunk(frame)
         return self.policy(self.actor(features)), self.critic(features).squeeze(-1)
+
+
+class ConvolutionalGaussianActorCritic(ConvolutionalActorCritic):
+    """A `ConvolutionalActorCritic` for D continuous actions: the policy [B, 2 D] is the mean followed by log sigma.
+
+    `rlstruct.agents.GaussianAgent` acts with it.
+
+    Args:
+        frame_shape: see `ConvolutionalActorCritic`, as are ``n_features``, ``layers``, ``channels_last``,
+            ``activation``, ``layer_norm`` and ``highest``.
+        n_dimensions: D, of a Box action space of shape [D].
+        initial_log_std: see `rlstruct.agents.networks.MeanAndDeviation`.
+
+    >>> policy, value = ConvolutionalGaussianActorCritic((3, 96, 96), 3)(torch.zeros(2, 3, 96, 96))
+    >>> policy.shape, value.shape
+    (torch.Size([2, 6]), torch.Size([2]))
+    """
+
+    def __init__(
+        self,
+        frame_shape: Sequence[int],
+        n_dimensions: int,
+        *,
+        n_features: int = 512,
+        layers: Sequence[Layer] | str | None = None,
+        channels_last: bool = False,
+        activation: Activation = nn.ReLU,
+        layer_norm: bool = False,
+        highest: int | None = None,
+        initial_log_std: float = 0.0,
+    ) -> None:
+        settings: dict[str, Any] = {"layers": layers, "channels_last": channels_last, "activation": activation}
+        settings |= {"layer_norm": layer_norm, "highest": highest}
+        super().__init__(frame_shape, n_dimensions, n_features=n_features, **settings)
+        self.policy = MeanAndDeviation(n_dimensions, initial_log_std)

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from numbers import Integral
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,9 @@ from rlstruct.engine.torch_private import has_hooks
 from rlstruct.errors import BadValueError
 from rlstruct.functional.recurrence import gated_recurrence
 from rlstruct.policies.blueprint import KeepsArguments
+
+if TYPE_CHECKING:
+    from rlstruct.agents.convolutional import ConvolutionalTrunk  # imports this module
 
 Activation = str | Callable[[], nn.Module]
 """Function between two layers: a class of torch.nn, or a name of `ACTIVATIONS`."""
@@ -142,7 +145,7 @@ class MeanAndDeviation(nn.Module):
     def __init__(self, n_dimensions: int, initial_log_std: float) -> None:
         super().__init__()
         device = torch.get_default_device()
-        self.log_std = nn.Parameter(torch.full((n_dimensions,), initial_log_std, device=device))
+        self.log_std = nn.Parameter(torch.full((n_dimensions,), float(initial_log_std), device=device))
 
     def forward(self, mean: Tensor) -> Tensor:
         """Turn means [B, D] into means and log sigma [B, 2 D]."""
@@ -193,7 +196,8 @@ class Recurrent(KeepsArguments, nn.Module, ABC):
     """Base of networks with heads on top of one gated recurrent unit (Cho et al., EMNLP 2014).
 
     Args:
-        n_inputs: D, the number of entries of a frame, counted over all its axes.
+        n_inputs: D, the number of entries of a frame, counted over all its axes; or, for images, a
+            `rlstruct.agents.ConvolutionalTrunk`, whose features take the place of the frame.
         n_hidden: H, the size of the recurrent state.
         activation: function of the features that enter the recurrent unit, see `MLP`.
         orthogonal: see `MLP`.
@@ -204,7 +208,7 @@ class Recurrent(KeepsArguments, nn.Module, ABC):
 
     def __init__(
         self,
-        n_inputs: int,
+        n_inputs: int | ConvolutionalTrunk,
         *,
         n_hidden: int,
         activation: Activation = nn.Tanh,
@@ -213,6 +217,9 @@ class Recurrent(KeepsArguments, nn.Module, ABC):
     ) -> None:
         super().__init__()
         self.n_hidden = n_hidden
+        self.trunk: nn.Module = nn.Identity()
+        if isinstance(n_inputs, nn.Module):
+            self.trunk, n_inputs = n_inputs, n_inputs.n_features
         self.encoder = MLP(n_inputs, n_hidden, hidden=(), orthogonal=orthogonal, output_gain=2.0**0.5)
         self.norm: nn.Module = nn.LayerNorm(n_hidden) if layer_norm else nn.Identity()
         self.activation = create_activation(activation)
@@ -261,7 +268,7 @@ class Recurrent(KeepsArguments, nn.Module, ABC):
         return *self.heads(after), after
 
     def _features(self, frame: Tensor) -> Tensor:
-        features: Tensor = self.activation(self.norm(self.encoder(as_features(frame, self))))
+        features: Tensor = self.activation(self.norm(self.encoder(as_features(self.trunk(frame), self))))
         return features
 
 
@@ -271,11 +278,16 @@ class RecurrentActorCritic(Recurrent):
     Args:
         n_inputs: see `Recurrent`, as are ``n_hidden``, ``activation``, ``orthogonal`` and ``layer_norm``.
         n_actions: A, or the sizes of K choices, see `ActionLogits`.
+
+    >>> from rlstruct.agents import ConvolutionalTrunk
+    >>> model = RecurrentActorCritic(ConvolutionalTrunk((4, 84, 84)), n_actions=6)
+    >>> [tuple(output.shape) for output in model(torch.zeros(2, 4, 84, 84), torch.zeros(2, 64))]
+    [(2, 6), (2,), (2, 64)]
     """
 
     def __init__(
         self,
-        n_inputs: int,
+        n_inputs: int | ConvolutionalTrunk,
         n_actions: int | Sequence[int],
         *,
         n_hidden: int = 64,
@@ -338,7 +350,7 @@ class RecurrentGaussianActorCritic(RecurrentActorCritic):
 
     def __init__(
         self,
-        n_inputs: int,
+        n_inputs: int | ConvolutionalTrunk,
         n_dimensions: int,
         *,
         n_hidden: int = 64,

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from rlstruct.agents.actor_critic import RecurrentAgent
+from rlstruct.agents.convolutional import ConvolutionalTrunk
 from rlstruct.agents.model_agent import ModelAgent
 from rlstruct.agents.networks import MLP, Activation, Recurrent, as_features, create_activation
 from rlstruct.core import DictTensor, TemporalDictTensor, Trajectories
@@ -167,7 +168,7 @@ class RecurrentQNetwork(Recurrent):
 
     def __init__(
         self,
-        n_inputs: int,
+        n_inputs: int | ConvolutionalTrunk,
         n_actions: int,
         *,
         n_hidden: int = 64,

@@ -10,13 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from rlstruct.agents.model_agent import module_device
-from rlstruct.core import DictTensor, Trajectories
+from rlstruct.core import DictTensor, TemporalDictTensor, Trajectories
 from rlstruct.core.layout import take_rows
 from rlstruct.device import DeviceLike, resolve_device
 from rlstruct.errors import BadTypeError, BadValueError, ShapeMismatchError
-from rlstruct.rl_agent import ActionForm, RL_Agent
+from rlstruct.rl_agent import ActionForm, RL_Agent, replays_sequences
 
 _EARLIER = "earlier_frames"
+_STORED = f"agent_state/{_EARLIER}"
 
 
 class StackingAgent(RL_Agent):
@@ -129,11 +130,7 @@ class StackingAgent(RL_Agent):
             )
         if not single:
             return self.agent(state, observation, agent_info)
-        frames = torch.cat([state[_EARLIER], frame], 1)  # [B, n, ...]
-        # One more copy is cheaper than torch.where, which is slow for bytes on the CPU.
-        place = torch.arange(n, device=frame.device)
-        place = torch.where(observation["initial_state"].unsqueeze(1), n - 1, place)  # [B, n]
-        stack = _gather(frames, torch.arange(frame.shape[0], device=frame.device), place)
+        stack = _stack(state[_EARLIER], frame, observation["initial_state"])
         stacked = DictTensor({**dict(observation.items()), "frame": stack})
         action, after = self.agent(_without(state, _EARLIER), stacked, agent_info)
         return action, after + DictTensor({_EARLIER: stack[:, 1:]})
@@ -141,15 +138,31 @@ class StackingAgent(RL_Agent):
     def states_at(self, trajectories: Trajectories, steps: Tensor | None = None) -> DictTensor | None:
         """Gather the frames before stored steps; None if `states_at` of the agent is. See `RL_Agent.states_at`."""
         info, steps_seen = trajectories.info, trajectories.steps
-        stored = f"agent_state/{_EARLIER}"
-        states = self.agent.states_at(Trajectories.unchecked(_without(info, stored), steps_seen), steps)
-        if states is None:
+        states = self.agent.states_at(Trajectories.unchecked(_without(info, _STORED), steps_seen), steps)
+        return None if states is None else states + DictTensor({_EARLIER: self._earlier_frames(trajectories, steps)})
+
+    def replay_sequence(self, trajectories: Trajectories) -> tuple[DictTensor, DictTensor] | None:
+        """Stack the frames of all steps and replay the agent; None if it has to act step by step.
+
+        See `RL_Agent.replay_sequence`.
+        """
+        if not replays_sequences(self.agent):
             return None
+        info, steps = trajectories.info, trajectories.steps
+        frame, initial = steps["observation/frame"], steps["observation/initial_state"]
+        stacks = _stack(self._earlier_frames(trajectories), frame.flatten(0, 1), initial.flatten())  # [B * T, n, ...]
+        stacked = {**dict(steps.items()), "observation/frame": stacks.view(*initial.shape, *self.shape)}
+        steps = TemporalDictTensor.unchecked(stacked, steps.lengths)
+        sequence = self.agent.replay_sequence(Trajectories.unchecked(_without(info, _STORED), steps))
+        return sequence and (sequence[0], sequence[1] + DictTensor({_EARLIER: stacks[:, 1:]}))
+
+    def _earlier_frames(self, trajectories: Trajectories, steps: Tensor | None = None) -> Tensor:
+        """Gather the frames before stored steps; see `RL_Agent.states_at`.  [K, n - 1, ...]."""
+        steps_seen, earlier = trajectories.steps, trajectories.info[_STORED]
         frames, initial = steps_seen["observation/frame"], steps_seen["observation/initial_state"]
         B, T, n = *initial.shape, self.shape[0] - 1
-        earlier = info[stored]
         if T == 1 and steps is None:
-            return states + DictTensor({_EARLIER: earlier})
+            return earlier
         if steps is None:
             steps = torch.arange(B * T, device=frames.device)
         times = torch.arange(T, device=frames.device)
@@ -159,8 +172,7 @@ class StackingAgent(RL_Agent):
         begun = torch.cat([torch.zeros_like(begun[:, :1]), begun[:, :-1]], 1)
         wanted = (steps % T).unsqueeze(1) + torch.arange(n, device=frames.device)  # [K, n]
         wanted = torch.maximum(wanted, begun.flatten().index_select(0, steps).unsqueeze(1))
-        stacks = _gather(torch.cat([earlier, frames.squeeze(2)], 1), steps // T, wanted)
-        return states + DictTensor({_EARLIER: stacks})
+        return _gather(torch.cat([earlier, frames.squeeze(2)], 1), steps // T, wanted)
 
     def creator(self) -> Callable[..., RL_Agent]:
         """Return a factory of wrapper and agent; see `RL_Agent.creator`."""
@@ -178,6 +190,15 @@ class StackingAgent(RL_Agent):
     def close(self) -> None:
         """Forward to the agent."""
         self.agent.close()
+
+
+def _stack(earlier: Tensor, frame: Tensor, initial: Tensor) -> Tensor:
+    """Append frames [B, 1, ...] to the earlier ones [B, n - 1, ...]; the first one of an episode fills its stack."""
+    frames = torch.cat([earlier, frame], 1)  # [B, n, ...]
+    # One more copy is cheaper than torch.where, which is slow for bytes on the CPU.
+    B, n = frames.shape[:2]
+    place = torch.where(initial.unsqueeze(1), n - 1, torch.arange(n, device=frame.device))  # [B, n]
+    return _gather(frames, torch.arange(B, device=frame.device), place)
 
 
 def _gather(frames: Tensor, row: Tensor, place: Tensor) -> Tensor:

@@ -85,7 +85,8 @@ def replay_with_states(agent: RL_Agent, trajectories: Trajectories) -> tuple[Tem
         )
     chunks = [] if torch.is_grad_enabled() else row_chunks(trajectories)
     # An agent that is called step by step sees few rows in a call. Its states at no steps tell whether this is one.
-    if len(chunks) > 1 and agent.states_at(trajectories, steps.lengths[:0]) is not None:
+    at_once = replays_sequences(agent) or agent.states_at(trajectories, steps.lengths[:0]) is not None
+    if len(chunks) > 1 and at_once:
         pieces = [_replay(agent, trajectories.slice(start, stop)) for start, stop in chunks]
         joined = {key: torch.cat([outputs[key] for outputs, _ in pieces]) for key in pieces[0][0].keys()}
         after = DictTensor() if pieces[0][1].empty() else DictTensor.cat([states for _, states in pieces])

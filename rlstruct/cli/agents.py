@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from types import ModuleType
@@ -25,7 +25,7 @@ from rlstruct.cli.tasks import Factory, Task, find, imported, is_image, is_own, 
 from rlstruct.rl_agent import RL_Agent
 from rlstruct.spaces import ActionIndices, leaves
 
-_ATARI_PIXELS, _ATARI_FEATURES, _SMALL_FEATURES = 36, 512, 128
+_ATARI_PIXELS, _ATARI_FEATURES, _SMALL_FEATURES, _IMAGE_MEMORY = 36, 512, 128, 128
 
 
 @dataclass(frozen=True)
@@ -78,48 +78,64 @@ def choose(
     if (own := searching(algorithm)) is not None:
         chosen: AgentChoice = own.choose(task, observation, action)
         return chosen
-    observation = _fitting(algorithm, task, _one_frame(observation), action)
+    observation, recurrent = _fitting(algorithm, task, _one_frame(observation), action), task.remembers()
     discrete, continuous = count_actions(action), isinstance(action, spaces.Box)
     settings = task.network_settings()
     # Use convolutions for images, unless the user sets the widths of a perceptron; and where the user sets them.
     convolutional = "layers" in settings or (is_image(observation) and "hidden" not in settings)
-    body = "recurrent" if task.recurrent else "convolutional" if convolutional else "perceptron"
+    body = "recurrent" if recurrent else "convolutional" if convolutional else "perceptron"
     family: str = ALGORITHMS[algorithm].agents
     family = "gaussian" if continuous and family == "policy" else family
-    if "layers" in settings and (len(observation.shape) not in (2, 3) or body not in _BUNDLED[family]):
+    if "layers" in settings and (len(observation.shape) not in (2, 3) or "convolutional" not in _BUNDLED[family]):
         reason = f"here frames have shape {list(observation.shape)}"
         if len(observation.shape) in (2, 3):
             reason = f"{display_name(algorithm)} has no network for images: use ppo or a2c"
         raise UserError(f"--network layers: convolutions are for frames of two or three axes, and {reason}.")
     network, create_agent, description = _BUNDLED[family][body]
+    settable = network_settings(network)
+    if "recurrent" in _BUNDLED[family]:
+        settable["recurrent"] = False
+    if family in ("policy", "gaussian"):  # the others do not support statistics
+        settable["normalise"] = False
+    if recurrent and convolutional:
+        settable = {**network_settings(agents.ConvolutionalTrunk), **settable}
+        network, description = partial(_behind_convolutions, network), f"{description}, behind convolutions"
+    check_settings(settings, settable)
+    normalise = settings.pop("normalise", False)
+    settings.pop("recurrent", None)
     shape = (stack, *observation.shape[1:]) if stack > 1 else observation.shape
     if stack > 1:
         create_agent = partial(agents.StackingAgent.create, create_agent=create_agent, shape=shape)
-    inputs: int | tuple[int, ...] = shape if body == "convolutional" else math.prod(shape)
+    inputs: int | tuple[int, ...] = shape if convolutional else math.prod(shape)
     outputs: tuple[Any, ...] = (action.shape[0] if continuous else discrete,)  # type: ignore[index]
     if family == "soft":
         outputs = tuple(tuple(map(float, bound)) for bound in (action.low, action.high))  # type: ignore[attr-defined]
+    if type(width := settings.get("hidden")) is int:
+        settings["hidden"] = [width]
+    if convolutional:  # the shorter axis holds the channels
+        n_features = _ATARI_FEATURES if sorted(shape)[-2] >= _ATARI_PIXELS else _SMALL_FEATURES
+        channels_last = len(shape) == 3 and shape[2] <= shape[0]
+        settings = {"n_features": n_features, "channels_last": channels_last, **settings}
+    create_model = partial(network, inputs, *outputs, **settings)
+    try_network(create_model, task)
+    if normalise:
+        create_model, description = partial(_normalised, create_model, observation.shape), f"{description}, normalised"
+    return AgentChoice(create_model, create_agent, description)
+
+
+def network_settings(network: Callable[..., nn.Module]) -> dict[str, Any]:
+    """Return the settings that ``--network`` changes, and their defaults: the keyword-only arguments of a network."""
     parameters = inspect.signature(network).parameters
-    settable = {name: one.default for name, one in parameters.items() if one.kind is one.KEYWORD_ONLY}
-    if family in ("policy", "gaussian"):  # the others do not support statistics
-        settable["normalise"] = False
+    return {name: one.default for name, one in parameters.items() if one.kind is one.KEYWORD_ONLY}
+
+
+def check_settings(settings: Mapping[str, Any], settable: Mapping[str, Any]) -> None:
+    """Raise UserError unless the network has all settings, and those that are True or False have such a value."""
     for name, value in settings.items():
         if name not in settable:
             raise UserError(f"--network {name}: there are only {', '.join(settable)}.{nearest(name, settable)}")
         if isinstance(settable[name], bool) and not isinstance(value, bool):
             raise UserError(f"--network {name}={value}: expected true or false.")
-    if type(width := settings.get("hidden")) is int:
-        settings["hidden"] = [width]
-    normalise = settings.pop("normalise", False)
-    if body == "convolutional":  # the shorter axis holds the channels
-        n_features = _ATARI_FEATURES if sorted(shape)[-2] >= _ATARI_PIXELS else _SMALL_FEATURES
-        channels_last = len(shape) == 3 and shape[2] <= shape[0]
-        settings = {"n_features": n_features, "channels_last": channels_last, **settings}
-    create_model = partial(network, inputs, *outputs, **settings)
-    _try(create_model, task)
-    if normalise:
-        create_model, description = partial(_normalised, create_model, observation.shape), f"{description}, normalised"
-    return AgentChoice(create_model, create_agent, description)
 
 
 def _one_frame(observation: spaces.Space[Any]) -> spaces.Space[Any]:
@@ -150,7 +166,7 @@ def _fitting(algorithm: str, task: Task, observation: spaces.Space[Any], action:
             "it (gymnasium.wrappers.FlattenObservation), or write an agent: tutorials/02_your_own_agent.py"
         )
     name, family = display_name(algorithm), ALGORITHMS[algorithm].agents
-    discrete, image = count_actions(action), is_image(observation)
+    discrete = count_actions(action)
     floats = isinstance(action, spaces.Box) and action.dtype.kind == "f"
     continuous = floats and len(action.shape or ()) == 1 and action.shape != (0,)
     if discrete is None and not continuous:
@@ -165,15 +181,12 @@ def _fitting(algorithm: str, task: Task, observation: spaces.Space[Any], action:
         others = "dqn, pqn, ppo or a2c" if isinstance(discrete, int) else "ppo or a2c"
         here = " ".join(str(action).split())  # numpy breaks long lines
         raise UserError(f"{name} needs bounded continuous actions, and here they are {here}: use {others}.")
-    if family in ("values", "soft") and task.recurrent:
+    if task.remembers() and "recurrent" not in _BUNDLED[family]:
         others = "pqn, ppo or a2c" if isinstance(discrete, int) else "ppo or a2c"
-        raise UserError(f"{name} has no agent with a memory: use {others}, or omit --recurrent.")
-    if family == "soft" and image:
+        word = "--recurrent" if task.recurrent else "--network recurrent=true"
+        raise UserError(f"{name} has no agent with a memory: use {others}, or omit {word}.")
+    if family == "soft" and is_image(observation):
         raise UserError(f"{name} has no network for images: use ppo or a2c.")
-    if family in ("policy", "online values") and image and (task.recurrent or continuous):
-        ability = "remembers images" if task.recurrent else "turns images into continuous actions"
-        write = "write one (tutorials/02_your_own_agent.py, rlstruct.agents.ConvolutionalTrunk)."
-        raise UserError(f"no bundled agent {ability}: {write}")
     return observation
 
 
@@ -183,7 +196,7 @@ def with_stacks(config: TrainingConfig, stack: int) -> TrainingConfig:
     return replace(config, **changes)
 
 
-def _try(create_model: Callable[[], nn.Module], task: Task) -> None:
+def try_network(create_model: Callable[[], nn.Module], task: Task) -> None:
     """Create the network once without memory or random numbers, to find errors early."""
     try:
         with torch.device("meta"):
@@ -225,6 +238,19 @@ def _convolutional_values(
     return nn.Sequential(trunk, head(n_features, n_actions))
 
 
+def _behind_convolutions(
+    network: Callable[..., nn.Module],
+    frame_shape: Sequence[int],
+    n_outputs: Any,  # noqa: ANN401 - whatever the network takes
+    **settings: Any,  # noqa: ANN401
+) -> nn.Module:
+    """Create a recurrent network on top of convolutions; a setting that both have applies to both."""
+    of_trunk, of_network = network_settings(agents.ConvolutionalTrunk), network_settings(network)
+    settings = {"layer_norm": of_network["layer_norm"], "n_hidden": _IMAGE_MEMORY, **settings}
+    trunk = agents.ConvolutionalTrunk(frame_shape, **{name: settings[name] for name in settings if name in of_trunk})
+    return network(trunk, n_outputs, **{name: settings[name] for name in settings if name in of_network})
+
+
 # By family and body: network, agent, and a description of both.
 _BUNDLED: dict[str, dict[str, tuple[Callable[..., nn.Module], Callable[..., RL_Agent], str]]] = {
     "values": {
@@ -250,6 +276,11 @@ _BUNDLED: dict[str, dict[str, tuple[Callable[..., nn.Module], Callable[..., RL_A
     },
     "gaussian": {
         "perceptron": (agents.GaussianActorCritic, agents.GaussianAgent, "Gaussian policy, perceptron"),
+        "convolutional": (
+            agents.ConvolutionalGaussianActorCritic,
+            agents.GaussianAgent,
+            "convolutional Gaussian policy",
+        ),
         "recurrent": (agents.RecurrentGaussianActorCritic, agents.RecurrentGaussianAgent, "recurrent Gaussian policy"),
     },
     "soft": {

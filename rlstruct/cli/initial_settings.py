@@ -45,7 +45,8 @@ def settings_for(
     network: tuple[str, ...] = ()
     if env and name in names and (chosen or not on_consoles or options.simulator == "warp"):
         preset = PRESETS[algorithm, name]
-        network = tuple(f"{key}={json.dumps(value)}" for key, value in preset.network.items())
+        kept = {key: value for key, value in preset.network.items() if key != "hidden" or not options.recurrent}
+        network = tuple(f"{key}={json.dumps(value)}" for key, value in kept.items())
         config = preset.config
         if not name.startswith(env) or options.wrapper:
             config = replace(config, target_return=None)  # the target belongs to another task
@@ -108,4 +109,7 @@ def read_initial_options(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--wrapper", nargs="*", default=[])
     parser.add_argument("--factory", nargs="*")
     parser.add_argument("--recurrent", action="store_true")
-    return parser.parse_known_args(words)[0]
+    parser.add_argument("--network", nargs="*", default=[])
+    options = parser.parse_known_args(words)[0]
+    options.recurrent = Task(env="", recurrent=options.recurrent, network=tuple(options.network)).remembers()
+    return options

@@ -59,7 +59,7 @@ class Task(Options):
             so returns are those of the wrapped rewards.
         simulator: use the bundled simulator of this name, with this backend; None takes gymnasium's environment if
             there is one.
-        recurrent: give the agent a memory, a gated recurrent unit.
+        recurrent: give the agent a memory, a gated recurrent unit; short for --network recurrent=true.
         network: settings of the network, each as KEY=VALUE, such as hidden=[128,128]; normalise=true scales its frames
             and the learner's rewards to unit size.
     """
@@ -74,6 +74,13 @@ class Task(Options):
     def network_settings(self) -> dict[str, Any]:
         """Return the settings of the network as keyword arguments."""
         return read_settings("--network", self.network, "hidden=[128,128]")
+
+    def remembers(self) -> bool:
+        """Return True if the agent gets a memory. ``recurrent=…`` among the network's settings takes precedence."""
+        chosen = self.network_settings().get("recurrent", self.recurrent)
+        if not isinstance(chosen, bool):
+            raise UserError(f"--network recurrent={chosen}: expected true or false.")
+        return chosen
 
 
 def read_settings(option: str, words: tuple[str, ...], example: str) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import torch
 from gymnasium import spaces
 
 from rlstruct import agents
-from rlstruct.cli.agents import AgentChoice, count_actions
+from rlstruct.cli.agents import AgentChoice, check_settings, count_actions, network_settings, try_network
 from rlstruct.cli.messages import UserError, say
 from rlstruct.cli.tasks import Task
 from rlstruct.search import SearchAgent
@@ -26,13 +26,16 @@ def choose(task: Task, observation: spaces.Space[Any], action: spaces.Space[Any]
     n_actions = count_actions(action)
     shown = dict(observation.spaces) if isinstance(observation, spaces.Dict) else {}
     boards = [space.shape for name, space in shown.items() if name != "legal" and isinstance(space, spaces.Box)]
-    if task.recurrent or "legal" not in shown or len(boards) != 1 or not isinstance(n_actions, int):
+    if task.remembers() or "legal" not in shown or len(boards) != 1 or not isinstance(n_actions, int):
         raise UserError(
             "AlphaZero plays two-player games whose simulator shows a board and the legal actions, such as --env "
-            "ConnectFour-v0, without --recurrent. To write another game, see rlstruct.sims.ConnectFour."
+            "ConnectFour-v0, without a memory. To write another game, see rlstruct.sims.ConnectFour."
         )
-    settings = {"n_features": 96, "layers": ((64, 4, 1),), **task.network_settings()}
+    chosen = {name: value for name, value in task.network_settings().items() if name != "recurrent"}
+    check_settings(chosen, network_settings(agents.ConvolutionalActorCritic))
+    settings = {"n_features": 96, "layers": ((64, 4, 1),), **chosen}
     create_model = partial(agents.ConvolutionalActorCritic, boards[0], n_actions, **settings)
+    try_network(create_model, task)
     return AgentChoice(create_model, SearchAgent, "tree search with a convolutional network")
 
 

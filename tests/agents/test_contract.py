@@ -16,6 +16,8 @@ from rlstruct.agents import (
     ActorCritic,
     ActorCriticAgent,
     ConvolutionalActorCritic,
+    ConvolutionalGaussianActorCritic,
+    ConvolutionalTrunk,
     GaussianActorCritic,
     GaussianAgent,
     QAgent,
@@ -54,7 +56,23 @@ AGENTS: dict[str, tuple[Any, Callable[[], Any], spaces.Space[Any]]] = {
     "recurrent values": (RecurrentQAgent, lambda: RecurrentQNetwork(4, 3, n_hidden=8, layer_norm=True), DISCRETE),
     "squashed": (SquashedGaussianAgent, lambda: SoftActorCritic(4, (-1.0,) * 2, (3.0,) * 2, hidden=(8,)), BOUNDED),
     "images": (ActorCriticAgent, lambda: ConvolutionalActorCritic((4, 10, 10), 3, n_features=16), DISCRETE),
+    "gaussian, images": (
+        GaussianAgent,
+        lambda: ConvolutionalGaussianActorCritic((4, 10, 10), 2, n_features=16),
+        UNBOUNDED,
+    ),
+    "recurrent, images": (RecurrentAgent, lambda: RecurrentActorCritic(trunk(), 3, n_hidden=8), DISCRETE),
+    "recurrent gaussian, images": (
+        RecurrentGaussianAgent,
+        lambda: RecurrentGaussianActorCritic(trunk(), 2, n_hidden=8),
+        UNBOUNDED,
+    ),
+    "recurrent values, images": (RecurrentQAgent, lambda: RecurrentQNetwork(trunk(), 3, n_hidden=8), DISCRETE),
 }
+
+
+def trunk() -> ConvolutionalTrunk:
+    return ConvolutionalTrunk((4, 10, 10), n_features=16)
 
 
 def check(name: str, *, device: str = "cpu", stochastic: bool = True, **settings: Any) -> None:
@@ -62,7 +80,7 @@ def check(name: str, *, device: str = "cpu", stochastic: bool = True, **settings
     kind, create_model, actions = AGENTS[name]
     agent = kind(create_model(), device=device, stochastic=stochastic)
     assert agent.pure
-    env = RandomEnv(IMAGES if name == "images" else FRAMES, actions, device=device)
+    env = RandomEnv(IMAGES if "images" in name else FRAMES, actions, device=device)
     check_agent(agent, env, **settings)
     if agent.agent_info_on_device:
         info = DictTensor({"epsilon": torch.linspace(0, 1, 5)})

@@ -4,7 +4,12 @@ import pytest
 import torch
 from torch import nn
 
-from rlstruct.agents import ConvolutionalActorCritic, ConvolutionalTrunk
+from rlstruct.agents import (
+    ConvolutionalActorCritic,
+    ConvolutionalGaussianActorCritic,
+    ConvolutionalTrunk,
+    RecurrentActorCritic,
+)
 from rlstruct.testing import forbid_host_sync
 
 
@@ -59,3 +64,31 @@ def test_gradients_reach_every_weight() -> None:
     assert (logits.shape, value.shape) == ((4, 3), (4,))
     (logits.square().sum() + value.sum()).backward()
     assert all(weight.grad is not None and weight.grad.abs().max() > 0 for weight in model.parameters())
+
+
+def test_a_gaussian_policy_on_images_has_deviations_of_its_actions() -> None:
+    model = ConvolutionalGaussianActorCritic((10, 10, 3), 2, channels_last=True, n_features=16, initial_log_std=-0.5)
+    policy, value = model(torch.randint(0, 255, (4, 10, 10, 3), dtype=torch.uint8))
+    mean, log_std = policy.chunk(2, dim=-1)
+    assert (mean.shape, value.shape) == ((4, 2), (4,))
+    assert mean.abs().max() < 0.1  # the gain of the last layer is 0.01
+    assert torch.equal(log_std, torch.full((4, 2), -0.5))
+    (mean.square().sum() + log_std.sum() + value.sum()).backward()
+    assert all(weight.grad is not None and weight.grad.abs().max() > 0 for weight in model.parameters())
+
+
+def test_a_recurrent_network_remembers_the_features_of_images() -> None:
+    trunk = ConvolutionalTrunk((1, 10, 10), n_features=16)
+    model = RecurrentActorCritic(trunk, 3, n_hidden=5)
+    frame, hidden = torch.randint(0, 255, (4, 1, 10, 10), dtype=torch.uint8), torch.rand(4, 5)
+    logits, value, after = model(frame, hidden)
+    assert (logits.shape, value.shape, after.shape) == ((4, 3), (4,), (4, 5))
+    torch.testing.assert_close(after, model.memory(model.activation(model.encoder(trunk(frame))), hidden))
+    (logits.square().sum() + value.sum()).backward()
+    assert all(weight.grad is not None and weight.grad.abs().max() > 0 for weight in trunk.parameters())
+
+
+def test_a_recurrent_network_of_numbers_keeps_the_names_of_its_weights() -> None:
+    """Checkpoints from before there were trunks can be loaded."""
+    parts = {name.partition(".")[0] for name in RecurrentActorCritic(4, 2).state_dict()}
+    assert parts == {"encoder", "memory", "actor", "critic"}

@@ -7,10 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from gymnasium import spaces
+from random_env import RandomEnv
 from torch import Tensor, nn
 
 from rlstruct import DictTensor, Trajectories, replay_agent
 from rlstruct.agents import (
+    ConvolutionalTrunk,
     Normalised,
     RecurrentActorCritic,
     RecurrentAgent,
@@ -31,11 +34,24 @@ def normalised() -> nn.Module:
     return model
 
 
+def trunk() -> ConvolutionalTrunk:
+    return ConvolutionalTrunk((10, 10, 4), channels_last=True, n_features=7, layers=((3, 3, 2),))
+
+
+IMAGES, VECTORS = spaces.Box(0, 255, (10, 10, 4), "uint8"), spaces.Box(-9.0, 9.0, (2,))
+GAME = "Breakout-MinAtar"  # shows [10, 10, 4]
 KINDS: dict[str, tuple[Any, Callable[[], nn.Module], str]] = {
     "discrete": (RecurrentAgent, lambda: RecurrentActorCritic(4, 2, n_hidden=5), "CartPole-v1"),
     "continuous": (RecurrentGaussianAgent, lambda: RecurrentGaussianActorCritic(3, 1, n_hidden=5), "Pendulum-v1"),
     "values": (RecurrentQAgent, lambda: RecurrentQNetwork(4, 2, n_hidden=5, layer_norm=True), "CartPole-v1"),
     "normalised": (RecurrentAgent, normalised, "CartPole-v1"),
+    "discrete, images": (RecurrentAgent, lambda: RecurrentActorCritic(trunk(), 3, n_hidden=5), GAME),
+    "continuous, images": (
+        RecurrentGaussianAgent,
+        lambda: RecurrentGaussianActorCritic(trunk(), 2, n_hidden=5),
+        "images",
+    ),
+    "values, images": (RecurrentQAgent, lambda: RecurrentQNetwork(trunk(), 3, n_hidden=5, layer_norm=True), GAME),
 }
 
 
@@ -52,6 +68,8 @@ def by_steps(create_agent: Any, model: nn.Module) -> Any:
 
 def collect(create_agent: Any, model: nn.Module, game: str) -> Trajectories:
     def create_env(seed: int) -> Any:
+        if game == "images":
+            return RandomEnv(IMAGES, VECTORS, 3, seed)
         return make(game, 3, seed=seed, time_limit=9)
 
     info = DictTensor({"epsilon": torch.tensor([0.0, 0.5, 1.0])} if create_agent is RecurrentQAgent else {})
@@ -86,7 +104,7 @@ def test_a_sequence_is_replayed_as_its_steps_are(kind: str) -> None:
     batch = collect(create_agent, model, game)
     calls = []
     network: Any = model.model if kind == "normalised" else model
-    head = network.head if kind == "values" else network.critic
+    head = network.head if kind.startswith("values") else network.critic
     forward = head.forward
     head.forward = lambda x: calls.append(len(x)) or forward(x)
     outputs, gradients = replayed(create_agent(model, copy_model=False), model, batch)

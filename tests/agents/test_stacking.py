@@ -20,6 +20,7 @@ from rlstruct import DictTensor, RL_Agent_CheckDevice, TemporalDictTensor, Traje
 from rlstruct.agents import (
     ActorCriticAgent,
     ConvolutionalActorCritic,
+    ConvolutionalTrunk,
     RecurrentActorCritic,
     RecurrentAgent,
     StackingAgent,
@@ -27,6 +28,7 @@ from rlstruct.agents import (
 from rlstruct.batchers import RL_Batcher, collect_episodes
 from rlstruct.cli.tasks import Factory
 from rlstruct.envs import GymEnvInf
+from rlstruct.replay import replay_with_states
 from rlstruct.testing import ConformanceError, check_agent, forbid_host_sync
 
 SHAPE = (4, *SIDES)
@@ -228,8 +230,23 @@ def test_a_copy_acts_alike_and_takes_new_weights() -> None:
     assert pickle.loads(pickle.dumps(create_stacking))(create_model()).shape == SHAPE
 
 
-def test_an_agent_that_remembers_more_is_replayed_by_steps() -> None:
-    model = RecurrentActorCritic(4 * 30, 2, n_hidden=4)
+class AnotherCell(torch.nn.Module):
+    """Lets only whole calls of a network be replayed."""
+
+    def __init__(self, network: RecurrentActorCritic) -> None:
+        super().__init__()
+        self.network, self.n_hidden = network, network.n_hidden
+
+    def forward(self, frame: Tensor, hidden: Tensor) -> tuple[Tensor, ...]:
+        return self.network(frame, hidden)
+
+
+@pytest.mark.parametrize("convolutional", [False, True])
+def test_an_agent_that_remembers_more_is_replayed_as_a_sequence(
+    convolutional: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trunk = ConvolutionalTrunk(SHAPE, n_features=6, layers=((3, 3, 1),))
+    model = RecurrentActorCritic(trunk if convolutional else 4 * 30, 2, n_hidden=4)
     agent = StackingAgent(RecurrentAgent(model), SHAPE, device="cpu")
     check_agent(agent, PictureEnv(2, auto_reset=True), executors=False)
     assert set(agent.initial_state(DictTensor(), 2).keys()) == {"hidden", "earlier_frames"}
@@ -237,10 +254,24 @@ def test_an_agent_that_remembers_more_is_replayed_by_steps() -> None:
         6, lambda: agent, PictureEnv, env_args={"n_envs": 2, "auto_reset": True}, seed=0
     ) as batcher:  # fmt: skip
         batcher.reset()
-        batcher.execute()
-        batch, _ = batcher.get()
+        for _ in range(2):  # the second batch begins with frames and a hidden state of the first
+            batcher.execute()
+            batch, _ = batcher.get()
     assert batch is not None
     assert agent.states_at(batch) is None
+    assert 0 < batch.steps["observation/initial_state"].sum() < 12
+    calls: list[int] = []
+    critic = agent.agent.model.critic
+    monkeypatch.setattr(critic, "forward", lambda x, forward=critic.forward: calls.append(len(x)) or forward(x))
+    replayed, states = replay_with_states(agent, batch)
+    assert calls == [12]
+    by_steps = StackingAgent(RecurrentAgent(AnotherCell(model)), SHAPE, device="cpu")
+    expected, states_by_steps = replay_with_states(by_steps, batch)
+    for key, value in expected.items():
+        torch.testing.assert_close(replayed[key], value, rtol=0, atol=1e-6)
+        torch.testing.assert_close(replayed[key].detach(), batch.steps[f"action/{key}"], rtol=0, atol=1e-6)
+    assert torch.equal(states["earlier_frames"], states_by_steps["earlier_frames"])
+    torch.testing.assert_close(states["hidden"], states_by_steps["hidden"], rtol=0, atol=1e-6)
 
 
 def test_episodes_cut_out_of_batches_are_replayed_from_their_first_picture() -> None:

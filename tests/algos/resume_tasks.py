@@ -14,6 +14,7 @@ import torch
 from rlstruct.agents import (
     ActorCritic,
     ActorCriticAgent,
+    ConvolutionalTrunk,
     Normalised,
     QAgent,
     QNetwork,
@@ -59,6 +60,15 @@ def create_normalised_network() -> Normalised:
 
 def create_recurrent_network() -> RecurrentActorCritic:
     return RecurrentActorCritic(4, 2, n_hidden=16)
+
+
+def create_recurrent_network_of_images() -> RecurrentActorCritic:
+    trunk = ConvolutionalTrunk((10, 10, 4), channels_last=True, n_features=16, layers=((4, 3, 2),))
+    return RecurrentActorCritic(trunk, 3, n_hidden=16)
+
+
+def create_breakout(n_envs: int, seed: int) -> Any:
+    return make("Breakout-MinAtar", n_envs, seed, time_limit=60)
 
 
 def create_q_network() -> QNetwork:
@@ -121,6 +131,7 @@ TASKS: dict[str, tuple[Any, TrainingConfig, Callable[[], Any], Any, Any]] = {
     "ppo, normalised": (ppo, PPO, create_normalised_network, ActorCriticAgent, create_sim),
     "ppo": (ppo, PPO, create_network, ActorCriticAgent, create_sim),
     "ppo, recurrent": (ppo, PPO, create_recurrent_network, RecurrentAgent, create_sim),
+    "a2c, recurrent, images": (a2c, A2C, create_recurrent_network_of_images, RecurrentAgent, create_breakout),
     "pqn": (pqn, PQN, create_normal_q_network, QAgent, create_sim),
     "pqn, recurrent": (pqn, PQN, create_recurrent_q_network, RecurrentQAgent, create_sim),
     "dqn": (dqn, DQN, create_q_network, QAgent, create_sim),

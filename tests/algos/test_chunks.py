@@ -45,6 +45,15 @@ class Counted(nn.Module):
         return self.inner.n_hidden  # type: ignore[return-value]
 
 
+class CountedSequences(Counted):
+    """The same for a network that is replayed as a sequence."""
+
+    def sequence(self, frame: Tensor, *state: Tensor) -> Any:
+        self.rows[torch.is_grad_enabled()].append(frame.shape[0] * frame.shape[1])
+        inner: Any = self.inner
+        return inner.sequence(frame, *state)
+
+
 def recurrent_agent(model: Any) -> RecurrentAgent:
     return RecurrentAgent(model, copy_model=False)
 
@@ -69,6 +78,7 @@ class Stacked(nn.Module):
 KINDS: dict[str, Any] = {
     "plain": (plain_agent, partial(ActorCritic, 4, 2, hidden=(8,))),
     "recurrent": (recurrent_agent, partial(RecurrentActorCritic, 4, 2, n_hidden=8)),
+    "sequences": (recurrent_agent, partial(RecurrentActorCritic, 4, 2, n_hidden=8)),
     "stacking": (stacking_agent, Stacked),
 }
 
@@ -95,7 +105,7 @@ def collect(agent: Any, stacking: bool) -> Trajectories:
 def test_chunks_give_the_same_values(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     create_agent, create_model = KINDS[kind]
     torch.manual_seed(0)
-    model = Counted(create_model())
+    model = (CountedSequences if kind == "sequences" else Counted)(create_model())
     agent = create_agent(model)
     trajectories = collect(agent, kind == "stacking")
     with torch.no_grad():

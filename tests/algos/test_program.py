@@ -59,6 +59,13 @@ KINDS: dict[str, Kind] = {
         ppo.PPOLearner, PPO, partial(agents.ConvolutionalActorCritic, SHAPE, 2, n_features=4, layers=((3, 3, 1),)),
         partial(agents.StackingAgent.create, create_agent=ActorCriticAgent, shape=SHAPE),
     ),
+    "ppo, stacking, recurrent": (
+        ppo.PPOLearner, PPO,
+        lambda: agents.RecurrentActorCritic(
+            agents.ConvolutionalTrunk(SHAPE, n_features=4, layers=((3, 3, 1),)), 2, n_hidden=8
+        ),
+        partial(agents.StackingAgent.create, create_agent=agents.RecurrentAgent, shape=SHAPE),
+    ),
     "pqn": (
         pqn.PQNLearner, PQN, partial(agents.QNetwork, 4, 2, hidden=(8,), layer_norm=True), agents.QAgent
     ),
@@ -82,7 +89,7 @@ def collect(kind: str, n_batches: int) -> list[Trajectories]:
     _, _, create_model, create_agent = KINDS[kind]
     torch.manual_seed(3)
     args = {"model": create_model()}
-    create_env = partial(PictureEnv, auto_reset=True) if kind == "ppo, stacking" else create_sim
+    create_env = partial(PictureEnv, auto_reset=True) if "stacking" in kind else create_sim
     with RL_Batcher(6, create_agent, create_env, agent_args=args, env_args={"n_envs": 4}, seed=1) as batcher:
         batcher.reset()
         batches = []

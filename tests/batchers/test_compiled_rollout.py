@@ -13,6 +13,7 @@ from rlstruct import DictTensor, RL_Agent
 from rlstruct.agents import (
     ActorCritic,
     ActorCriticAgent,
+    ConvolutionalTrunk,
     GaussianActorCritic,
     GaussianAgent,
     QAgent,
@@ -32,6 +33,13 @@ CASES: dict[str, tuple[str, dict[str, Any], Callable[[], RL_Agent]]] = {
     "masks and integers": ("Breakout-MinAtar", {"time_limit": 8}, lambda: ActorCriticAgent(ActorCritic(400, 3))),
     "floats": ("Pendulum-v1", {"time_limit": 6}, lambda: GaussianAgent(GaussianActorCritic(3, 1))),
     "agent_info": ("CartPole-v1", {}, lambda: QAgent(QNetwork(4, 2, hidden=(8,)))),
+    "memory of images": (
+        "Breakout-MinAtar",
+        {"time_limit": 8},
+        lambda: RecurrentAgent(
+            RecurrentActorCritic(ConvolutionalTrunk((10, 10, 4), channels_last=True, n_features=16), 3, n_hidden=8)
+        ),
+    ),
     "memory": ("CartPole-v1", {"time_limit": 5}, lambda: RecurrentAgent(RecurrentActorCritic(4, 2))),
 }
 

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import argparse
+
+import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
 from torch import nn
 
-from rlstruct.agents.networks import ACTIVATIONS
+from rlstruct.agents import (
+    ConvolutionalGaussianActorCritic,
+    ConvolutionalTrunk,
+    GaussianAgent,
+    RecurrentAgent,
+    RecurrentGaussianAgent,
+    RecurrentQAgent,
+    StackingAgent,
+)
+from rlstruct.agents.networks import ACTIVATIONS, Recurrent
 from rlstruct.cli.agents import choose
+from rlstruct.cli.initial_settings import read_initial_options, settings_for
 from rlstruct.cli.messages import UserError
 from rlstruct.cli.tasks import Task, read_settings
 
@@ -26,6 +39,10 @@ FITTING = [  # algorithm, observations, actions, memory
     ("pqn", NUMBERS, ONE, False),
     ("pqn", NUMBERS, ONE, True),
     ("pqn", GRID, ONE, False),
+    ("ppo", GRID, VECTOR, False),
+    ("a2c", GRID, ONE, True),
+    ("reinforce", GRID, VECTOR, True),
+    ("pqn", GRID, ONE, True),
     ("sac", NUMBERS, VECTOR, False),
 ]
 
@@ -78,12 +95,13 @@ def test_one_width_may_be_a_single_number(algorithm: str, hidden: str) -> None:
         ("activation=rellu", "activation is 'rellu', expected one of elu, gelu, leaky_relu, relu, silu, tanh"),
         ("activation=3", "activation is 3, expected one of"),
         ("layer_norm=maybe", "--network layer_norm=maybe: expected true or false."),
+        ("recurrent=1", "--network recurrent=1: expected true or false."),
         ("layer_norm=1", "--network layer_norm=1: expected true or false."),
         ("normalise=yes", "--network normalise=yes: expected true or false."),
         ("hidden=0", r"hidden is \[0\], expected a sequence of whole numbers"),
         ("hidden=true", "hidden is True, expected a sequence of whole numbers"),
         ("hidden=1.5", "hidden is 1.5, expected a sequence of whole numbers"),
-        ("layernorm=true", "there are only hidden, activation, orthogonal, layer_norm, normalise. Did you mean"),
+        ("layernorm=true", "there are only hidden, activation, orthogonal, layer_norm, recurrent, normalise. Did"),
     ],
 )
 def test_mistakes_are_refused(word: str, says: str) -> None:
@@ -135,3 +153,129 @@ def test_convolutions_that_do_not_fit_are_refused(
 ) -> None:
     with pytest.raises(UserError, match=says):
         network(algorithm, shown, actions, False, *words)
+
+
+CAR = spaces.Box(0, 255, (96, 96, 3), "uint8"), spaces.Box(np.array([-1.0, 0.0, 0.0]), np.ones(3), dtype=np.float64)
+
+
+@pytest.mark.parametrize("algorithm", ["reinforce", "a2c", "ppo"])
+def test_car_racing_gets_convolutions_and_a_gaussian_policy(algorithm: str) -> None:
+    choice = choose(algorithm, Task(env="CarRacing-v3"), *CAR)
+    model = choice.create_model()
+    assert type(model) is ConvolutionalGaussianActorCritic
+    assert type(choice.create_agent(model)) is GaussianAgent
+    policy, value = model(torch.zeros(2, 96, 96, 3, dtype=torch.uint8))
+    assert (policy.shape, value.shape) == ((2, 6), (2,))
+    words = ("initial_log_std=-1", "n_features=8", "layers=[[4,8,4]]")
+    model = network(algorithm, *CAR, False, *words)
+    assert torch.equal(model.policy.log_std.detach(), torch.full((3,), -1.0))
+    assert model.trunk.n_features == 8
+
+
+def test_the_refusal_of_images_names_algorithms_that_take_them() -> None:
+    with pytest.raises(UserError, match="SAC has no network for images: use ppo or a2c"):
+        network("sac", *CAR)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "actions", "kind"),
+    [
+        ("reinforce", SEVERAL, RecurrentAgent),
+        ("a2c", ONE, RecurrentAgent),
+        ("ppo", VECTOR, RecurrentGaussianAgent),
+        ("pqn", ONE, RecurrentQAgent),
+    ],
+)
+@pytest.mark.parametrize("shown", [NUMBERS, GRID], ids=["numbers", "images"])
+def test_a_memory_is_a_setting_of_the_network(
+    algorithm: str, actions: spaces.Space, kind: type, shown: spaces.Space
+) -> None:
+    choice = choose(algorithm, Task(env="E", network=("recurrent=true", "n_hidden=7")), shown, actions)
+    model = choice.create_model()
+    assert type(choice.create_agent(model)) is kind
+    assert isinstance(model, Recurrent)
+    assert model.n_hidden == 7
+    assert isinstance(model.trunk, ConvolutionalTrunk if shown is GRID else nn.Identity)
+    words = choose(algorithm, Task(env="E", recurrent=True, network=("n_hidden=7",)), shown, actions)
+    assert str(words.create_model()) == str(model)  # --recurrent says the same
+    forgets = network(algorithm, shown, actions, True, "recurrent=false")
+    assert not isinstance(forgets, Recurrent)
+
+
+def test_settings_of_convolutions_and_of_the_memory_behind_them() -> None:
+    words = ("recurrent=true", "layers=[[4,3,1]]", "n_features=9", "n_hidden=5", "highest=10")
+    model = network("ppo", CELLS, ONE, False, *words)
+    assert (model.trunk.n_features, model.trunk.highest, model.trunk.channels_last) == (9, 10, True)
+    assert (model.encoder.layers[0].in_features, model.memory.hidden_size) == (9, 5)
+    with pytest.raises(
+        UserError, match="--network hidden: there are only n_hidden, activation, orthogonal, layer_norm"
+    ):
+        network("ppo", GRID, ONE, False, "recurrent=true", "hidden=64")
+
+
+def test_a_memory_behind_stacks_of_atari_frames() -> None:
+    frames, task = spaces.Box(0, 255, (1, 84, 84), "uint8"), Task(env="E", network=("recurrent=true",))
+    choice = choose("ppo", task, frames, ONE, stack=4)
+    model = choice.create_model()
+    agent = choice.create_agent(model)
+    assert isinstance(agent, StackingAgent)
+    assert isinstance(agent.agent, RecurrentAgent)
+    assert model.trunk.frame_shape == (4, 84, 84)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "actions", "says"),
+    [
+        ("dqn", ONE, "DQN has no agent with a memory: use pqn, ppo or a2c, or omit --network recurrent=true."),
+        ("sac", VECTOR, "SAC has no agent with a memory: use ppo or a2c, or omit --network recurrent=true."),
+    ],
+)
+def test_algorithms_without_a_memory_refuse_it(algorithm: str, actions: spaces.Space, says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        network(algorithm, NUMBERS, actions, False, "recurrent=true")
+
+
+@pytest.mark.parametrize("words", [["--recurrent"], ["--network", "recurrent=true"]])
+def test_initial_settings_fit_an_agent_with_a_memory(words: list[str]) -> None:
+    def settings(*more: str) -> tuple[Task, argparse.Namespace]:
+        options = read_initial_options(["--env", "Breakout-MinAtar", "--n-envs", "2", *more])
+        begun, _ = settings_for("ppo", options, None)
+        assert begun is not None
+        return begun
+
+    task, config = settings(*words)
+    assert config.n_minibatches == 2  # an agent with a memory learns from whole environments
+    assert task.network == ()  # the widths of a perceptron are not for it
+    task, config = settings()
+    assert config.n_minibatches > 2
+    assert task.network == ("hidden=[128, 128]",)
+
+
+BOARD = spaces.Dict(frame=spaces.Box(0, 1, (2, 6, 7), "uint8"), legal=spaces.MultiBinary(7))
+
+
+@pytest.mark.parametrize(
+    ("word", "says"),
+    [
+        (
+            "hidden=64",
+            "hidden: there are only n_features, layers, channels_last, activation, layer_norm, highest",
+        ),
+        ("layer_nrom=true", "Did you mean 'layer_norm'"),
+        ("normalise=true", "--network normalise: there are only n_features"),
+        ("layer_norm=2", "--network layer_norm=2: expected true or false."),
+        ("layers=atari", "cannot create this network: ConvolutionalTrunk: a kernel of 8 does not fit into 6 x 7"),
+        ("recurrent=true", "such as --env ConnectFour-v0, without a memory"),
+        ("recurrent=3", "--network recurrent=3: expected true or false."),
+    ],
+)
+def test_alphazero_refuses_settings_that_its_network_lacks(word: str, says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        network("alphazero", BOARD, spaces.Discrete(7), False, word)
+
+
+def test_alphazero_takes_the_settings_of_convolutions() -> None:
+    words = ("n_features=16", "layers=[[8,3,1]]", "activation=silu", "layer_norm=true", "recurrent=false")
+    model = network("alphazero", BOARD, spaces.Discrete(7), False, *words)
+    assert model.trunk.n_features == 16
+    assert {nn.SiLU, nn.LayerNorm} <= kinds(model)

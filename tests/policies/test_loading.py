@@ -266,6 +266,8 @@ NETWORKS = [
     nn.GRUCell(3, 4),
     bundled.ActorCritic(4, (2, 3), orthogonal=False),
     bundled.MLP(4, 2, activation=nn.GELU),
+    bundled.ConvolutionalGaussianActorCritic((10, 10, 3), 2, channels_last=True, initial_log_std=-1.0),
+    bundled.RecurrentGaussianActorCritic(bundled.ConvolutionalTrunk((1, 12, 12), n_features=8), 2, n_hidden=4),
     bundled.Normalised(bundled.GaussianActorCritic(3, 1, initial_log_std=-1.0), None, discount=0.9, clip=3.0),
 ]
 

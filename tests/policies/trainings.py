@@ -159,6 +159,13 @@ TASKS = {
         partial(bundled.StackingAgent.create, create_agent=bundled.ActorCriticAgent, shape=STACK),
         PICTURES,
     ),
+    "recurrent, stacks": Task(
+        lambda: bundled.RecurrentActorCritic(
+            bundled.ConvolutionalTrunk(STACK, n_features=8, layers=((4, 3, 1),)), 3, n_hidden=8
+        ),
+        partial(bundled.StackingAgent.create, create_agent=bundled.RecurrentAgent, shape=STACK),
+        PICTURES,
+    ),
     "convolutional values": Task(
         lambda: nn.Sequential(
             bundled.ConvolutionalTrunk((1, 12, 12), n_features=8, layers=((4, 3, 1),)), bundled.DuellingHead(8, 3)
