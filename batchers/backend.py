@@ -13,6 +13,7 @@ from rlstruct.batchers.collector_factory import CollectorFactory
 from rlstruct.batchers.reports import LostEpisodes
 from rlstruct.batchers.saved_state import CollectorState
 from rlstruct.batchers.workers.placement import WorkerPlacement
+from rlstruct.batchers.workers.system import check_platform
 from rlstruct.core import DictTensor, Layout
 from rlstruct.errors import BadValueError
 from rlstruct.registry import Registry
@@ -120,4 +121,6 @@ def create_backend(settings: BackendSettings) -> Backend:
             f"RL_Batcher: cluster={cluster!r} names the backend {name!r}, expected one of {sorted(BACKENDS)}. "
             f"Register yours: rlstruct.batchers.backend.BACKENDS[{name!r}] = 'module:callable'."
         )
+    if name == "workers":
+        check_platform("RL_Batcher")
     return BACKENDS[name](settings)

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rlstruct.batchers.workers.system import open_memory
 from rlstruct.core import Layout
 
 _ALIGNMENT = 64  # bytes; each tensor starts at a new cache line
@@ -27,7 +28,7 @@ class SharedBlock:
 
     def __init__(self, fd: int | None = None) -> None:
         """Create an empty block, or open the one with the inherited file descriptor ``fd``."""
-        self._fd = os.memfd_create("rlstruct", os.MFD_CLOEXEC) if fd is None else fd
+        self._fd = open_memory() if fd is None else fd
         self._close = weakref.finalize(self, os.close, self._fd)
         self.layout, self._tensors = Layout(), dict[str, Tensor]()
 

@@ -33,13 +33,12 @@ from rlstruct.batchers.workers.processes import (
     GUARD,
     NO_MAIN_GUARD,
     WORKER_NAME,
-    die_with,
     exit_worker,
     has_ended,
     inheriting,
-    mortal_parent,
     quiet_start,
 )
+from rlstruct.batchers.workers.system import check_platform, die_with, mortal_parent
 from rlstruct.errors import LearnerError
 
 JOIN_SECONDS = 300.0
@@ -98,6 +97,8 @@ def launch_learners(config: TrainingConfig, train: Callable[[], object]) -> Iter
             "run_training: torch.distributed is in use already, in this process. Leave it to run_training: call "
             "torch.distributed.destroy_process_group() first, or do not initialise it."
         )
+    if rendezvous is None:
+        check_platform("run_training")
     shares = share_gpus(config)
     with contextlib.ExitStack() as stack:
         processes = LearnerProcesses()
@@ -252,7 +253,7 @@ class LearnerProcesses:
 
 def _train_as_rank(payload: bytes, rank: int, size: int, port: int, n_threads: int, parent: int | None) -> None:
     """Train as one of several learners; errors are reported to rank 0 once this process has joined."""
-    if parent is not None and sys.platform == "linux":
+    if parent is not None:
         die_with(parent)
     torch.set_num_threads(n_threads)
     variables = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}

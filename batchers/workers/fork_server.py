@@ -11,14 +11,14 @@ importing torch. These promises are the reason why it is not multiprocessing's f
 | `sys.path` of any length                  | `_command` writes a file       | "Argument list too long"          |
 | Starting, naming, ending without waiting  | `memfd`, `_Forked.wait`        | starting waits for the server     |
 | Hundreds of workers at once               | `_Server.fork` tries again     | not needed, since it waits        |
-| Workers may start processes               | `_ForkedProcess`: no daemon    | the same                          |
+| Workers may start processes               | `ForkedProcess`: no daemon    | the same                          |
 | All are killed with the program           | `die_with`                     | only if they can read a pipe      |
 | A killed program leaves no folder         | socket without a name          | leaves /tmp/pymp-…                |
 | The rest of the program is not affected   | private `_server`, its `owner` | one for the whole program         |
 | No lock of a thread is held in a worker   | `_fork` counts the threads     | forks nevertheless                |
 | 15 to 20 MiB for a worker                 | `gc.freeze`                    | the collector copies memory       |
 | No two workers draw the same              | `numpy.random.seed`            | equal numbers from NumPy          |
-| Frozen programs                           | `start_process` spawns         | cannot start                      |
+| Frozen programs                           | `system.start_process` spawns  | cannot start                      |
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from multiprocessing import context, get_context, reduction, resource_tracker, spawn, util
+from collections.abc import Iterator, Sequence
+from multiprocessing import context, reduction, resource_tracker, spawn, util
 from multiprocessing.connection import wait
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 import numpy
 
-from rlstruct.batchers.workers.processes import die_with, mortal_parent, open_standard_streams
+from rlstruct.batchers.workers.processes import open_standard_streams
+from rlstruct.batchers.workers.system import die_with, mortal_parent
 from rlstruct.profiling.operations import VARIABLE
 
 _MESSAGE = struct.Struct("qq")  # about a worker: its process id, and its exit code or _RUNNING
@@ -74,29 +74,6 @@ _STATUS = re.compile(
     r"^(?:Umask|[UG]id|Groups|NSpgid|NSsid|SigBlk|SigIgn|Cap\w+|NoNewPrivs|Seccomp\w*|THP_enabled|Mems_allowed):.*",
     re.MULTILINE,
 )
-
-
-def start_process(target: Callable[..., object], arguments: tuple[Any, ...], name: str, seconds: float) -> BaseProcess:
-    """Start a process that calls ``target`` and is killed when this process ends. Call this within `quiet_start`.
-
-    Raises:
-        OSError: the process cannot be started, or the server has not read requests for this many seconds.
-    """
-    process: BaseProcess
-    if getattr(sys, "frozen", False):  # the executable is the program, and cannot run the server's code
-        arguments = (mortal_parent(), target, arguments)
-        process = get_context("spawn").Process(target=_call, args=arguments, name=name)
-    else:
-        process = _ForkedProcess(target=target, args=arguments, name=name)
-        process.seconds = seconds
-    process.start()
-    return process
-
-
-def _call(parent: int | None, target: Callable[..., object], arguments: tuple[Any, ...]) -> None:
-    if parent is not None:
-        die_with(parent)
-    target(*arguments)
 
 
 class _Server:
@@ -200,7 +177,7 @@ class _Forked:
         def detach(self) -> int:
             return _inherited[self._place]
 
-    def __init__(self, process: _ForkedProcess) -> None:
+    def __init__(self, process: ForkedProcess) -> None:
         util._flush_std_streams()  # type: ignore[attr-defined]
         self._pid: int | None = None
         self._pidfd: int | None = None  # readable once the worker has ended, even if the server has not noticed
@@ -282,8 +259,10 @@ class _Forked:
                 os.kill(self._pid, signal.SIGKILL)
 
 
-class _ForkedProcess(context.SpawnProcess):
-    seconds: float  # see `start_process`
+class ForkedProcess(context.SpawnProcess):
+    """A process that the server forks; started within ``seconds``."""
+
+    seconds: float
 
     @staticmethod
     def _Popen(process_obj: Any) -> Any:  # noqa: ANN401 - typed as one of multiprocessing's own

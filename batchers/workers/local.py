@@ -21,7 +21,6 @@ from rlstruct.batchers.backend import BackendSettings
 from rlstruct.batchers.progress import Interrupted, Phase, Progress
 from rlstruct.batchers.rollout_buffer import Rollout
 from rlstruct.batchers.shared_memory import SharedBlock
-from rlstruct.batchers.workers.fork_server import start_process
 from rlstruct.batchers.workers.placement import WorkerPlacement
 from rlstruct.batchers.workers.pool import WorkerPool
 from rlstruct.batchers.workers.processes import (
@@ -33,6 +32,7 @@ from rlstruct.batchers.workers.processes import (
     open_standard_streams,
     quiet_start,
 )
+from rlstruct.batchers.workers.system import start_process
 from rlstruct.batchers.workers.transport import Executed, Order, PublishedWeights
 from rlstruct.batchers.workers.worker import Worker
 from rlstruct.core import Layout
@@ -104,7 +104,8 @@ class WorkerArguments:
 
     index: int
     n_workers: int
-    factory: bytes
+    factory: SharedBlock  # a pipe would hold only its beginning, and the parent would wait until the worker reads on
+    factory_layout: Layout
     backends: dict[str, str]
     progress: SharedBlock  # one row per worker
     buffers: tuple[SharedBlock, SharedBlock]
@@ -124,14 +125,18 @@ class LocalTransport:
         open_standard_streams()  # otherwise a socket could get the descriptor of one
         self._n_workers, self._placement, self._timeout = n_workers, placement, timeout
         self._selector = PollSelector()
-        self._progress = SharedBlock()
+        self._progress, self._factory = SharedBlock(), SharedBlock()
         self._buffers = [(SharedBlock(), SharedBlock()) for _ in range(n_workers)]
         self._weights = tuple(SharedBlock() for _ in _SLOTS)
 
     def open(self, index: int, factory: bytes) -> LocalLink:
         """Start a process with its share of the GPU."""
         buffers, backends = self._buffers[index], registered_backends()
-        start = WorkerArguments(index, self._n_workers, factory, backends, self._progress, buffers, self._weights)
+        layout = Layout({"bytes": ((len(factory),), torch.uint8)})
+        self._factory.map(layout)["bytes"].numpy()[:] = memoryview(factory)  # sync: on the CPU
+        start = WorkerArguments(
+            index, self._n_workers, self._factory, layout, backends, self._progress, buffers, self._weights
+        )
         with quiet_start(), self._placement.starting(index):
             return LocalLink(start, self._selector, self._timeout)
 
@@ -160,7 +165,12 @@ class LocalTransport:
 
     def close(self) -> None:
         """Release the shared memory and the workers' shares of the GPU."""
-        for block in (self._progress, *self._weights, *(block for buffers in self._buffers for block in buffers)):
+        for block in (
+            self._progress,
+            self._factory,
+            *self._weights,
+            *(block for buffers in self._buffers for block in buffers),
+        ):
             block.close()
         self._placement.close()
 
@@ -278,7 +288,8 @@ def main(start: WorkerArguments, end: socket.socket) -> None:
         block: SharedBlock = start.weights[weights.place]
         return block.map(weights.layout)
 
-    worker = Worker(start.factory, start.backends, progress, [block.map for block in start.buffers], read)
+    factory = bytes(start.factory.map(start.factory_layout)["bytes"].numpy())  # sync: on the CPU
+    worker = Worker(factory, start.backends, progress, [block.map for block in start.buffers], read)
     channel, failure = Channel(end), None
     try:
         _serve(worker, channel, progress)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import ctypes
 import os
 import re
 import signal
@@ -15,6 +14,7 @@ from multiprocessing import get_start_method, process, resource_tracker, set_sta
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+from rlstruct.batchers.workers.system import descendants
 from rlstruct.errors import UsageError
 
 GUARD = 'Put the code that trains or creates a batcher under `if __name__ == "__main__":`.'
@@ -26,22 +26,6 @@ NO_MAIN_GUARD = 86
 _SHARED_MEMORY = Path("/dev/shm")
 ENVIRONMENT_LOCK = threading.RLock()
 """Held while environment variables are set for new processes."""
-
-
-def mortal_parent() -> int | None:
-    """Return this process's id if a child may ask Linux to be killed when this process ends, else None.
-
-    Linux watches the thread that starts the child, and only the main thread lives as long as its process.
-    """
-    return os.getpid() if threading.current_thread() is threading.main_thread() else None
-
-
-def die_with(parent: int) -> None:
-    """Let Linux kill this process when its parent ends, even if this process is stopped or busy in C code."""
-    set_parent_death_signal = 1  # PR_SET_PDEATHSIG of linux/prctl.h
-    ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
-    if os.getppid() != parent:  # the parent ended before the call
-        os._exit(1)
 
 
 def has_ended(child: BaseProcess) -> bool:
@@ -64,7 +48,7 @@ class Leftovers:
     """
 
     def __init__(self, pid: int, since: float) -> None:
-        self._children = _descendants(pid)
+        self._children = descendants(pid)
         mapped = set[int]().union(*map(_mapped_files, (pid, *self._children))) - _mapped_files(os.getpid())
         self._names = [
             file.name
@@ -86,15 +70,6 @@ class Leftovers:
             )
             for call in (resource_tracker.register, resource_tracker.unregister):  # it may not know the name
                 call(tracked_name, resource_type)
-
-
-def _descendants(pid: int) -> list[int]:
-    """Return the ids of all processes that a process has started, and those that these have started."""
-    children: list[int] = []
-    with contextlib.suppress(OSError):  # it has just ended
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            children.extend(map(int, (task / "children").read_text().split()))
-    return children + [one for child in children for one in _descendants(child)]
 
 
 def _mapped_files(pid: int) -> set[int]:
