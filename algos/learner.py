@@ -118,6 +118,8 @@ class GradientLearner(ABC):
         self.version_now = torch.zeros((), dtype=torch.int64, device=self.device)
         self._finite = torch.ones((), dtype=torch.bool, device=self.device)
         self._weights = [weight for weight in model.parameters() if weight.requires_grad]
+        self._keys_seed = self.seed_for("policy noise")  # the name is SAC's, whose results it keeps
+        self._n_keys = 0  # drawn since the last gradient step that counts in ``version_now``
         self._rates: dict[float, Tensor] = {}  # by initial value; tensors, because a graph would freeze numbers
         self._n_steps = 0  # gradient steps of an update
         self._owner, graph, self._compile = self._executors()
@@ -333,7 +335,7 @@ class GradientLearner(ABC):
 
     def _counted(self, argument: Any) -> dict[str, Tensor]:  # noqa: ANN401
         """Count gradient steps, which a replayed graph does not repeat."""
-        first = self.policy_version
+        first, self._n_keys = self.policy_version, 0
         terms = self._captured(argument)
         self._n_steps = self.policy_version - first
         return terms
@@ -350,6 +352,20 @@ class GradientLearner(ABC):
         """
         seed = torch.full((1,), self._own_seed(), dtype=torch.int64, device=self.device)
         return random.purpose_seed(seed, purpose)
+
+    def keys(self, n: int) -> Tensor:
+        """Return new random keys for `rlstruct.functional.random`, such as those with which an agent acts in a loss.
+
+        Call this in `minibatches` or `prepare`, or in ``prepare_sample`` of a learner with a replay buffer, and pass
+        the keys on with the minibatch. They follow from the seed, the gradient step and the earlier calls, so that a
+        resumed training and a captured graph draw the same ones, and no other learner does.
+
+        Returns:
+            [n] int64 on the learner's device.
+        """
+        lanes = torch.arange(self._n_keys, self._n_keys + n, dtype=torch.int64, device=self.device)
+        self._n_keys += n
+        return random.step_keys(self._keys_seed, self.version_now, lanes).flatten()
 
     def _own_seed(self) -> int:
         """Return the seed of this learner, which no other learner and no training with another seed has."""

@@ -174,6 +174,7 @@ class ReplayLearner(GradientLearner):
     def _take_steps(self, trajectories: Trajectories) -> dict[str, Tensor]:
         """Take the gradient steps of an update; each may be one graph, with its sample and what follows it."""
         self.version_now.fill_(self.policy_version)
+        self._n_keys = 0
         samples_here = isinstance(self.buffer, ReplayBuffer) and self.buffer.device == self.device
         if self._graph.make is None or not samples_here or not self._runs_bundled_code():
             return super()._take_steps(trajectories)

@@ -20,7 +20,6 @@ from rlstruct.algos.replay_learner import PolyakAverage, ReplayConfig, ReplayLea
 from rlstruct.algos.training.config import TrainingConfig
 from rlstruct.core import DictTensor
 from rlstruct.errors import BadTypeError
-from rlstruct.functional import random
 from rlstruct.functional.q_learning import project_distribution, td_target
 from rlstruct.options import option
 from rlstruct.profiling import operation
@@ -186,26 +185,16 @@ class SACLearner(ReplayLearner):
         (group,), critic_ids = self.optimizer.param_groups, {id(weight) for weight in critics}
         group["params"] = [weight for weight in group["params"] if id(weight) not in critic_ids]
         self.optimizer.add_param_group({"params": critics, "initial_lr": config.critic_learning_rate})
-        self._seed = self.seed_for("policy noise")
-        self._lanes = torch.arange(2 * config.batch_size, device=self.device)
 
     def prepare_sample(self, batch: DictTensor) -> DictTensor:
         """Add the policy's random keys to a sample; see `losses`."""
-        key, next_key = self.keys()
+        key, next_key = self.keys(2 * len(batch["reward"])).view(2, -1)
         return super().prepare_sample(batch) + DictTensor({"observation/rng": key, "_observation/rng": next_key})
 
     def after_step(self, minibatch: DictTensor, terms: dict[str, Tensor]) -> dict[str, Tensor]:
         """Move the target critics."""
         self._target.update(self.config.target_update_rate)
         return terms
-
-    def keys(self) -> Tensor:
-        """Return the policy's random keys for the next gradient step: for the sampled and for the next observations.
-
-        Returns:
-            [2, K] int64 on the learner's device.
-        """
-        return random.step_keys(self._seed, self.version_now, self._lanes).view(2, -1)
 
     def terms(self, minibatch: DictTensor) -> dict[str, Tensor]:
         """Compute `losses` of a sampled batch."""

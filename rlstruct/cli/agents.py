@@ -35,6 +35,7 @@ class AgentChoice:
     create_model: Callable[[], nn.Module]  # returns the network, on the CPU
     create_agent: Callable[..., RL_Agent]  # returns the agent
     kind: str  # description for the user
+    named: bool = False  # the user's own network, agent or both, which every command finds by the run's settings
 
 
 def algorithm_of(name: str) -> Algorithm[Any]:
@@ -76,8 +77,12 @@ def choose(
 ) -> AgentChoice:
     """Choose agent and network by the spaces; the agent sees the last ``stack`` frames."""
     if (own := searching(algorithm)) is not None:
+        if task.own_network or task.agent:
+            raise UserError(f"{algorithm} searches with its own network and agent: omit --agent and MODULE:NAME.")
         chosen: AgentChoice = own.choose(task, observation, action)
         return chosen
+    if task.own_network or task.agent:
+        return _with_own(algorithm, task, observation, action, stack)
     observation, recurrent = _fitting(algorithm, task, _one_frame(observation), action), task.remembers()
     discrete, continuous = count_actions(action), isinstance(action, spaces.Box)
     settings = task.network_settings()
@@ -105,7 +110,7 @@ def choose(
     settings.pop("recurrent", None)
     shape = (stack, *observation.shape[1:]) if stack > 1 else observation.shape
     if stack > 1:
-        create_agent = partial(agents.StackingAgent.create, create_agent=create_agent, shape=shape)
+        create_agent = _stacking(create_agent, shape)
     inputs: int | tuple[int, ...] = shape if convolutional else math.prod(shape)
     outputs: tuple[Any, ...] = (action.shape[0] if continuous else discrete,)  # type: ignore[index]
     if family == "soft":
@@ -136,6 +141,51 @@ def check_settings(settings: Mapping[str, Any], settable: Mapping[str, Any]) -> 
             raise UserError(f"--network {name}: there are only {', '.join(settable)}.{nearest(name, settable)}")
         if isinstance(settable[name], bool) and not isinstance(value, bool):
             raise UserError(f"--network {name}={value}: expected true or false.")
+
+
+def _with_own(
+    algorithm: str, task: Task, observation: spaces.Space[Any], action: spaces.Space[Any], stack: int
+) -> AgentChoice:
+    """Choose the user's own network, agent, or both, and a bundled part for the other."""
+    network, agent, parts = task.own_network, task.agent, {}
+    kind = " and ".join(filter(None, (network, agent)))
+    if network is None or agent is None:
+        others = replace(task, network=() if network else task.network, agent=None)
+        bundled = choose(algorithm, others, observation, action, stack)
+        kind, parts = f"{kind}, otherwise {bundled.kind}", dict(vars(bundled))
+    if stack > 1 and isinstance(observation, spaces.Box):
+        observation = spaces.Box(0, 255, (stack, *observation.shape[1:]), np.uint8)
+    if network is not None:
+        imported(network)  # raises for an unknown name
+        parts["create_model"] = partial(_own_network, network, observation, action, task.network_settings())
+    if agent is not None:
+        create_agent = imported(agent)
+        parts["create_agent"] = create_agent if stack == 1 else _stacking(create_agent, observation.shape or ())
+    return AgentChoice(**{**parts, "kind": kind, "named": True})
+
+
+def _own_network(
+    name: str, observation: spaces.Space[Any], action: spaces.Space[Any], settings: Mapping[str, Any]
+) -> nn.Module:
+    """Create the user's network, which gets the spaces if it accepts ``observation_space`` and ``action_space``."""
+    create = imported(name)
+    taken = inspect.signature(create).parameters
+    offered = {"observation_space": observation, "action_space": action}
+    arguments = {**{key: value for key, value in offered.items() if key in taken}, **settings}
+    try:
+        inspect.signature(create).bind(**arguments)
+    except TypeError as error:
+        raise UserError(
+            f"--network {name} cannot be called with {', '.join(arguments) or 'no arguments'}: {error}. Accept "
+            "observation_space or action_space, or pass further arguments as KEY=VALUE."
+        ) from None
+    if not isinstance(made := create(**arguments), nn.Module):
+        raise UserError(f"--network {name} returned a {type(made).__name__}, expected a torch.nn.Module.")
+    return made
+
+
+def _stacking(create_agent: Callable[..., RL_Agent], shape: Sequence[int]) -> Callable[..., RL_Agent]:
+    return partial(agents.StackingAgent.create, create_agent=create_agent, shape=shape)
 
 
 def _one_frame(observation: spaces.Space[Any]) -> spaces.Space[Any]:

@@ -149,8 +149,8 @@ def load_trained(run: Path, *, auto_reset: bool, factories: Sequence[str] = ()) 
         checkpoint = read_checkpoint(file)
         policy = checkpoint.get("policy") or {}
         missing = dict(missing_factories(policy)) if policy else {}
-        if algorithm_of(settings.algorithm).agents == "search" and is_own(settings.task.env):
-            missing.pop("create_agent", None)  # around the user's game, which `prepare` has found by its name
+        for part in _named(settings):  # `prepare` has found it by its name
+            missing.pop(part, None)
         if missing:
             raise UserError(f"{file} does not contain its whole policy: {', and '.join(missing.values())}.{_FACTORIES}")
         load_weights(model, checkpoint["model"], f"{file} does not fit the network of this version, {choice.kind}")
@@ -168,14 +168,30 @@ def undescribed(run: Path, names: Sequence[str]) -> dict[str, Any]:
         )
     if names:
         return dict(zip(("create_model", "create_agent"), map(imported, names[1:]), strict=False))
-    with contextlib.suppress(UserError):  # no run of rlstruct train
-        folder = run if run.is_dir() else run.parent
-        name = str(read_settings(folder)[1]["algorithm"])
-        search = not is_own(name) and algorithm_of(name).agents == "search"
-        if search and is_own((settings := load_settings(folder)).task.env):
-            game = find(settings.task, auto_reset=True)
-            return {"create_agent": partial(SearchAgent, create_simulator=game, discount=-settings.config.discount)}
-    return {}
+    folder = run if run.is_dir() else run.parent
+    try:
+        stored = read_settings(folder)[1]
+    except UserError:  # no run of rlstruct train
+        return {}
+    name = str(stored["algorithm"])
+    search = not is_own(name) and algorithm_of(name).agents == "search"
+    if search and is_own((settings := load_settings(folder)).task.env):
+        game = find(settings.task, auto_reset=True)
+        return {"create_agent": partial(SearchAgent, create_simulator=game, discount=-settings.config.discount)}
+    task = _build(Task, stored["task"], folder)
+    if task.own_network is None and task.agent is None:
+        return {}
+    settings = load_settings(folder)
+    _, choice = prepare(settings.algorithm, settings.task)
+    return {part: getattr(choice, part) for part in _named(settings)}
+
+
+def _named(settings: RunSettings) -> list[str]:
+    """Return which factories of a run's policy its settings name, so that the checkpoint may lack them."""
+    task = settings.task
+    game = algorithm_of(settings.algorithm).agents == "search" and is_own(task.env)
+    named = {"create_model": task.own_network is not None, "create_agent": task.agent is not None or game}
+    return [part for part, is_named in named.items() if is_named]
 
 
 def factory_hint(error: Exception) -> str:

@@ -61,7 +61,9 @@ class Task(Options):
             there is one.
         recurrent: give the agent a memory, a gated recurrent unit; short for --network recurrent=true.
         network: settings of the network, each as KEY=VALUE, such as hidden=[128,128]; normalise=true scales its frames
-            and the learner's rewards to unit size.
+            and the learner's rewards to unit size. Or first your own network, MODULE:NAME, then its keyword arguments.
+        agent: your own agent, MODULE:NAME, called with the network, device, stochastic and copy_model; None for a
+            bundled one that fits.
     """
 
     env: str
@@ -70,10 +72,17 @@ class Task(Options):
     simulator: Backend | None = None
     recurrent: bool = False
     network: tuple[str, ...] = ()
+    agent: str | None = None
+
+    @property
+    def own_network(self) -> str | None:
+        """``module:name`` of the user's own network; None for a bundled one."""
+        return self.network[0] if self.network and is_own(self.network[0]) else None
 
     def network_settings(self) -> dict[str, Any]:
         """Return the settings of the network as keyword arguments."""
-        return read_settings("--network", self.network, "hidden=[128,128]")
+        words = self.network if self.own_network is None else self.network[1:]
+        return read_settings("--network", words, "hidden=[128,128]")
 
     def remembers(self) -> bool:
         """Return True if the agent gets a memory. ``recurrent=…`` among the network's settings takes precedence."""
@@ -171,6 +180,7 @@ class Factory:
     backend: Backend | None = None  # how a bundled simulator computes a step; None for another environment
     atari: bool = False  # preprocessed as in Machado et al. (2018): 84 x 84 bytes, see `preprocessing`
     wrapper: tuple[str, ...] = ()  # of gymnasium's environments, see `rlstruct.cli.wrappers`; imported where they act
+    flat: bool = True  # an observation with several parts becomes one vector, which bundled networks and agents need
 
     @property
     def stack(self) -> int:
@@ -267,7 +277,7 @@ class Factory:
         if isinstance(bounded, spaces.Box) and np.issubdtype(bounded.dtype, np.floating):
             env = gymnasium.wrappers.ClipAction(env)  # Gaussian agents ignore the bounds
             env.action_space = bounded  # agents of SAC need them
-        if not isinstance(getattr(env, "observation_space", None), spaces.Box | None):
+        if self.flat and not isinstance(getattr(env, "observation_space", None), spaces.Box | None):
             with contextlib.suppress(NotImplementedError, ValueError):  # GymEnv names the part that has no fixed shape
                 env = gymnasium.wrappers.FlattenObservation(env)  # one-hot categories, concatenated parts
         return env
@@ -277,7 +287,8 @@ def find(task: Task, *, auto_reset: bool) -> Factory:
     """Find the factory of a task's environment."""
     name, backend = task.env, task.simulator
     settings = read_settings("--env-options", task.env_options, "continuous=false")
-    made = Factory(name, settings, auto_reset, wrapper=task.wrapper)
+    flat = task.own_network is None or task.agent is None
+    made = Factory(name, settings, auto_reset, wrapper=task.wrapper, flat=flat)
     for word in task.wrapper:
         wrappers.load(word)  # raises for an unknown name or argument
     if is_own(name):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -98,6 +99,43 @@ def test_a_gradient_in_another_memory_layout_moves_the_weights_as_in_their_own()
             learner.descend({"loss": torch.zeros(())}, gradient)
         moved.append([weight.detach() for weight in learner.model.parameters()])
     assert all(map(torch.equal, *moved))
+
+
+class Drawing(a2c.A2CLearner):
+    """Draws keys in each update: for the batch, and for each of three gradient steps."""
+
+    def update(self, *given: Any) -> dict[str, torch.Tensor]:
+        self._drawn: list[torch.Tensor] = []
+        return super().update(*given)
+
+    def prepare(self, trajectories: Trajectories) -> Any:
+        self._drawn.append(self.keys(2))
+        return super().prepare(trajectories)
+
+    def minibatches(self, prepared: Any) -> Any:
+        for batch in [*super().minibatches(prepared)] * 3:
+            self._drawn.append(self.keys(4))
+            yield batch
+
+    def draw(self, trajectories: Trajectories) -> torch.Tensor:
+        self.update(trajectories, 0.5)
+        return torch.cat(self._drawn)
+
+
+def test_random_keys_are_all_different_and_continue_from_a_checkpoint() -> None:
+    batch = collect(make_agent, {"kind": "feed-forward", "model": ActorCritic(3, 2)}, True)
+    config = a2c.A2CConfig(n_timesteps=9, n_envs=3)
+    one, again, other = (
+        Drawing.create(ActorCritic(3, 2), ActorCriticAgent, settings)
+        for settings in (config, config, replace(config, seed=1))
+    )
+    first, state = one.draw(batch), one.state_dict()
+    second = one.draw(batch)
+    assert first.dtype == torch.int64
+    assert len(first) % 14 == 0
+    assert len(torch.cat([first, second, other.draw(batch)]).unique()) == 3 * len(first)
+    again.load_state_dict(state)
+    assert torch.equal(again.draw(batch), second)
 
 
 def wrong(learner: a2c.A2CLearner, kind: str) -> Any:

@@ -258,9 +258,11 @@ def test_samples_have_returns_of_n_steps(filled: Any) -> None:
 
 def test_draws_differ_from_step_to_step_and_from_state_to_state(filled: Any) -> None:
     learner = filled()
-    keys = learner.keys()
+    first = learner.sample()
     learn_once(learner)
-    assert len(torch.cat([keys, learner.keys()]).unique()) == 4 * learner.config.batch_size
+    samples = [first, learner.sample()]
+    keys = [sample[f"{part}observation/rng"] for sample in samples for part in ("", "_")]
+    assert len(torch.cat(keys).unique()) == 4 * learner.config.batch_size
 
 
 def test_actions_are_uniform_until_learning_starts() -> None:

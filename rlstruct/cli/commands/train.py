@@ -7,6 +7,8 @@ import errno
 import logging
 import re
 import shlex
+import traceback
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -24,9 +26,9 @@ from rlstruct.algos.training.evaluation import TrainingResult
 from rlstruct.algos.training.run_folder import RunFolder
 from rlstruct.cli.agents import AgentChoice, algorithm_of, display_name, prepare, with_stacks
 from rlstruct.cli.initial_settings import read_initial_options, settings_for
-from rlstruct.cli.messages import LOG, UserError, check_device, plural, refused, require, say, wrapped
+from rlstruct.cli.messages import LOG, UserError, check_device, out_of_memory, plural, refused, require, say, wrapped
 from rlstruct.cli.stored_run import RunSettings, commits, load_settings, load_trained, versions
-from rlstruct.cli.tasks import Factory, Task
+from rlstruct.cli.tasks import Factory, Task, is_own
 from rlstruct.errors import LearnerError, WorkerError, import_extra
 from rlstruct.options import declared
 
@@ -154,7 +156,10 @@ def read_options(arguments: Sequence[str]) -> tuple[str, Training[Any], list[str
 def _own(algorithm: str | None, run: str | None, factories: Sequence[str]) -> RunSettings:
     """Return the settings of a run that the user's own program has made."""
     if algorithm is None or run is None:
-        raise UserError("--factory continues a run of your own program: pass ALGORITHM and --resume RUN, too.")
+        raise UserError(
+            "--factory continues a run of your own program: pass ALGORITHM and --resume RUN, too. To start one here, "
+            "name your environment, network and agent: --env MODULE:NAME --network MODULE:NAME --agent MODULE:NAME."
+        )
     definition = algorithm_of(algorithm)
     if definition.arrange is not None and len(factories) < 3:
         raise UserError(f"--factory: {algorithm} needs create_env, create_model and create_agent.")
@@ -228,7 +233,10 @@ def _learn(
     try:
         with folder, _saying(compiling.__name__):
             create = choice.create_model, choice.create_agent
-            result: TrainingResult = algorithm_of(algorithm)(config, *create, factory, run=folder)
+            with _naming(algorithm, choice), warnings.catch_warnings():
+                if choice.named:
+                    warnings.filterwarnings("ignore", ".* do not contain its whole policy")
+                result: TrainingResult = algorithm_of(algorithm)(config, *create, factory, run=folder)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"stopped. To continue: {again} (its curve: rlstruct plot {path})") from None
     except (LearnerError, WorkerError):
@@ -251,6 +259,25 @@ def _learn(
         f"evaluations before and after; {threads} of PyTorch"
     )
     _say(f"next: rlstruct evaluate {path}{own}\n      rlstruct plot {path}")
+
+
+@contextlib.contextmanager
+def _naming(algorithm: str, choice: AgentChoice) -> Iterator[None]:
+    """Say which network and agent the command has created, if the user's own algorithm raises an error around them."""
+    try:
+        yield
+    except (AttributeError, TypeError, LookupError, ValueError, RuntimeError) as error:
+        known = isinstance(error, (UserError, LearnerError, WorkerError)) or out_of_memory(error)
+        if known or not is_own(algorithm):
+            raise
+        network, agent = type(choice.create_model()).__name__, getattr(choice.create_agent, "__name__", "an agent")
+        shown = UserError(
+            f"{algorithm} raised {type(error).__name__}: {' '.join(str(error).split())}\nThe command has created "
+            f"{network} and {agent} ({choice.kind}). If the algorithm needs others, set Algorithm(…, agents=…), or "
+            "name yours: --network MODULE:NAME --agent MODULE:NAME."
+        )
+        shown.remote_traceback = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+        raise shown from None
 
 
 class _Saying(logging.Handler):
