@@ -18,7 +18,7 @@ TRAIN := $(VENV)/.installed-train
 INSTALLED := $(VENV)/.installed-dev
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all torch gpu soak lint format types wheel docs bench-cpu compare peers clean
+.PHONY: help demo test test-all torch gpu soak portable lint format types wheel docs bench-cpu compare peers clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -32,6 +32,7 @@ test: $(INSTALLED) ## run the tests that a change needs, about five minutes on t
 test-all: $(INSTALLED) ## run these, tutorials, site, benchmarks, compilers, groups of learners; then half a minute of soak
 	$(PYTEST) -m "not exhaustive" $(ARGS)
 	PYTHONPATH=tests $(RUN) tests/batchers/soak.py --seconds 30
+	RLSTRUCT_PORTABLE=1 $(PYTEST) -m "not exhaustive" tests/batchers/test_weights.py tests/batchers/test_system.py
 
 torch: ## run the core tests with the oldest and the newest torch, each in an environment of its own
 	bash .ci/torch_versions
@@ -41,6 +42,11 @@ gpu: ## two hours on a GPU, tests and benchmarks, with the packages that are the
 
 soak: $(INSTALLED) ## break batchers at random for ten minutes: make soak ARGS="--seconds 60 --seed 3"
 	PYTHONPATH=tests $(RUN) tests/batchers/soak.py $(ARGS)
+
+portable: $(INSTALLED) ## test workers as macOS starts them, here too, ten minutes on two cores; then a minute of soak
+	RLSTRUCT_PORTABLE=1 $(PYTEST) -m "not exhaustive and not gpu" --ignore tests/batchers/test_cluster.py \
+	  tests/batchers tests/mistakes $(ARGS)
+	RLSTRUCT_PORTABLE=1 PYTHONPATH=tests $(RUN) tests/batchers/soak.py --seconds 60
 
 lint: $(INSTALLED) ## check style, docstrings, annotations and format; changes nothing
 	$(VENV)/bin/ruff check $(CODE)

@@ -19,10 +19,13 @@ from torch import Tensor
 from rlstruct import BatcherStateError, DictTensor, RL_Agent, TemporalDictTensor, Trajectories, VecEnv, WorkerError
 from rlstruct.agents import ActorCritic, ActorCriticAgent, RecurrentActorCritic, RecurrentAgent
 from rlstruct.batchers import RL_Batcher
+from rlstruct.batchers.workers.system import is_portable
 from rlstruct.envs import GymEnv, GymEnvInf, GymVectorEnv
 
 # Seconds; takes a tenth to a third of one. A worker that is waited for in vain takes a minute or for ever.
 PROMPT = 20.0
+# Seconds in which a worker starts, and a test can wait; a portable worker imports torch first.
+SHORT = 30.0 if is_portable() else 5.0
 
 
 def shared_memory_names() -> set[str]:

@@ -29,6 +29,7 @@ from rlstruct.batchers.workers.processes import (
     WORKER_NAME,
     Leftovers,
     exit_worker,
+    has_ended,
     open_standard_streams,
     quiet_start,
 )
@@ -217,13 +218,15 @@ class LocalLink:
 
     def ended(self) -> bool:
         """Return True if the process has ended."""
-        return self._process is None or not self._process.is_alive()
+        return self._process is None or has_ended(self._process)
 
     def death(self) -> str:
         """Return the signal or exit code, and the likely cause."""
         self.join(_LEAVING_SECONDS)
         code = None if self._process is None else self._process.exitcode
-        if code is None:
+        if code is None and self.ended():
+            how = "ended with a code that is lost, since this program ignores SIGCHLD,"
+        elif code is None:
             how = "closed its connection but has not ended"
         elif code < 0:
             names = {number.value: number.name for number in signal.Signals}

@@ -210,4 +210,5 @@ def _forget_in_child() -> None:
     atexit.unregister(stop)
 
 
-os.register_at_fork(after_in_child=_forget_in_child)
+if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
+    os.register_at_fork(after_in_child=_forget_in_child)

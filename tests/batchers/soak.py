@@ -28,6 +28,7 @@ from typing import Any
 
 import psutil
 import torch
+from batcher_fakes import shared_memory_names
 from fake_agents import RngAgent
 from fake_envs import CountingEnv, FailingEnv, SlowEnv, counting_length
 from torch import Tensor
@@ -365,7 +366,7 @@ def held() -> dict[str, Any]:
     me = psutil.Process()
     trackers = ("resource_tracker", "forkserver")
     children = [child.pid for child in me.children(True) if not any(t in " ".join(child.cmdline()) for t in trackers)]
-    shared = sorted(name for name in os.listdir("/dev/shm") if not name.startswith("sem."))
+    shared = sorted(shared_memory_names())
     return {"children": children, "descriptors": me.num_fds(), "threads": me.num_threads(), "/dev/shm": shared}
 
 

@@ -26,7 +26,9 @@ from fake_envs import CountingEnv
 from rlstruct import WorkerError, WorkerTimeout
 from rlstruct.batchers import RL_Batcher
 from rlstruct.batchers.workers import fork_server
+from rlstruct.batchers.workers.system import is_portable
 
+pytestmark = pytest.mark.skipif(is_portable(), reason="portable workers have no server")
 MIB = 2**20
 
 

@@ -28,7 +28,7 @@ def report(n_cpus: int, n_threads: int, gpus: Sequence[str]) -> list[str]:
     """Describe the machine and the layout that fits it; ``gpus`` is the result of `find_gpus`."""
     try:
         size = f", {os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / _GIB:.1f} GiB of memory"
-    except (ValueError, OSError):
+    except (ValueError, OSError, AttributeError):  # not on every system
         size = ""
     lines = [f"cpu      {plural(n_cpus, 'core')} ({processor()}){size}; PyTorch uses {plural(n_threads, 'thread')}"]
     lines += gpus
