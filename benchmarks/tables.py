@@ -302,6 +302,10 @@ TABLES: dict[str, tuple[str, Table]] = {
     "learning_parts": ("learning_parts", columns(
         "task | part | ms | rejax 0.1.3, ms", "{task} | {part} | {ours} | {theirs}", 2,
     )),
+    "threads": ("threads", columns(
+        "task | machine | 1 thread, ms | 2 threads, ms | another library | on 1 core, ms | on 2 cores, ms",
+        "{task} | {machine} | {one} | {two} | {peer} | {peer_one} | {peer_two}", 7,
+    )),
     "scale_collection": ("scale", columns(
         "who | environment steps per second | two workers of Ray, times as fast",
         "{work} | {steps_per_s:,.0f} | {ratio:.2f}", part="collection",
