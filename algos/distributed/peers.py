@@ -10,13 +10,13 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
 from rlstruct import renamed
+from rlstruct.batchers.workers.system import process_state
 from rlstruct.errors import LearnerError
 
 ANSWER_SECONDS = 1800.0
@@ -27,8 +27,8 @@ CLOSING_SECONDS = 5.0
 """Seconds that closing waits for the thread that watches the others."""
 
 _SECONDS_BETWEEN_CHECKS = 0.5
-# Process states in Linux.
-_STATES = {"T": "was stopped by a signal", "t": "is held by a debugger", "Z": "has died", "X": "has died"}
+# States in which a process cannot continue.
+_STATES = {"T": "was stopped by a signal", "t": "is held by a debugger"} | dict.fromkeys(("", "Z", "X"), "has died")
 
 _logger = logging.getLogger(__name__)
 
@@ -95,7 +95,9 @@ class Peers:
     def check(self, waited: float) -> None:
         """Raise LearnerError if another learner has failed, died or been stopped, or this one has waited too long."""
         for rank, one in enumerate(self._facts):
-            if rank != self._rank and one["host"] == platform.node() and (how := _gone(one["pid"])):
+            if rank == self._rank or one["host"] != platform.node():
+                continue
+            if how := _STATES.get(process_state(one["pid"])):
                 with contextlib.suppress(dist.DistError):
                     if self._finished(rank):
                         continue
@@ -159,15 +161,3 @@ class Peers:
 def name(rank: int, facts: Mapping[str, Any]) -> str:
     """Name a learner in a message."""
     return f"learner {rank} (pid {facts['pid']} on {facts['host']})"
-
-
-def _gone(pid: int) -> str:
-    """Return why a process of this machine cannot continue; "" if it can, or if there is no /proc."""
-    proc = Path("/proc")
-    if not (proc / "self" / "stat").exists():
-        return ""
-    try:
-        state = (proc / str(pid) / "stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return "has died"
-    return _STATES.get(state, "")

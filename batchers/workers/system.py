@@ -6,6 +6,7 @@
 | an end with the parent    | parent-death signal              | thread that watches the parent                  |
 | start of a worker         | fork of a server that has torch  | multiprocessing's spawn, which imports it again |
 | processes that it started | /proc                            | ps                                              |
+| state of a process        | /proc                            | ps                                              |
 
 The portable form keeps one promise less: a worker that is stopped, or holds Python's lock in C code, ends after its
 parent only once it continues. ``RLSTRUCT_PORTABLE=1`` selects it on Linux, where the tests run with both. Windows has
@@ -104,6 +105,22 @@ def _call(parent: int | None, target: Callable[..., object], arguments: tuple[An
     if parent is not None:
         die_with(parent)
     target(*arguments)
+
+
+def process_state(pid: int) -> str:
+    """Return the first letter of a process's state, as ``ps`` shows it, or "" if there is no such process.
+
+    ``T`` is a process that a signal has stopped, ``Z`` one that has ended. On Windows the result is always ``?``.
+    """
+    if sys.platform == "win32":
+        return "?"
+    if is_portable():
+        words = ["ps", "-o", "state=", "-p", str(pid)]
+        return subprocess.run(words, stdout=subprocess.PIPE, text=True, check=False).stdout.strip()[:1]
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
 
 
 def descendants(pid: int) -> list[int]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 import psutil
 import pytest
 import torch
-from batcher_fakes import VersionAgent, close_leaves_nothing, next_batch
+from batcher_fakes import PROMPT, VersionAgent, close_leaves_nothing, next_batch
 from fake_agents import RngAgent
 from fake_envs import CountingEnv, create_counting_env
 from test_processes import Program, gone
@@ -20,7 +21,7 @@ from rlstruct.algos.distributed.launch import launch_learners
 from rlstruct.algos.training.config import TrainingConfig
 from rlstruct.batchers import RL_Batcher
 from rlstruct.batchers.shared_memory import SharedBlock
-from rlstruct.batchers.workers.system import descendants, is_portable
+from rlstruct.batchers.workers.system import descendants, is_portable, process_state
 from rlstruct.core import Layout
 from rlstruct.errors import UsageError
 
@@ -97,6 +98,28 @@ def test_portable_memory_has_no_name(tmp_path: Path, monkeypatch: pytest.MonkeyP
     tensor = block.map(Layout({"x": ((3,), torch.float32)}))["x"]
     assert tensor.tolist() == [0.0] * 3
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("variable", ["0", "1"])
+def test_the_state_of_a_process_is_known_until_it_has_been_reaped(
+    monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    monkeypatch.setenv("RLSTRUCT_PORTABLE", variable)
+    process = psutil.Popen(["sleep", "300"])
+
+    def wait_for(state: str) -> None:
+        deadline = time.monotonic() + PROMPT
+        while (found := process_state(process.pid)) != state:
+            assert time.monotonic() < deadline, found
+            time.sleep(0.01)
+
+    wait_for("S")
+    process.suspend()
+    wait_for("T")
+    process.kill()
+    wait_for("Z")
+    process.wait()
+    assert process_state(process.pid) == ""
 
 
 def test_windows_is_told_of_wsl(monkeypatch: pytest.MonkeyPatch) -> None:
