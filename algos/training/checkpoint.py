@@ -73,17 +73,31 @@ def _save(state: object, file: BinaryIO) -> None:
         raise
 
 
-def read_checkpoint(path: Path) -> dict[str, Any]:
-    """Read the checkpoint of a training, with its tensors on the CPU."""
+def read_checkpoint(path: Path, *, own: bool = False) -> dict[str, Any]:
+    """Read a checkpoint of a training, with its tensors on the CPU; with ``own`` also one of the user's own loop."""
     if not path.exists():
         raise MissingFileError(f"{path} does not exist. The first checkpoint is written after the first evaluation.")
-    state = read_plain(path, _NEEDED, "Pass the folder of a training, restore a copy, or train again.")
+    state = read_plain(path, ("run",), "Pass the folder of a training, restore a copy, or train again.")
+    if own and "training" not in state:
+        return state
+    check_written_by_training(state, str(path))
     if state["format"] != FORMAT:
         raise BadValueError(
             f"{path} has format {state['format']}, expected {FORMAT}. Resume it with the version of rlstruct that "
             "wrote it."
         )
     return state
+
+
+def check_written_by_training(state: Mapping[str, Any], name: str = "the checkpoint of this run folder") -> None:
+    """Raise ValueError for a checkpoint of the user's own loop, of which no training of rlstruct knows the content."""
+    if missing := [one for one in _NEEDED if one not in state]:
+        raise BadValueError(
+            f"{name} was written by a loop of your own, not by a training of rlstruct: it has {sorted(state)}, without "
+            f"{', '.join(missing)}. Continue it in that loop, from RunFolder.resume(…).checkpoint. rlstruct.load(…, "
+            "create_model=…, create_agent=…, observation_space=…) reads its policy, if it holds the network's weights "
+            "as 'model'."
+        )
 
 
 def lock_file(path: Path, holder: str) -> BinaryIO:

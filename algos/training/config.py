@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from rlstruct import renamed
+from rlstruct.algos.training.checkpoint import check_written_by_training
 from rlstruct.batchers.workers.placement import Mode
 from rlstruct.errors import BadValueError, MissingFileError
 from rlstruct.options import Options, check_seed, declared, option
@@ -193,6 +194,7 @@ def changed_setting(checkpoint: Mapping[str, Any], config: TrainingConfig) -> tu
 
 def check_resumed(checkpoint: Mapping[str, Any], config: TrainingConfig) -> None:
     """Raise an error unless a training with these settings can continue from a checkpoint."""
+    check_written_by_training(checkpoint)
     if (changed := changed_setting(checkpoint, config)) is not None:
         name, before, value = changed
         may_change = ", ".join(sorted(declared(type(config), "may_change")))

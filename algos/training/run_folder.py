@@ -105,6 +105,8 @@ class RunFolder:
     ) -> RunFolder:
         """Open the folder of an interrupted training. ``train(…, run=folder)`` then continues from its checkpoint.
 
+        A loop of your own continues from whatever it has passed to `save_checkpoint`: ``folder.checkpoint``.
+
         Lines logged after that checkpoint are removed, because they will be logged again. Without a checkpoint, the
         training starts again in the same folder.
 
@@ -141,7 +143,7 @@ class RunFolder:
         with contextlib.ExitStack() as resources:
             resources.enter_context(lock_file(config, "RunFolder.resume" if again else "RunFolder"))
             if (file := self.path / "checkpoint.pt").exists():
-                self.checkpoint = read_checkpoint(file)
+                self.checkpoint = read_checkpoint(file, own=True)
                 saved = self.checkpoint["run"]
             self._rows = read_lines(self.path / "metrics.csv", saved["n_lines"])
             last = int(max((line["env_steps"] for line in self._rows), default=-1))
@@ -221,7 +223,9 @@ class RunFolder:
         """Replace ``checkpoint.pt`` atomically.
 
         Args:
-            state: tensors and plain values, nested in dicts and lists. The position of the log is added as ``run``.
+            state: tensors and plain values, nested in dicts and lists, which `resume` returns as ``checkpoint``; in a
+                loop of your own whatever you need. `rlstruct.load` needs the network's weights as ``model``. The
+                position of the log is added as ``run``.
         """
         with (self.path / "metrics.csv").open("ab") as file:
             os.fsync(file.fileno())  # the lines that a checkpoint counts must survive a power failure

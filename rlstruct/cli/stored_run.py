@@ -22,7 +22,7 @@ from rlstruct.algos.training.checkpoint import read_checkpoint
 from rlstruct.algos.training.config import TrainingConfig
 from rlstruct.cli.agents import AgentChoice, algorithm_of, prepare
 from rlstruct.cli.messages import UserError, nearest
-from rlstruct.cli.tasks import Factory, Task, find, imported, is_own
+from rlstruct.cli.tasks import Factory, Task, find, imported, is_own, spaces_of
 from rlstruct.core import DictTensor
 from rlstruct.errors import BadTypeError
 from rlstruct.policies.loading import load_weights, missing_factories
@@ -206,8 +206,10 @@ def _load_own(run: Path, names: Sequence[str], auto_reset: bool) -> Trained:
     makers = undescribed(run, names)
     factory = find(Task(env=names[0]), auto_reset=auto_reset)
     try:
-        policy = policies.load(run, **makers)
-        env_steps = int(read_checkpoint(run / "checkpoint.pt")["env_steps"])
+        saved = read_checkpoint(run / "checkpoint.pt", own=True)
+        space = None if "policy" in saved else spaces_of(factory)[0]
+        policy = policies.load(run, **makers, observation_space=space)
+        env_steps = int(saved.get("env_steps", 0))
     except (ValueError, FileNotFoundError, BadTypeError) as error:
         raise UserError(str(error).partition(": ")[2] + factory_hint(error)) from None
     name, config = type(policy.model).__name__, TrainingConfig(evaluation_stochastic=policy.stochastic)

@@ -173,10 +173,11 @@ class Trajectories(Batched):
         os.replace(unfinished, path)
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str], device: DeviceLike = "cpu") -> Trajectories:
+    def load(cls, path: str | os.PathLike[str], device: DeviceLike = "cpu", *, mmap: bool = False) -> Trajectories:
         """Load a file written by `save` onto ``device``.  [B, T].
 
-        No code in the file is run (``torch.load`` with ``weights_only``).
+        No code in the file is run (``torch.load`` with ``weights_only``). With ``mmap`` the tensors are read from the
+        file where they are used, so a data set may be larger than memory; replace no file that is in use.
 
         Raises:
             ValueError: the file was not written by `save`, is damaged, or has an unknown format; or the device does
@@ -184,7 +185,7 @@ class Trajectories(Batched):
             FileNotFoundError: there is no such file.
         """
         try:
-            saved = torch.load(path, map_location="cpu", weights_only=True)
+            saved = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
         except OSError:
             raise
         except Exception as error:  # torch.load fails in many ways on a damaged file

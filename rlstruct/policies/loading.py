@@ -206,7 +206,7 @@ def load(
             f"rlstruct.load: there is no {file}, expected a run folder with a checkpoint. A run writes checkpoint.pt "
             "after its first evaluation."
         )
-    fix = "Pass a run folder, or a checkpoint that a training wrote."
+    fix = "Pass a run folder, or a checkpoint that a training wrote; one of your own holds the weights as 'model'."
     state = read_plain(file, ("model",), fix, where="rlstruct.load: ", mmap=True)
     description = state.get("policy") or {}
     model = create_model() if create_model is not None else _made(description, "model", file)

@@ -14,13 +14,15 @@ import pytest
 import torch
 from resume_tasks import TASKS, config_of, create_network, create_sim, train
 
+import rlstruct
 from rlstruct.agents import ActorCriticAgent
 from rlstruct.algos.a2c import A2CConfig
 from rlstruct.algos.training import compiling
+from rlstruct.algos.training.checkpoint import read_checkpoint
 from rlstruct.algos.training.config import check_resumed, load_config
 from rlstruct.algos.training.evaluation import Evaluator, TrainingResult
 from rlstruct.algos.training.loop import TrainingLoop
-from rlstruct.algos.training.run_folder import RunFolder
+from rlstruct.algos.training.run_folder import RunFolder, read_lines
 from rlstruct.batchers import RL_Batcher
 from rlstruct.envs import GymEnvInf
 from rlstruct.errors import BatcherStateError
@@ -205,6 +207,30 @@ def test_other_settings_are_refused_and_harmless_ones_are_not(tmp_path: Path, mo
         assert train("a2c", run, n_env_steps=600).env_steps == 600  # a training that had ended goes on
 
 
+def test_a_loop_of_the_users_own_continues_from_its_checkpoint_and_no_training_does(tmp_path: Path) -> None:
+    network, config = create_network(), config_of("a2c")
+    own = {"model": network.state_dict(), "count": 3}
+    with RunFolder("own", config, n_env_steps=9, root=tmp_path, progress=False, loggers=()) as run:
+        run.log(5, 1, {"loss": 0.5}, at=0.0)
+        run.save_checkpoint(own)
+        run.log(6, 2, {"loss": 0.25}, at=0.0)  # after the checkpoint: dropped
+    with RunFolder.resume(run.path, progress=False, loggers=()) as again:
+        assert again.checkpoint is not None
+        assert again.checkpoint["count"] == 3
+        assert [line["train/loss"] for line in read_lines(run.path / "metrics.csv")] == [0.5]
+        with pytest.raises(ValueError, match=r"written by a loop of your own.* it has \['count', 'model', 'run'\], wi"):
+            train("a2c", again)
+    with pytest.raises(ValueError, match=r"checkpoint\.pt was written by a loop of your own.* without format, optimi"):
+        read_checkpoint(run.path / "checkpoint.pt")
+    with pytest.raises(ValueError, match=r"does not say which network it has.* Pass create_model="):
+        rlstruct.load(run.path)
+    space = gymnasium.spaces.Box(-1, 1, (4,))
+    policy = rlstruct.load(
+        run.path, create_model=create_network, create_agent=ActorCriticAgent, observation_space=space
+    )
+    assert all(torch.equal(policy.model.state_dict()[name], value) for name, value in network.state_dict().items())
+
+
 def test_what_cannot_be_resumed_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(FileNotFoundError, match=r"is not a run folder: it has no config\.json\. Pass the folder"):
         RunFolder.resume(tmp_path)
@@ -217,12 +243,10 @@ def test_what_cannot_be_resumed_says_why(tmp_path: Path, monkeypatch: pytest.Mon
         with pytest.raises(ValueError, match=r"checkpoint\.pt is not a checkpoint of a training, or is damaged: "):
             RunFolder.resume(run.path)
     torch.save({"model": {}}, file)
-    with pytest.raises(ValueError, match=r"is not a checkpoint of a training: it has \['model'\], without format, "):
+    with pytest.raises(ValueError, match=r"is not a checkpoint of a training: it has \['model'\], without run\. "):
         RunFolder.resume(run.path)
     torch.save([1.0], file)
-    with pytest.raises(
-        ValueError, match=r"is not a checkpoint of a training: it has list, without format, .*\. Pass the"
-    ):
+    with pytest.raises(ValueError, match=r"is not a checkpoint of a training: it has list, without run\. Pass the"):
         RunFolder.resume(run.path)
     file.write_bytes(whole)
     torch.save({**torch.load(file, weights_only=True), "format": 99}, file)

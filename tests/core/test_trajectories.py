@@ -94,6 +94,8 @@ def test_what_is_saved_is_loaded(tmp_path: pathlib.Path, device: torch.device) -
     same(dict(back.info), dict(made.info))
     assert back.lengths.tolist() == [3, 1]
     assert Trajectories.load(tmp_path / "batch.pt").device == torch.device("cpu")
+    mapped = Trajectories.load(tmp_path / "batch.pt", mmap=True)
+    assert all(torch.equal(mapped.steps[key], value.cpu()) for key, value in back.steps.items())
 
 
 def test_a_saved_view_leaves_the_rest_of_its_memory(tmp_path: pathlib.Path) -> None:

@@ -21,6 +21,7 @@ from rlstruct.algos import ALGORITHMS
 from rlstruct.algos.distributed.launch import launched_rank, share_gpus
 from rlstruct.algos.seeds import training_seeds
 from rlstruct.algos.training import compiling
+from rlstruct.algos.training.checkpoint import check_written_by_training
 from rlstruct.algos.training.config import TrainingConfig, changed_setting, check_resumed, load_config
 from rlstruct.algos.training.evaluation import TrainingResult
 from rlstruct.algos.training.run_folder import RunFolder
@@ -321,6 +322,7 @@ def _resumed(run: Path, settings: RunSettings, options: Training[Any]) -> RunFol
         folder = RunFolder.resume(path, **_shown(settings, options.output))
         try:
             if folder.checkpoint is not None:
+                check_written_by_training(folder.checkpoint)
                 _check_unchanged(path, folder.checkpoint, settings.config)
                 check_resumed(folder.checkpoint, settings.config)
         except (ValueError, UserError):
