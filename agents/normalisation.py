@@ -8,6 +8,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
+from rlstruct.device import accumulator_dtype
 from rlstruct.functional.all_reduce import sum_over_learners
 from rlstruct.functional.returns import discounted_sum
 from rlstruct.policies.blueprint import KeepsArguments
@@ -29,8 +30,9 @@ class RunningMoments(nn.Module):
     def __init__(self, shape: Sequence[int] = ()) -> None:
         super().__init__()
         device = torch.get_default_device()
+        wide = accumulator_dtype(device)
         for name, first, size in (("mean", 0.0, shape), ("variance", 1.0, shape), ("count", 1e-4, ())):
-            self.register_buffer(name, torch.full(tuple(size), first, dtype=torch.float64, device=device))
+            self.register_buffer(name, torch.full(tuple(size), first, dtype=wide, device=device))
 
     @torch.no_grad()
     def update(self, values: Tensor, mask: Tensor) -> None:
@@ -42,9 +44,10 @@ class RunningMoments(nn.Module):
         """
         values = _floats(values)
         real = mask.view(-1, *[1] * (values.dim() - 1))
-        n = sum_over_learners(mask.sum().to(torch.float64))
-        mean = sum_over_learners(torch.where(real, values, 0).sum(0, dtype=torch.float64)) / n.clamp(min=1)
-        squares = sum_over_learners(torch.where(real, values.to(torch.float64) - mean, 0.0).square().sum(0))
+        wide = self.mean.dtype
+        n = sum_over_learners(mask.sum().to(wide))
+        mean = sum_over_learners(torch.where(real, values, 0).sum(0, dtype=wide)) / n.clamp(min=1)
+        squares = sum_over_learners(torch.where(real, values.to(wide) - mean, 0.0).square().sum(0))
         difference, total = mean - self.mean, self.count + n
         squares = squares + self.variance * self.count + difference.square() * self.count * n / total
         self.mean += difference * n / total
@@ -137,5 +140,5 @@ class Normalised(KeepsArguments, nn.Module):
 
 
 def _floats(values: Tensor) -> Tensor:
-    """Turn bools and integers into float64: torch subtracts no bools, and few operations take all integers."""
-    return values if values.is_floating_point() else values.to(torch.float64)
+    """Turn bools and integers into floats: torch subtracts no bools, and few operations take all integers."""
+    return values if values.is_floating_point() else values.to(accumulator_dtype(values.device))

@@ -11,7 +11,7 @@ from gymnasium import spaces
 from torch import Tensor
 
 from rlstruct.core import DictTensor
-from rlstruct.device import DeviceLike, resolve_device
+from rlstruct.device import DeviceLike, accumulator_dtype, resolve_device
 from rlstruct.errors import BadValueError
 from rlstruct.functional import random
 from rlstruct.rl_agent import RL_Agent
@@ -50,8 +50,8 @@ class RandomAgent(RL_Agent):
             bounds = [np.broadcast_to(bound, shape) for bound in leaf.bounds()]
             if not dtype.is_floating_point:
                 bounds = _middle_and_count(*bounds)
-            first, second = (torch.as_tensor(np.array(bound), device=self.device) for bound in bounds)
-            self._parts[name] = first, second.to(torch.float64), dtype
+            first, second = (torch.as_tensor(np.array(bound)) for bound in bounds)
+            self._parts[name] = first.to(self.device), second.to(self.device, accumulator_dtype(self.device)), dtype
 
     def __call__(
         self, state: DictTensor, observation: DictTensor, agent_info: DictTensor, history: object = None
@@ -76,13 +76,13 @@ def _middle_and_count(low: Array, high: Array) -> list[Array]:
 def _draw(first: Tensor, second: Tensor, dtype: torch.dtype, key: Tensor) -> Tensor:
     """Draw from a plain space with these parts [*shape], by keys [B] int64.  [B, *shape] dtype."""
     shape = tuple(first.shape)
-    u = random.uniform(key, shape).to(torch.float64)
+    u = random.uniform(key, shape).to(second.dtype)
     if not dtype.is_floating_point:
         # u is at most 1 - 2^-24, so the product stays below the count and the difference within int64.
         return (first + ((u * second).floor() - (second / 2).floor()).to(torch.int64)).to(dtype)
-    low, high = first.to(torch.float64), second
+    low, high = first.to(second.dtype), second
     tail = -torch.log1p(-u)  # exponential, mean 1
-    free = random.normal(key, shape).to(torch.float64)
+    free = random.normal(key, shape).to(second.dtype)
     below, above = low.isfinite(), high.isfinite()
     # Infinite bounds give inf or nan in the branches that are not taken.
     half = torch.where(below, low + tail, torch.where(above, high - tail, free))

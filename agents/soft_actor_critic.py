@@ -157,13 +157,12 @@ class SoftActorCritic(KeepsArguments, nn.Module):
         self.critics = Critics(n_inputs + len(low), n_atoms=n_atoms, value_range=value_range, **settings)
         device = torch.get_default_device()
         self.log_temperature = nn.Parameter(torch.zeros((), device=device))
-        least, most = torch.tensor(
-            [[*map(float, low)], [*map(float, high)]], dtype=torch.float64, device=device
-        )  # [A] each
+        bounds = [[*map(float, low)], [*map(float, high)]]
+        least, most = torch.tensor(bounds, dtype=torch.float64, device="cpu")  # [A] each; mps has no float64
         parts = {"center": least / 2 + most / 2, "scale": most / 2 - least / 2}
         parts |= {"low": _rounded(least, torch.inf), "high": _rounded(most, -torch.inf)}
         for name, values in parts.items():
-            self.register_buffer(name, values.to(torch.get_default_dtype()), persistent=False)
+            self.register_buffer(name, values.to(device, torch.get_default_dtype()), persistent=False)
 
     def forward(self, frame: Tensor) -> Tensor:
         """Return the policy for frames [B, ...] of any dtype: mean and log sigma before squashing.  [B, 2 A]."""

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from rlstruct.algos.replay_buffer import ReplayBuffer
 from rlstruct.core import TemporalDictTensor
+from rlstruct.device import accumulator_dtype
 from rlstruct.functional import random
 from rlstruct.options import Range
 from rlstruct.profiling import operation
@@ -56,7 +57,8 @@ class PrioritisedReplayBuffer(ReplayBuffer):
 
     Attributes:
         correction: the argument.
-        priority: priority of every slot to the power of ``exponent``; 0 where no step can be sampled.  [slots] float64
+        priority: priority of every slot to the power of ``exponent``; 0 where no step can be sampled.  [slots]
+            float64; on mps float32
     """
 
     def __init__(
@@ -72,10 +74,11 @@ class PrioritisedReplayBuffer(ReplayBuffer):
         Range(at_least=0).check("PrioritisedReplayBuffer", "exponent", exponent)
         Range(above=0).check("PrioritisedReplayBuffer", "epsilon", epsilon)
         self.exponent, self.epsilon = exponent, epsilon
-        self._power = torch.zeros((), dtype=torch.float64, device=self.device)  # read by captured graphs
+        self._wide = accumulator_dtype(self.device)
+        self._power = torch.zeros((), dtype=self._wide, device=self.device)  # read by captured graphs
         self.correction = correction
-        self.priority = torch.zeros(0, dtype=torch.float64, device=self.device)
-        self._largest = torch.ones((), dtype=torch.float64, device=self.device)
+        self.priority = torch.zeros(0, dtype=self._wide, device=self.device)
+        self._largest = torch.ones((), dtype=self._wide, device=self.device)
 
     @property
     def correction(self) -> float:
@@ -101,7 +104,7 @@ class PrioritisedReplayBuffer(ReplayBuffer):
             index: ``index`` of the sampled batch.           [K] int64 on the buffer's device
             error: temporal-difference errors of its steps.  [K] float, same device
         """
-        priority = (error.detach().abs().to(torch.float64) + self.epsilon) ** self.exponent
+        priority = (error.detach().abs().to(self._wide) + self.epsilon) ** self.exponent
         priority = torch.where(priority < torch.inf, priority, self._largest)
         self._largest.copy_(torch.maximum(self._largest, priority.max()))
         self.priority[index] = torch.where(self.priority[index] > 0, priority, 0.0)
@@ -122,7 +125,7 @@ class PrioritisedReplayBuffer(ReplayBuffer):
         # Rounding could make parallel sums decrease, but the search below needs them sorted: hence the running maximum.
         cumulative, n_drawn = running_maximum(self.priority.cumsum(0)), len(key)
         # One sample from each of K equal ranges, as in the paper: the same probabilities, spread more evenly.
-        lanes = torch.arange(n_drawn, device=self.device, dtype=torch.float64)
+        lanes = torch.arange(n_drawn, device=self.device, dtype=self._wide)
         share = (lanes + random.uniform(key, stream=0)) / n_drawn
         index = torch.searchsorted(cumulative, share * cumulative[-1], right=True)
         probability = self.priority[index] / cumulative[-1]
@@ -131,7 +134,7 @@ class PrioritisedReplayBuffer(ReplayBuffer):
 
     def _allocate(self, steps: TemporalDictTensor) -> None:
         super()._allocate(steps)
-        self.priority = torch.zeros(len(self.columns["ready"]), dtype=torch.float64, device=self.device)
+        self.priority = torch.zeros(len(self.columns["ready"]), dtype=self._wide, device=self.device)
 
     def _stored(self, slot: Tensor, next_slot: Tensor, ready: Tensor) -> None:
         # The slot at the head is overwritten next, and the stacks of those after it have just lost an image.

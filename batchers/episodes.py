@@ -11,6 +11,7 @@ from torch import Tensor
 
 from rlstruct.batchers.batcher import RL_Batcher
 from rlstruct.core import DictTensor, TemporalDictTensor, Trajectories
+from rlstruct.device import accumulator_dtype
 from rlstruct.errors import BadValueError, UsageError
 
 
@@ -138,14 +139,16 @@ class EpisodeStatistics:
         device: device of its trajectories.
 
     Attributes:
-        open_return: sum of rewards in the current episode of each environment.  [B] float64
+        open_return: sum of rewards in the current episode of each environment.  [B] float64; on mps float32, as are
+            all returns
         open_length: number of steps in it.  [B] int64
     """
 
     def __init__(self, n_envs: int, device: torch.device | str = "cpu") -> None:
-        self.open_return = torch.zeros(n_envs, dtype=torch.float64, device=device)
+        wide = accumulator_dtype(device)
+        self.open_return = torch.zeros(n_envs, dtype=wide, device=device)
         self.open_length = torch.zeros(n_envs, dtype=torch.int64, device=device)
-        self._ended = torch.zeros(2, dtype=torch.float64, device=device)  # for mean_return: sum of returns, and number
+        self._ended = torch.zeros(2, dtype=wide, device=device)  # for mean_return: sum of returns, and number
 
     def track(self, batch: Trajectories) -> DictTensor:
         """Process the next batch without waiting for the device.
@@ -160,7 +163,7 @@ class EpisodeStatistics:
         steps, environment = batch.steps, batch.info["environment"]
         mask, fresh = steps.mask(), steps["observation/initial_state"][:, 0]
         ended = steps["_observation/done"] & mask
-        reward = torch.where(mask, steps["_observation/reward"], 0.0).to(torch.float64)
+        reward = torch.where(mask, steps["_observation/reward"], 0.0).to(self.open_return.dtype)
         times = torch.arange(mask.shape[1], device=mask.device)
         last_end = torch.where(ended, times, -1).cummax(1).values  # [B, T] up to and including this step
         before = torch.nn.functional.pad(last_end[:, :-1], (1, 0), value=-1)  # [B, T] before this step

@@ -19,6 +19,8 @@ DeviceLike = str | torch.device
 
 BACKENDS: dict[str, str] = {}
 """Modules to import before devices of a type exist, by type; see `register_backend`."""
+WITHOUT_FLOAT64 = {"mps"}
+"""Types of devices that have no float64."""
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # M_… of glibc's malloc.h
 _NEVER = -1  # as an unsigned number of bytes: more than exist
 
@@ -73,6 +75,15 @@ def device_count(device_type: str) -> int:
         return 1
     backend = getattr(torch, device_type, None)
     return 0 if backend is None or not hasattr(backend, "device_count") else int(backend.device_count())
+
+
+def accumulator_dtype(device: DeviceLike) -> torch.dtype:
+    """Return the dtype in which sums are accumulated on a device: float64, or float32 on ``mps``, which has no other.
+
+    >>> accumulator_dtype("cpu"), accumulator_dtype(torch.device("mps"))
+    (torch.float64, torch.float32)
+    """
+    return torch.float32 if torch.device(device).type in WITHOUT_FLOAT64 else torch.float64
 
 
 def usable_cores() -> int:

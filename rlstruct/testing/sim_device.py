@@ -20,6 +20,8 @@ hidden waits.
 `capture` is to these devices what CUDA graphs are to a GPU. RL_Batcher uses it the same way, so you find out here if
 your agent does not survive being captured in a graph.
 
+`without_float64` refuses float64, as ``mps`` on a Mac does.
+
 What differs from a real accelerator:
 
 * Random numbers come from the CPU: ``torch.manual_seed`` seeds all devices, ``torch.random.fork_rng`` restores them,
@@ -42,16 +44,17 @@ What differs from a real accelerator:
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
 from rlstruct import renamed
-from rlstruct.device import register_backend
+from rlstruct.device import WITHOUT_FLOAT64, register_backend
 from rlstruct.engine.torch_private import register_python_backend, wrap_backward
 from rlstruct.errors import UsageError
 from rlstruct.testing.simulated import generator as _sim_generator
@@ -60,7 +63,17 @@ from rlstruct.testing.simulated.devices import DEVICE_COUNT, SimDeviceMismatchEr
 from rlstruct.testing.simulated.graph import capture
 from rlstruct.testing.simulated.tensor import DECOMPOSED, SimTensor, rebuild, unwrap
 
-__all__ = ["DEVICE_COUNT", "SimDeviceMismatchError", "SimTensor", "capture"]
+__all__ = ["DEVICE_COUNT", "SimDeviceMismatchError", "SimTensor", "capture", "without_float64"]
+
+
+@contextlib.contextmanager
+def without_float64() -> Iterator[None]:
+    """Refuse float64 on the simulated devices within this block, as ``mps`` on a Mac does."""
+    WITHOUT_FLOAT64.add("sim")
+    try:
+        yield
+    finally:
+        WITHOUT_FLOAT64.discard("sim")
 
 
 class _SimModule:

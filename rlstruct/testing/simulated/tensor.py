@@ -16,6 +16,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from rlstruct.device import WITHOUT_FLOAT64
 from rlstruct.engine.torch_private import disabled_torch_function, is_composite, schema_of, wrapper_of
 from rlstruct.testing.batch_writes import tensor_arguments
 from rlstruct.testing.host_sync import calling_line
@@ -92,7 +93,12 @@ class SimTensor(torch.Tensor):
 
     @staticmethod
     def __new__(cls: type[SimTensor], inner: Tensor, device: torch.device) -> SimTensor:
-        """Wrap a CPU tensor without copying it."""
+        """Wrap a CPU tensor without copying it; raise TypeError for float64 in `without_float64`."""
+        if inner.dtype is torch.float64 and "sim" in WITHOUT_FLOAT64:
+            raise TypeError(
+                f"{calling_line()}: got a tensor of float64 on {device}, expected another dtype: this device imitates "
+                "mps, which has no float64. Use rlstruct.device.accumulator_dtype(device), or float32."
+            )
         wrapper: SimTensor = wrapper_of(cls, inner, device)
         wrapper._inner = inner
         return wrapper
