@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import torch
@@ -18,7 +18,7 @@ class RunningMoments(nn.Module):
     """Running mean and variance, in buffers (Chan, Golub and LeVeque, 1979).
 
     Attributes:
-        mean: initially 0.         float64
+        mean: initially 0.         float64; on mps float32, as the other two
         variance: initially 1.     float64
         count: number of values, initially 1e-4 as in gymnasium.  [] float64
     """
@@ -33,6 +33,12 @@ class RunningMoments(nn.Module):
         wide = accumulator_dtype(device)
         for name, first, size in (("mean", 0.0, shape), ("variance", 1.0, shape), ("count", 1e-4, ())):
             self.register_buffer(name, torch.full(tuple(size), first, dtype=wide, device=device))
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> RunningMoments:
+        if accumulator_dtype(fn(torch.zeros(0, device="cpu")).device) is torch.float32:  # .to("mps")
+            for name in ("mean", "variance", "count"):
+                setattr(self, name, getattr(self, name).to(torch.float32))
+        return super()._apply(fn, recurse)  # type: ignore[no-untyped-call, no-any-return]
 
     @torch.no_grad()
     def update(self, values: Tensor, mask: Tensor) -> None:

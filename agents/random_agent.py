@@ -50,7 +50,7 @@ class RandomAgent(RL_Agent):
             bounds = [np.broadcast_to(bound, shape) for bound in leaf.bounds()]
             if not dtype.is_floating_point:
                 bounds = _middle_and_count(*bounds)
-            first, second = (torch.as_tensor(np.array(bound)) for bound in bounds)
+            first, second = (torch.as_tensor(np.array(bound), device="cpu") for bound in bounds)
             self._parts[name] = first.to(self.device), second.to(self.device, accumulator_dtype(self.device)), dtype
 
     def __call__(

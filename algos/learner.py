@@ -110,10 +110,11 @@ class GradientLearner(ABC):
             )
         self.group = learner_group()
         # Use one kernel for all weights where torch has one: a small network's update mostly costs kernel calls.
-        fused, on_cpu = self.device.type in ("cpu", "cuda"), self.device.type == "cpu"
+        place = self.device.type
+        fused, capturable = place in ("cpu", "cuda"), place not in ("cpu", "mps")
         adam = torch.optim.AdamW if config.weight_decay else torch.optim.Adam
         rates: dict[str, Any] = {"lr": config.learning_rate, "weight_decay": config.weight_decay}
-        self.optimizer = adam(model.parameters(), **rates, eps=config.adam_epsilon, fused=fused, capturable=not on_cpu)
+        self.optimizer = adam(model.parameters(), **rates, eps=config.adam_epsilon, fused=fused, capturable=capturable)
         self.policy_version = 0
         self.version_now = torch.zeros((), dtype=torch.int64, device=self.device)
         self._finite = torch.ones((), dtype=torch.bool, device=self.device)

@@ -17,7 +17,6 @@ from rlstruct.batchers import RL_Batcher
 from rlstruct.batchers.episodes import EpisodeStatistics
 from rlstruct.device import accumulator_dtype
 from rlstruct.envs import GymEnvInf
-from rlstruct.testing.sim_device import without_float64
 
 SIM = "sim:0"
 SHORT: dict[str, Any] = {"n_env_steps": 160, "n_envs": 4, "n_timesteps": 10, "n_processes": 0, "log_interval": 1}
@@ -27,6 +26,8 @@ SHORT |= {"batcher_device": SIM, "learner_device": SIM, "evaluation_device": SIM
 
 @pytest.fixture(autouse=True)
 def _without() -> Iterator[None]:
+    from rlstruct.testing.sim_device import without_float64  # not with every torch
+
     with without_float64():
         yield
 
@@ -56,7 +57,13 @@ def normalised() -> torch.nn.Module:
 
 
 TRAININGS: dict[str, tuple[Algorithm[Any], TrainingConfig, Any, Any, str]] = {
-    "ppo": (ppo.train, ppo.PPOConfig(**SHORT), normalised, agents.ActorCriticAgent, "CartPole-v1"),
+    "ppo": (
+        ppo.train,
+        ppo.PPOConfig(**{**SHORT, "evaluation_device": "cpu"}),
+        normalised,
+        agents.ActorCriticAgent,
+        "CartPole-v1",
+    ),
     "dqn": (
         dqn.train,
         dqn.DQNConfig(**SHORT, learning_starts=60, batch_size=16, prioritised=True),

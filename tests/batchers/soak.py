@@ -421,9 +421,8 @@ def main() -> None:
         print(f"{i}: {shown}: {ended}; {one.rows} rows, {took}", flush=True)
         i += 1
     quarter = max(1, len(memory) // 4)
-    growth = sum(memory[-quarter:]) / quarter - sum(memory[quarter : 2 * quarter]) / max(
-        1, len(memory[quarter : 2 * quarter])
-    )
+    later, earlier = memory[-quarter:], memory[quarter : 2 * quarter] or memory[:quarter]
+    growth = sum(later) / len(later) - sum(earlier) / len(earlier)
     print(
         f"seed {options.seed}: {len(memory)} rounds, {rows} rows as counted, {replaced} workers replaced, "
         f"memory grew by {growth:.1f} MB over the last half; left behind: nothing"
