@@ -53,6 +53,30 @@ def masked_dicttensor(dicttensor0: DictTensor, dicttensor1: DictTensor, mask: Te
     return DictTensor.unchecked(chosen)
 
 
+def mask_logits(logits: Tensor, allowed: Tensor) -> Tensor:
+    """Set the logits of actions that are not allowed to -inf, so that they are never drawn and never the best.
+
+    Args:
+        logits: of one choice among A actions, or of K choices.  [B, A] or [B, K, A] float
+        allowed: not 0 where an action is allowed; at least one in each row.  same shape and device, bool or numbers
+
+    Returns:
+        The masked logits, in new memory, with gradients for the allowed ones.
+
+    Raises:
+        ShapeMismatchError: the shapes differ.
+
+    >>> mask_logits(torch.zeros(1, 2), torch.tensor([[True, False]]))
+    tensor([[0., -inf]])
+    """
+    if allowed.shape != logits.shape:
+        raise ShapeMismatchError(
+            f"mask_logits: allowed is {list(allowed.shape)}, expected {list(logits.shape)} as the logits. Show one "
+            "number for each action of each choice."
+        )
+    return logits.masked_fill(allowed == 0, -torch.inf)
+
+
 def zero_rows(values: Tensor, mask: Tensor) -> Tensor:
     """Return a copy of values [B, ...] of any dtype, with zeros in the rows where the mask [B] bool is True."""
     filled = as_signed(values).masked_fill(rows_of(mask, values), 0)

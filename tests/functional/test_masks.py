@@ -8,6 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlstruct import DeviceMismatchError, DictTensor, ShapeMismatchError, masked_dicttensor, masked_tensor
+from rlstruct.functional import categorical
+from rlstruct.functional.masks import mask_logits
 
 MASKS = [torch.bool, torch.uint8, torch.int64, torch.float32]
 DTYPES = [torch.bool, torch.uint8, torch.int64, torch.float16, torch.float64]
@@ -102,3 +104,20 @@ def test_structures_must_have_the_same_keys_and_kinds() -> None:
         masked_dicttensor(one, DictTensor({"a": torch.zeros(2, dtype=torch.int64)}), mask)
     with pytest.raises(ShapeMismatchError, match=r"masked_tensor: 'mask' is \[1\]"):
         masked_dicttensor(one, one, torch.tensor([1]))
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int8, torch.float32])
+def test_masked_logits_are_neither_drawn_nor_learnt(device: torch.device, dtype: torch.dtype) -> None:
+    logits = torch.zeros(64, 2, 3, device=device, requires_grad=True)
+    allowed = torch.tensor([[1, 0, 1], [0, 1, 0]], device=device).to(dtype).expand(64, 2, 3)
+    masked = mask_logits(logits, allowed)
+    drawn = categorical.sample(masked, torch.arange(64, device=device) << 40)
+    assert set(drawn[:, 0].tolist()) <= {0, 2}
+    assert set(drawn[:, 1].tolist()) == {1}
+    log_probability, entropy = categorical.log_probability_and_entropy(masked, drawn)
+    torch.testing.assert_close(entropy[0], torch.tensor([2.0, 1.0], device=device).log())
+    (log_probability.sum() + entropy.sum()).backward()
+    assert logits.grad is not None
+    assert logits.grad[allowed == 0].abs().max() == 0.0
+    with pytest.raises(ShapeMismatchError, match=r"allowed is \[64, 3\], expected \[64, 2, 3\] as the logits"):
+        mask_logits(logits, allowed[:, 0])
