@@ -45,6 +45,7 @@ _SLOTS = range(3)
 # A killed worker is gone at once. One that cannot import the main script closes its socket seconds before it ends,
 # while Python tears torch down on a busy machine. Its exit code is worth the wait.
 _LEAVING_SECONDS = 5.0
+_UNREAD_BYTES = 2**18  # about as many as on Linux by default
 _LENGTH = struct.Struct("!Q")  # header of a message
 _LONGEST = 1e6  # seconds; poll() counts milliseconds in 32 bits
 
@@ -185,6 +186,8 @@ class LocalLink:
         self.progress.clear()
         self._start = time.time()
         ours, theirs = socket.socketpair()
+        for end in (ours, theirs):  # macOS has room for 8 KiB only, and an order would wait for a busy worker
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _UNREAD_BYTES)
         self._channel = Channel(ours)
         self.send = self._channel.send
         with theirs:
