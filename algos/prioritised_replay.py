@@ -127,6 +127,7 @@ class PrioritisedReplayBuffer(ReplayBuffer):
         # One sample from each of K equal ranges, as in the paper: the same probabilities, spread more evenly.
         lanes = torch.arange(n_drawn, device=self.device, dtype=self._wide)
         share = (lanes + random.uniform(key, stream=0)) / n_drawn
+        share = share.clamp(max=1.0 - torch.finfo(self._wide).eps)  # float32 rounds to 1 now and then
         index = torch.searchsorted(cumulative, share * cumulative[-1], right=True)
         probability = self.priority[index] / cumulative[-1]
         weight = (self._state["ends"][-1] * probability) ** self._power

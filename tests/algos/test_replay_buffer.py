@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rlstruct import DeviceMismatchError, DictTensor, ShapeMismatchError, TemporalDictTensor, Trajectories
-from rlstruct.algos import replay_buffer
+from rlstruct.algos import prioritised_replay, replay_buffer
 from rlstruct.algos.prioritised_replay import PrioritisedReplayBuffer, running_maximum
 from rlstruct.algos.replay_buffer import ReplayBuffer
 from rlstruct.batchers import RL_Batcher
@@ -438,6 +438,18 @@ def test_empty_slots_are_never_drawn_whatever_is_rounded() -> None:
     assert len(index) < len(buffer.priority)
     buffer.update_priorities(index, torch.rand(len(index)) * 10.0 ** torch.randint(-9, 9, (len(index),)))
     assert (buffer.priority[buffer.sample(50_000)["index"]] > 0).all()
+
+
+def test_the_largest_random_number_draws_a_step_in_float32_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    largest = 1.0 - 2.0**-24
+    monkeypatch.setattr(prioritised_replay, "accumulator_dtype", lambda device: torch.float32)
+    monkeypatch.setattr(prioritised_replay.random, "uniform", lambda key, **_: torch.full(key.shape, largest))
+    buffer = PrioritisedReplayBuffer(400)
+    with create_batcher(4, 20) as batcher:
+        batcher.reset()
+        buffer.extend(collect(batcher))
+    index = buffer.sample(256)["index"]  # (255 + largest) / 256 is 1 in float32
+    assert bool((buffer.priority[index] > 0).all())
 
 
 def test_steps_are_drawn_in_proportion_to_their_priority() -> None:
