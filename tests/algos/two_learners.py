@@ -87,11 +87,11 @@ def shuffled_by_two(self: EpochLearner, n_rows: int, epoch: int) -> tuple[torch.
     return tuple(torch.cat(two) for two in zip(*minibatches, strict=True))
 
 
-def keys_of_two(self: sac.SACLearner) -> torch.Tensor:
+def keys_of_two(self: sac.SACLearner, n: int) -> torch.Tensor:
     """Return the keys that the policies of two learners draw from, each for its half of the batch."""
-    lanes = torch.arange(self.config.batch_size)
+    lanes = torch.arange(n // 2)
     seeds = [seed_of(self, rank, "policy noise") for rank in range(2)]
-    return torch.cat([random.step_keys(seed, self.policy_version, lanes).view(2, -1) for seed in seeds], 1)
+    return torch.cat([random.step_keys(seed, self.policy_version, lanes).view(2, -1) for seed in seeds], 1).flatten()
 
 
 def seed_of(learner: GradientLearner, rank: int, purpose: str) -> torch.Tensor:
