@@ -266,13 +266,14 @@ TASKS["ppo_atari_freeway"] = _task(
 _GAMES = {
     "Breakout": (400, 3), "Asterix": (400, 5), "Freeway": (700, 3), "SpaceInvaders": (600, 4), "Seaquest": (1000, 6),
 }  # fmt: skip
-# gymnax's rules: no action sticks, and episodes end after 1,000 steps. As many steps as `peers/rejax_returns.py` takes.
+# gymnax's rules: no action sticks, and episodes end after 1,000 steps, of Freeway after 2,500.
 TASKS |= {
     f"pqn_{name.lower()}_plain": _tuned(
         "pqn", f"{name}-MinAtar", _GAMES[name], target, f"PQN on MinAtar's {name} with gymnax's rules",
         preset="Breakout-MinAtar", changes={"n_env_steps": 1_800_000, **_COMPILED}, tuned_on=tuned_on,
         create_env=partial(
-            sims.make, f"{name}-MinAtar", backend="compile", sticky_probability=0.0, time_limit=1_000
+            sims.make, f"{name}-MinAtar", backend="compile", sticky_probability=0.0,
+            time_limit=2_500 if name == "Freeway" else 1_000,
         ),
     )
     for name, target, tuned_on in (
