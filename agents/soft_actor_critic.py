@@ -196,8 +196,9 @@ class SquashedGaussianAgent(ModelAgent[Any]):
     """Agent that samples continuous actions within the bounds of the action space. It keeps no state.
 
     It returns ``action`` [B, A] and its log-density ``log_probability`` [B], both with gradients. With
-    ``agent_info["epsilon"]`` [B] float, that share of the actions is uniform. Without ``stochastic`` it returns only
-    ``action``, the squashed mean.
+    ``agent_info["epsilon"]`` [B] float, that share of the actions is uniform. With ``agent_info["noise"]`` [B] int64 it
+    draws from these keys instead of the steps' own, so that equal keys give equal noise. Without ``stochastic`` it
+    returns only ``action``, the squashed mean.
 
     Args:
         model: maps ``frame`` to mean and log sigma [B, 2 A], and has ``center`` and ``scale`` [A] of the actions, and
@@ -218,7 +219,7 @@ class SquashedGaussianAgent(ModelAgent[Any]):
         mean, log_std = model(frame_of(observation)).chunk(2, dim=-1)  # [B, A] each
         if not self.stochastic:
             return DictTensor({"action": self._within_bounds(torch.tanh(mean.detach()))}), state
-        key = observation["rng"]
+        key = agent_info["noise"] if "noise" in agent_info else observation["rng"]
         unit, log_probability = squashed.sample_with_log_probability(mean, log_std, key)
         if "epsilon" in agent_info:
             explore = random.uniform(key, stream=0) < agent_info["epsilon"]

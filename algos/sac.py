@@ -20,6 +20,7 @@ from rlstruct.algos.replay_learner import PolyakAverage, ReplayConfig, ReplayLea
 from rlstruct.algos.training.config import TrainingConfig
 from rlstruct.core import DictTensor
 from rlstruct.errors import BadTypeError
+from rlstruct.functional import random
 from rlstruct.functional.q_learning import project_distribution, td_target
 from rlstruct.options import option
 from rlstruct.profiling import operation
@@ -44,6 +45,9 @@ class SACConfig(ReplayConfig):
             the last state counts.
         critic_reduction: how the values of several critics become one: "min" prevents overestimation (Fujimoto et al.,
             ICML 2018); "mean" learns faster if batches are large (Seo et al., 2025).
+        hold_noise: each environment keeps the noise of its actions for the ``n_timesteps`` steps of a batch, where new
+            noise at every step would cancel out (Raffin, Kober and Stulp, "Smooth exploration for robotic reinforcement
+            learning", CoRL 2021, which resamples a function of the frame instead).
     """
 
     n_env_steps: int = 100_000
@@ -61,6 +65,7 @@ class SACConfig(ReplayConfig):
     replay_capacity: int = 1_000_000
     n_step: int = option(1, at_least=1)
     critic_reduction: Literal["min", "mean"] = "min"
+    hold_noise: bool = False
 
 
 def _reduced(values: Tensor, config: SACConfig) -> Tensor:
@@ -180,6 +185,8 @@ class SACLearner(ReplayLearner):
         networks: Any = model
         self.target_critics: nn.Module = copy.deepcopy(networks.critics).requires_grad_(False)
         super().__init__(model, agent, config, networks={"target_critics": self.target_critics}, n_step=config.n_step)
+        own = torch.full((1,), self._own_seed(), dtype=torch.int64, device="cpu")  # agent_info is on the CPU
+        self._noise_seed = random.purpose_seed(own, "held noise")
         self._target = PolyakAverage(self.target_critics, networks.critics)
         critics: list[Tensor] = [*networks.critics.parameters(), networks.log_temperature]
         (group,), critic_ids = self.optimizer.param_groups, {id(weight) for weight in critics}
@@ -201,8 +208,16 @@ class SACLearner(ReplayLearner):
         return losses(self.agent, self.model, self.target_critics, minibatch, self.config)
 
     def agent_info(self, fraction_done: float, n_envs: int) -> DictTensor:
-        """Return the ``epsilon`` of each environment, 1 while the buffer fills.  [B] float32 on the CPU."""
-        return DictTensor({"epsilon": torch.full((n_envs,), float(self.fills(fraction_done)), device="cpu")})
+        """Return the ``epsilon`` of each environment, 1 while the buffer fills, and ``noise`` if it is held.
+
+        Returns:
+            [B] on the CPU: float32, and keys for `rlstruct.functional.random`, int64.
+        """
+        info = {"epsilon": torch.full((n_envs,), float(self.fills(fraction_done)), device="cpu")}
+        if self.config.hold_noise:
+            n_steps = round(fraction_done * self.config.n_env_steps)
+            info["noise"] = random.step_keys(self._noise_seed, n_steps, torch.arange(n_envs, device="cpu")).squeeze(1)
+        return DictTensor(info)
 
 
 train: Algorithm[SACConfig] = Algorithm(
@@ -211,6 +226,6 @@ train: Algorithm[SACConfig] = Algorithm(
 """Train a policy for bounded continuous actions; arguments are those of `Algorithm.__call__`.
 
 The network is `rlstruct.agents.SoftActorCritic`, or has the same parts. The agent keeps no state, reads
-``agent_info["epsilon"]`` and returns ``action`` and ``log_probability`` with gradients, as
-`rlstruct.agents.SquashedGaussianAgent` does.
+``agent_info["epsilon"]``, and ``agent_info["noise"]`` if `SACConfig.hold_noise` is set, and returns ``action`` and
+``log_probability`` with gradients, as `rlstruct.agents.SquashedGaussianAgent` does.
 """

@@ -271,6 +271,45 @@ def test_actions_are_uniform_until_learning_starts() -> None:
         assert learner.agent_info(done, 3)["epsilon"].tolist() == [epsilon] * 3
 
 
+def test_held_noise_lasts_for_a_batch_and_no_longer() -> None:
+    learner = create_learner(n_env_steps=800, hold_noise=True)
+    first, again, later = (learner.agent_info(done, 3)["noise"] for done in (0.0, 0.0, 16 / 800))
+    assert torch.equal(first, again)
+    assert len(torch.cat([first, later]).unique()) == 6
+    assert "noise" not in create_learner().agent_info(0.0, 3)
+
+
+def test_equal_keys_of_held_noise_give_equal_noise() -> None:
+    model = SoftActorCritic(3, (-2.0, 0.0), (2.0, 1.0), hidden=(8, 8))
+    agent = SquashedGaussianAgent(model)
+    frame, keys = torch.randn(1, 3).expand(4, 3), step_keys(torch.arange(4), 0, torch.arange(2))
+    info = DictTensor({"noise": torch.tensor([5, 5, 6, 6])})
+    for epsilon in (0.0, 1.0):
+        told = info + DictTensor({"epsilon": torch.full((4,), epsilon)})
+        steps = [agent(DictTensor(), DictTensor({"frame": frame, "rng": key}), told)[0]["action"] for key in keys]
+        assert torch.equal(*steps)
+        assert torch.equal(steps[0][::2], steps[0][1::2])
+        assert not torch.equal(steps[0][0], steps[0][2])
+    new = agent(DictTensor(), DictTensor({"frame": frame, "rng": keys[0]}), DictTensor())[0]["action"]
+    assert len(new.unique(dim=0)) == 4
+
+
+@pytest.mark.parametrize("n_processes", [0, 2])
+def test_environments_keep_their_noise_during_a_batch(n_processes: int) -> None:
+    learner = create_learner(n_env_steps=800, hold_noise=True, learning_starts=800)  # acts uniformly
+    factories: Any = SquashedGaussianAgent, create_pendulum
+    args: Any = {"agent_args": {"model": create_soft_network()}, "env_args": {"n_envs": 2}}
+    rows = []
+    with RL_Batcher(8, *factories, **args, seed=0, n_processes=n_processes) as batcher:
+        batcher.reset()
+        for done in (0.0, 0.1):
+            batcher.execute(learner.agent_info(done, batcher.n_envs()))
+            rows.append(batcher.get()[0].steps["action/action"])
+    actions = torch.cat(rows)  # [B, T, 1]
+    assert torch.equal(actions, actions[:, :1].expand_as(actions))
+    assert len(actions[:, 0].unique()) == len(actions) == 4 * max(1, n_processes)
+
+
 class Paid(gymnasium.Env[Any, Any]):
     """Rewards each step with 1; after three steps an episode is cut off, or after one it terminates."""
 
