@@ -5,13 +5,13 @@ from __future__ import annotations
 import importlib
 import pathlib
 import pkgutil
-import struct
 
 import pytest
 
 pytest.importorskip("warp", reason="needs the extra warp")
 
 import warp as wp
+from cubins import LOCAL_BYTES, REGISTERS, compiled, resources
 
 import rlstruct.atari
 
@@ -19,37 +19,6 @@ MODULES = [f"rlstruct.atari.{module.name}" for module in pkgutil.iter_modules(rl
 KERNELS = {"rlstruct.atari.frame": "run_frame", "rlstruct.atari.scoring": "score_frame",
            "rlstruct.atari.picture": "render"}  # fmt: skip
 MOST_REGISTERS = 208  # of 255: 65,536 of a multiprocessor are enough for 9 warps
-REGISTERS, LOCAL_BYTES = 0x2F, 0x11  # EIATTR_REGCOUNT and EIATTR_FRAME_SIZE in the section .nv.info
-
-
-def resources(cubin: bytes) -> dict[str, dict[int, int]]:
-    """Read what each kernel of a cubin needs: an ELF file, whose section .nv.info holds (format, attribute, value)."""
-    begin, (size, n, names) = struct.unpack_from("<Q", cubin, 40)[0], struct.unpack_from("<HHH", cubin, 58)
-    sections = [struct.unpack_from("<IIQQQQIIQQ", cubin, begin + k * size) for k in range(n)]
-
-    def text(table: int, at: int) -> str:
-        first = sections[table][4] + at
-        return cubin[first : cubin.index(b"\0", first)].decode()
-
-    symbols = next(section for section in sections if section[1] == 2)
-    info = next(section for section in sections if text(names, section[0]) == ".nv.info")
-    needs: dict[str, dict[int, int]] = {}
-    at, end = info[4], info[4] + info[5]
-    while at < end:
-        form, attribute, n_bytes = struct.unpack_from("<BBH", cubin, at)
-        if form == 4 and attribute in (REGISTERS, LOCAL_BYTES):
-            symbol, value = struct.unpack_from("<II", cubin, at + 4)
-            name = text(symbols[6], struct.unpack_from("<I", cubin, symbols[4] + 24 * symbol)[0])
-            needs.setdefault(name, {})[attribute] = value
-        at += 4 + (n_bytes if form == 4 else 0)
-    return needs
-
-
-def compiled(module: str, folder: pathlib.Path, arch: int = 90) -> dict[str, dict[int, int]]:
-    if arch not in wp.get_cuda_supported_archs():
-        pytest.skip("this Warp has no compiler for CUDA")
-    wp.compile_aot_module(importlib.import_module(module), arch=arch, module_dir=folder, use_ptx=False)
-    return resources(next(folder.glob("*.cubin")).read_bytes())
 
 
 def test_all_kernels_are_looked_at() -> None:
@@ -66,7 +35,7 @@ def test_all_kernels_are_looked_at() -> None:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("module", KERNELS)
 def test_a_kernel_neither_spills_nor_takes_more_registers_than_it_may(module: str, tmp_path: pathlib.Path) -> None:
-    needs = compiled(module, tmp_path)
+    needs = compiled(importlib.import_module(module), tmp_path)
     kernel = next(need for name, need in needs.items() if KERNELS[module] in name)
     assert 16 < kernel[REGISTERS] <= MOST_REGISTERS
     assert {name: need[LOCAL_BYTES] for name, need in needs.items() if need.get(LOCAL_BYTES)} == {}

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import pathlib
 import re
-import struct
 import sys
 from types import SimpleNamespace
 from typing import Any
@@ -366,25 +366,32 @@ def test_every_thread_loads_four_weights_at_once_and_spills_none(tmp_path: pathl
     wide, narrow = (len(re.findall(rf"ld\.global(?:\.nc)?{kind}", code)) for kind in (r"\.v4\.f32", r"\.f32"))
     assert wide >= 4, "weights are loaded by four: biases and weights of hidden layers and of the outputs"
     assert narrow <= 16, "only states are loaded one by one"
-    (asked,) = {int(n) for n in re.findall(r"\.local \.align \d+ \.b8\s+__local_depot\d+\[(\d+)\]", code)}
-    warp.compile_aot_module(module, arch=90, module_dir=tmp_path / "cubin", use_ptx=False)
-    (cubin,) = (tmp_path / "cubin").glob("*.cubin")
-    assert max(frame_sizes(cubin.read_bytes())) <= asked + 16, "registers are spilled to memory"
 
 
-def frame_sizes(cubin: bytes) -> list[int]:
-    """Bytes of memory that each function keeps on its stack: attribute 0x11 of the section .nv.info."""
-    start, size, n, names = *struct.unpack_from("<Q", cubin, 40), *struct.unpack_from("<HHH", cubin, 58)
-    sections = [struct.unpack_from("<IIQQQQIIQQ", cubin, start + i * size) for i in range(n)]
-    text = cubin[sections[names][4] :]
-    found = []
-    for name, _, _, _, offset, length, *_ in sections:
-        if text[name:].split(b"\0")[0] != b".nv.info":
-            continue
-        at = offset
-        while at < offset + length:
-            form, attribute, value = struct.unpack_from("<BBH", cubin, at)
-            if form == 4 and attribute == 0x11:
-                found.append(struct.unpack_from("<I", cubin, at + 8)[0])
-            at += 4 + (value if form == 4 else 0)
-    return found
+# Game, its actions, width and number of hidden layers: registers of a thread, of 255, and bytes of its stack.
+KERNELS = {
+    ("cart_pole", 2, 64, 2): (154, 256), ("cart_pole", 2, 32, 1): (84, 32), ("cart_pole", 2, 128, 2): (72, 1536),
+    ("acrobot", 3, 64, 2): (182, 256), ("mountain_car", 3, 64, 2): (182, 288),
+}  # fmt: skip
+
+
+def test_the_kernel_of_every_game_is_looked_at() -> None:
+    files = pathlib.Path(importlib.import_module("rlstruct.sims").__path__[0]).glob("*_kernel.py")
+    assert {file.stem.removesuffix("_kernel") for file in files} == {name for name, *_ in KERNELS}
+
+
+@pytest.mark.slow  # a compiler
+@pytest.mark.parametrize("variant", KERNELS, ids=lambda variant: "-".join(map(str, variant)))
+def test_a_thread_takes_no_more_registers_and_stack_than_it_did(variant: Any, tmp_path: pathlib.Path) -> None:
+    from cubins import LOCAL_BYTES, REGISTERS, compiled
+
+    from rlstruct.sims.kernels.advance import make_advance
+    from rlstruct.sims.kernels.perceptron import make_perceptron
+
+    name, *sizes = variant
+    game = importlib.import_module(f"rlstruct.sims.{name}_kernel").KERNEL
+    module = make_advance(game, *make_perceptron(game, *sizes, "Tanh")).module
+    (needs,) = (need for need in compiled(module, tmp_path).values() if REGISTERS in need)
+    most_registers, most_bytes = KERNELS[variant]
+    assert 16 < needs[REGISTERS] <= most_registers
+    assert needs[LOCAL_BYTES] <= most_bytes, "the stack holds more than the activations of a layer: registers spill"
