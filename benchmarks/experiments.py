@@ -40,7 +40,7 @@ class Experiment:
     axes: tuple[str, str] = ("environments", "environment steps per second")  # their labels
 
 
-_STEPS = (1, 4, 16, 64, 256)
+_STEPS = (1, 4, 16, 64, 256, 1024)
 # On a GPU time may run out: the extremes, and what the papers show, come first.
 _FEW, _MANY = (64, 1024, 8192), (64, 1 << 20, 1 << 14, 1 << 17, 1024)
 _GLEESON = partial(Experiment, "vectorisation and kernel fusion (Gleeson et al., 2022)", "docs/kernels.md")
@@ -55,8 +55,8 @@ def _score_sizes(*games: str, **sizes: int | None) -> dict[str, tuple[Any, ...]]
 EXPERIMENTS = {
     "fusion": _GLEESON(
         {
-            "cpu": {"K": _STEPS, "N": _FEW, "W": (0, 12, 60, 124)},
-            "cuda": {"K": _STEPS, "N": _MANY, "W": (0, 124, 60, 12)},
+            "cpu": {"K": _STEPS, "N": _FEW, "W": (0, 60, 124, 508)},
+            "cuda": {"K": _STEPS, "N": _MANY, "W": (0, 124, 508, 60)},
             "quick": {"K": (1, 4), "N": (8, 16), "W": (0, 12)},
         },
         fusion.measure_fusion, fusion.fusion_table, fusion.fusion_lines,

@@ -1,8 +1,8 @@
 """Vectorisation and kernel fusion, after Gleeson et al., "Optimizing Data Collection in Deep RL" (MLBench 2022).
 
-``fusion``: K steps of N CartPoles in one launch, with W further floats of state that every step reads and writes; with
-what each step shows kept (recorded), or only the last. ``compilers``: the same game in numpy, torch, torch compiled,
-JAX where it is installed, and Warp.
+``fusion``: K steps of N CartPoles in one launch, with W further floats of state that every step reads and writes; every
+step's observation is stored (recorded), or only the last one's. ``compilers``: the same game in numpy, torch, torch
+compiled, JAX where it is installed, and Warp. Both tables end in the ratios that the paper prints.
 """
 
 from __future__ import annotations
@@ -26,14 +26,16 @@ if TYPE_CHECKING:
 
 Sizes = Mapping[str, Sequence[int]]
 STEPS = 64  # single steps between two waits for the device
-MOST_RECORDED = 1 << 26  # environment steps in one launch: what they show takes 4 GiB
+MOST_RECORDED = {"cpu": 1 << 21, "cuda": 1 << 26}  # environment steps in a launch: seconds on a CPU, 4 GiB on a GPU
+RATIOS = "ratio | measured with | the paper, on a GPU | here"
 
 
 def fused_rung(name: str, n_envs: int, n_steps: int, n_extra: int, record: bool, device: torch.device) -> Rung:
-    """Return K steps in a launch, and so many launches as take 64 steps at least."""
+    """Return K steps in a launch; between two waits for a GPU, so many launches as take 64 steps at least."""
     from papers.fusion_kernel import Launch
 
-    launch, n_launches = Launch(n_envs, n_steps, n_extra, record, device), max(1, STEPS // n_steps)
+    n_launches = max(1, STEPS // n_steps) if device.type == "cuda" else 1
+    launch = Launch(n_envs, n_steps, n_extra, record, device)
 
     def run() -> None:
         for _ in range(n_launches):
@@ -93,7 +95,7 @@ def measure_fusion(run: Ladder, sizes: Sizes) -> None:
         makers = [
             partial(fused_rung, a_launch(k), n_envs, k, n_extra, record, run.device)
             for k in sizes["K"]
-            if not record or k * n_envs <= MOST_RECORDED
+            if not record or k * n_envs <= MOST_RECORDED[run.device.type]
         ]
         run.rate("fusion", makers, **where)
 
@@ -140,6 +142,22 @@ def gains(rows: Sequence[Row]) -> list[Row]:
     return rows_found
 
 
+def fusion_ratios(rows: Sequence[Row]) -> list[list[object]]:
+    """Return what fusion gains at most, without records: of CartPole, and with extra floats."""
+    found, lines = rates(rows), []
+    fused = {
+        (w, n, k): rate / found[w, n, 1, False]
+        for (w, n, k, record), rate in found.items()
+        if not record and (w, n, 1, False) in found
+    }
+    for name, reported, most_extra in (("CartPole", "11.3", 0), ("any number of extra floats", "1,024", math.inf)):
+        if own := {where: ratio for where, ratio in fused.items() if where[0] <= most_extra}:
+            w, n, k = max(own, key=own.__getitem__)
+            where = f"{n:,} environments, {w} extra floats, {k:,} steps a launch"
+            lines.append([f"many steps a launch over one: {name}", where, reported, f"{own[w, n, k]:.1f}"])
+    return lines
+
+
 def fusion_table(rows: Sequence[Row]) -> list[str]:
     """Tabulate how many times as fast K steps in a launch are as one, recorded and not; and whether gains multiply."""
     found = rates(rows)
@@ -154,13 +172,37 @@ def fusion_table(rows: Sequence[Row]) -> list[str]:
         cells = [" / ".join("" if math.isnan(ratio) else f"{ratio:.2f}" for ratio in both) for both in ratios]
         lines.append([w, f"{n:,}", f"{1e9 / one[0]:.3g} / {1e9 / one[1]:.3g}", *cells])
     head = "extra floats | environments | ns per environment step, one step a launch: recorded / not | " + " | ".join(
-        f"{k} steps" for k in ks
+        f"{k:,} steps" for k in ks
     )
     multiply = [
-        [one["W"], *(f"{one[key]:.1f}" for key in ("vectorised", "fused", "product", "both"))] for one in gains(rows)
+        [
+            one["W"],
+            *(f"{one[key]:.1f}" for key in ("vectorised", "fused", "product", "both")),
+            f"{one['both'] / one['product']:.2f}",
+        ]
+        for one in gains(rows)
     ]
-    titles = "extra floats | more environments | more steps a launch | product | both, measured"
-    return [*table(head, lines, 0), "", *table(titles, multiply, 0)]
+    titles = "extra floats | more environments | more steps a launch | product | both, measured | both over product"
+    return [*table(head, lines, 0), "", *table(titles, multiply, 0), "", *table(RATIOS, fusion_ratios(rows), 2)]
+
+
+def compilers_ratios(rows: Sequence[Row]) -> list[list[object]]:
+    """Return what XLA gains over torch at most, and the best rate over the best one of gymnasium's SyncVectorEnv."""
+    found = {(row["rung"], row["N"]): row["steps_per_second"] for row in rows if "steps_per_second" in row}
+    lines = []
+    xla = {
+        (rung, n): rate / found["torch eager", n]
+        for (rung, n), rate in found.items()
+        if rung.startswith("JAX, 1 ") and ("torch eager", n) in found
+    }
+    if xla:
+        rung, n = max(xla, key=xla.__getitem__)
+        lines.append(["XLA over torch eager", f"{rung}, {n:,} environments", "13.4", f"{xla[rung, n]:.1f}"])
+    if one_by_one := [rate for (rung, _), rate in found.items() if rung == "SyncVectorEnv"]:
+        rung, n = max(found, key=found.__getitem__)
+        ratio = found[rung, n] / max(one_by_one)
+        lines.append(["best over SyncVectorEnv", f"{rung}, {n:,} environments", "1,024", f"{ratio:,.0f}"])
+    return lines
 
 
 def compilers_table(rows: Sequence[Row]) -> list[str]:
@@ -168,7 +210,7 @@ def compilers_table(rows: Sequence[Row]) -> list[str]:
     lines = pivot("million steps per second", rows, "environments", lambda row: f"{row['steps_per_second'] / 1e6:.3g}")
     why = [row for row in rows if "left_out" in row and "rung" in row]
     left_out = list(dict.fromkeys(f"{row['rung']}: {row['left_out']}." for row in why))
-    return [*lines, "", *left_out]
+    return [*lines, "", *table(RATIOS, compilers_ratios(rows), 2), "", *left_out]
 
 
 def fusion_lines(rows: Sequence[Row]) -> Panels:

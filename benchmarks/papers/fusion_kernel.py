@@ -31,8 +31,8 @@ def push(by: Pusher, k: int, i: int, frame: CartPoleState) -> wp.int64:
 
 
 @functools.cache
-def make_kernel(n_extra: int) -> Any:  # noqa: ANN401 - a Warp kernel
-    """Make the kernel of a CartPole whose every step reads and writes so many further floats."""
+def make_kernel(n_extra: int, record: bool) -> Any:  # noqa: ANN401 - a Warp kernel
+    """Make the kernel of a CartPole whose every step reads and writes so many further floats; see `Launch`."""
     State = wp.types.vector(length=4 + n_extra, dtype=wp.float32)
 
     @wp.func
@@ -50,15 +50,14 @@ def make_kernel(n_extra: int) -> Any:  # noqa: ANN401 - a Warp kernel
     @wp.func
     def transition(s: State, action: wp.int64, key: wp.uint64):  # noqa: ANN202 - Warp infers it
         moved, reward, terminated = cart_pole.transition(CartPoleState(s[0], s[1], s[2], s[3]), action, key)
-        after = State()
         for f in range(4):
-            after[f] = moved[f]
+            s[f] = moved[f]
         for f in range(wp.static(n_extra)):
-            after[4 + f] = 0.5 * (s[4 + f] + moved[2])
-        return after, reward, terminated
+            s[4 + f] = 0.5 * (s[4 + f] + moved[2])
+        return s, reward, terminated
 
     game = GameKernel(state=State, frame=CartPoleState, initial=initial, transition=transition, observe=observe)
-    return make_advance(game, Pusher, push)
+    return make_advance(game, Pusher, push, record)
 
 
 class Launch:
@@ -68,7 +67,7 @@ class Launch:
         n_envs: N.
         n_steps: K.
         n_extra: floats of state beyond CartPole's four.
-        record: keep what each step shows; False keeps the last step alone, over which all of them write.
+        record: store what each step shows; False stores the last step alone.
         device: where.
     """
 
@@ -96,7 +95,7 @@ class Launch:
         inputs, where = [memory, by, n_steps, TIME_LIMIT], wp.device_from_torch(device)
         with quietly():
             self._launch: Any = wp.launch(
-                make_kernel(n_extra), n_envs, inputs, device=where, record_cmd=True, block_dim=BLOCK
+                make_kernel(n_extra, record), n_envs, inputs, device=where, record_cmd=True, block_dim=BLOCK
             )
 
     def __call__(self) -> None:

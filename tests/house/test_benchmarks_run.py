@@ -431,6 +431,44 @@ def test_many_steps_in_a_launch_are_those_of_many_launches(monkeypatch: pytest.M
     assert not torch.equal(recorded.tensors["reached_frame"][0], recorded.tensors["reached_frame"][-1])
 
 
+def test_the_fused_kernel_does_what_eager_torch_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("warp", reason="needs the extra warp")
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    from papers.fusion_kernel import Launch
+
+    from rlstruct import DictTensor
+    from rlstruct.sims import make
+
+    n_envs, n_steps, n_extra = 7, 1024, 9
+    launch = Launch(n_envs, n_steps, n_extra, False, torch.device("cpu"))
+    env = make("CartPole-v1", n_envs, device="cpu")
+    observation, _ = env.reset()
+    carry = env.state_tensors()
+    names = [name for name in carry if name.startswith("state/")]
+    carry |= {name: row.clone() for name, row in zip(names, launch.state[:4], strict=True)}
+    carry |= {"env_key": launch.tensors["env_key"].clone(), "episode": torch.zeros(n_envs, dtype=torch.int64)}
+    frame = launch.state[:4].t().clone()
+    env.set_state_tensors(carry, {key: observation[key] for key in observation.keys()} | {"frame": frame})
+    extra, ends = torch.zeros(n_extra, n_envs), 0
+    for _ in range(n_steps):
+        action = (frame[:, 2] + 0.5 * frame[:, 3] > 0).long()
+        (reached, _), (observation, _) = env.step(DictTensor({"action": action}))
+        frame, done = observation["frame"], reached["done"]
+        extra = torch.where(done, 0.0, 0.5 * (extra + reached["frame"][:, 2]))
+        ends += int(done.sum())
+    launch()
+    assert ends > n_envs  # restarts are compared, too
+    eager = env.state_tensors()
+    state = torch.cat([torch.stack([eager[name] for name in names]), extra])
+    torch.testing.assert_close(launch.state, state, rtol=1e-4, atol=1e-4)
+    for row, name in enumerate(("elapsed", "episode")):
+        assert torch.equal(launch.tensors["clock"][row], eager[name])
+    torch.testing.assert_close(launch.tensors["reached_frame"][0].t(), reached["frame"], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(launch.tensors["current_frame"][0].t(), frame, rtol=1e-4, atol=1e-4)
+    assert torch.equal(launch.tensors["reached_last"][0], action)
+    assert torch.equal(launch.tensors["flags"][0, 2], done)
+
+
 def test_gains_of_fusion_are_ratios_to_one_step_of_the_fewest_environments(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     from papers import fusion
@@ -451,7 +489,31 @@ def test_gains_of_fusion_are_ratios_to_one_step_of_the_fewest_environments(monke
     assert fusion.gains(rows) == [{"W": 0, "N": 8, "vectorised": 2.0, "fused": 3.0, "both": 8.0, "product": 6.0}]
     table = fusion.fusion_table(rows)
     assert table[2:4] == ["| 0 | 8 | 5e+07 / 1e+08 | 3.00 / 3.00 |", "| 0 | 16 | 2.5e+07 / 5e+07 | 4.00 / 4.00 |"]
-    assert table[-1] == "| 0 | 2.0 | 3.0 | 6.0 | 8.0 |"
+    assert table[7] == "| 0 | 2.0 | 3.0 | 6.0 | 8.0 | 1.33 |"
+    at = "16 environments, 0 extra floats, 4 steps a launch"
+    assert table[-2] == f"| many steps a launch over one: CartPole | {at} | 11.3 | 4.0 |"
+    rows += [
+        {"part": "fusion", "W": 12, "N": 8, "rung": f"{k} a launch", "recorded": False, "steps_per_second": rate}
+        for k, rate in ((1, 1.0), (4, 9.0))
+    ]
+    assert [line[3] for line in fusion.fusion_ratios(rows)] == ["4.0", "9.0"]
+
+
+def test_compilers_are_compared_as_in_the_paper(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    from papers import fusion
+
+    rates = {
+        ("SyncVectorEnv", 8): 2.0, ("SyncVectorEnv", 16): 4.0, ("torch eager", 8): 3.0, ("torch eager", 16): 10.0,
+        ("Warp, 4 a launch", 16): 80.0, ("JAX, 1 a call, on cpu", 8): 21.0, ("JAX, 1 a call, on cpu", 16): 30.0,
+        ("JAX, 4 a call, on cpu", 8): 60.0,
+    }  # fmt: skip
+    rows = [{"rung": rung, "N": n, "steps_per_second": rate} for (rung, n), rate in rates.items()]
+    assert fusion.compilers_ratios(rows) == [
+        ["XLA over torch eager", "JAX, 1 a call, on cpu, 8 environments", "13.4", "7.0"],
+        ["best over SyncVectorEnv", "Warp, 4 a launch, 16 environments", "1,024", "20"],
+    ]
+    assert fusion.compilers_ratios([row for row in rows if row["rung"] == "torch eager"]) == []
 
 
 @pytest.mark.slow

@@ -37,8 +37,10 @@ class Memory:
     flags: wp.array3d(dtype=wp.bool)  # [K, TERMINATED to DONE, B]
 
 
-def make_advance(game: GameKernel, policy_type: Any, act: Any) -> Any:
+def make_advance(game: GameKernel, policy_type: Any, act: Any, record: bool = True) -> Any:
     """Make the kernel ``(memory, policy, n_steps, time_limit)`` of a game, for B threads; ``time_limit`` 0 is none.
+
+    With ``record`` False, observations, rewards, actions and flags are stored for the last step only, at its index.
 
     The Warp function ``act(policy, k, i, frame)`` returns the action of environment i at step k. Its first argument
     is the agent's memory, a struct of type ``policy_type``.
@@ -66,19 +68,22 @@ def make_advance(game: GameKernel, policy_type: Any, act: Any) -> Any:
             elapsed += wp.int64(1)
             truncated = time_limit > wp.int64(0) and elapsed >= time_limit
             done = terminated or truncated
-            show(io.reached_frame, k, i, observe(s))
-            io.reached_reward[k, i] = reward
-            io.reached_last[k, i] = action
-            io.flags[k, TERMINATED, i] = terminated
-            io.flags[k, TRUNCATED, i] = truncated
-            io.flags[k, DONE, i] = done
+            stored = wp.static(record) or k + 1 == n_steps
+            if stored:
+                show(io.reached_frame, k, i, observe(s))
+                io.reached_reward[k, i] = reward
+                io.reached_last[k, i] = action
+                io.flags[k, TERMINATED, i] = terminated
+                io.flags[k, TRUNCATED, i] = truncated
+                io.flags[k, DONE, i] = done
             if done:
                 episode += wp.int64(1)
                 episode_key = child_key(wp.uint64(io.env_key[i]), episode)
                 s, action, elapsed, reward = initial(episode_key), wp.int64(0), wp.int64(0), wp.float32(0.0)
-            show(io.current_frame, k + 1, i, observe(s))
-            io.current_reward[k + 1, i] = reward
-            io.current_last[k + 1, i] = action
+            if stored:
+                show(io.current_frame, k + 1, i, observe(s))
+                io.current_reward[k + 1, i] = reward
+                io.current_last[k + 1, i] = action
         for f in range(wp.static(n_fields)):
             io.next_state[f, i] = s[f]
         io.next_clock[ELAPSED, i] = elapsed
