@@ -215,6 +215,7 @@ LISTINGS = [
     Listing("tutorials/09_write_a_simulator.py", "class Catch(", simulator("Catch")),
     Listing("tutorials/10_four_thousand_environments.py", "def collect(", function("collect", 8), (ON_CUDA,)),
     Listing("tutorials/17_sharing_a_gpu.py", "def speed(", function("speed", 0, 8), (SHARED,)),
+    Listing("tutorials/20_evolution_strategies.py", "def evolve(", function("evolve", 8, 2), (ON_CUDA,)),
 ]
 
 
