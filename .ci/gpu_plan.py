@@ -53,10 +53,12 @@ _FIRST = (
     "vector_env",
 )
 STEPS = (
-    Step("first tests", 1, 3.5, tests=_FIRST),
-    Step("tests alone", 1, 1.0, tests=ALONE),
-    Step("targets", 1, 3.0, benchmark="gpu", parts=("first_launch", "targets")),
+    Step("first tests", 1, 2.5, tests=_FIRST),
+    Step("targets", 1, 2.0, benchmark="gpu", parts=("first_launch", "targets")),
+    Step("PPO and PQN", 1, 1.0, benchmark="gpu", parts=("learning",)),
     Step("Atari's layout", 1, 1.5, benchmark="experiments", parts=("atari_layout",)),
+    Step("a row of sharing", 1, 1.0, benchmark="experiments", parts=("serving",)),
+    Step("tests alone", 1, 1.0, tests=ALONE),
     Step("Atari's tests", 2, 2.0, tests=("atari",)),
     Step("Atari", 2, 2.5, benchmark="experiments", parts=("atari",)),
     Step("trained steps", 2, 2.0, benchmark="gpu", parts=("trained",)),

@@ -6,7 +6,8 @@
     python benchmarks/gpu.py --parts simulation policy --device cpu
 
 Parts, in this order: ``first_launch`` (how long Warp takes until its first kernel has run), ``targets`` (what there are
-targets for, in a few sizes), ``policy`` (a 64-64 actor and critic in the loop), ``simulation`` (CartPole alone, N from
+targets for, in a few sizes), ``learning`` (PPO and PQN, 4,096 environments),
+``policy`` (a 64-64 actor and critic in the loop), ``simulation`` (CartPole alone, N from
 1 to 2^20), ``training`` (A2C on 4,096 environments until an evaluation of 100 episodes reaches 475), ``launches``
 (kernels per step), ``trained`` (PPO's steps per second with each way to run an update), ``profiling`` (the profiler,
 NVML and CUDA's events).
@@ -35,9 +36,11 @@ import torch
 from common import ladder_rungs, reporting, resumable_run
 from common.learning import learning_seconds
 
-from rlstruct.agents import ActorCritic, ActorCriticAgent
+from rlstruct.agents import ActorCritic, ActorCriticAgent, QAgent, QNetwork
 from rlstruct.algos import a2c
+from rlstruct.algos.minibatches import EpochConfig
 from rlstruct.algos.ppo import PPOConfig, PPOLearner
+from rlstruct.algos.pqn import PQNConfig, PQNLearner
 from rlstruct.batchers import RL_Batcher
 from rlstruct.profiling import operation, profile, read
 from rlstruct.sims import make
@@ -141,13 +144,18 @@ def training(run: Run) -> None:
             run.add(part="training", **where, N=4096, reached=reached, seconds=seconds, env_steps=steps)
 
 
-def ppo_loop(config: PPOConfig, backend: str) -> ladder_rungs.Loop:
-    """Return a training loop without evaluations: collect, learn, publish the weights."""
+def training_loop(config: EpochConfig, backend: str) -> ladder_rungs.Loop:
+    """Return a training loop of PPO or PQN without evaluations: collect, learn, publish the weights."""
     device = torch.device(config.learner_device)
     torch.manual_seed(0)
-    learner = PPOLearner.create(ActorCritic(4, 2).to(device), ActorCriticAgent, config)
+    model, agent, learner_class = (
+        (QNetwork(4, 2, layer_norm=True), QAgent, PQNLearner)
+        if isinstance(config, PQNConfig)
+        else (ActorCritic(4, 2), ActorCriticAgent, PPOLearner)
+    )
+    learner = learner_class.create(model.to(device), agent, config)
     batcher = RL_Batcher(
-        config.n_timesteps, ActorCriticAgent, partial(make, "CartPole-v1", backend=backend, device=device),
+        config.n_timesteps, agent, partial(make, "CartPole-v1", backend=backend, device=device),
         agent_args={"model": learner.model, "copy_model": True, "device": device},
         env_args={"n_envs": config.n_envs}, device=device, seed=0,
         compile_agent=config.compile_update and device.type == "cpu",
@@ -156,6 +164,22 @@ def ppo_loop(config: PPOConfig, backend: str) -> ladder_rungs.Loop:
     for _ in range(2):  # the first update runs eagerly, the second is recorded
         loop.iterate()
     return loop
+
+
+def learning(run: Run) -> None:
+    """Measure PPO and PQN with learning in 4,096 environments, as graphs on a GPU: the first numbers of a training."""
+    device, sizes = str(run.device), {"n_envs": 64 if run.quick else 4096, "n_timesteps": 32}
+    configs = {"PPO": PPOConfig(learner_device=device, **sizes), "PQN": PQNConfig(learner_device=device, **sizes)}
+    for where in run.todo("learning", 20, ({"task": name} for name in configs)):
+        row = {"part": "learning", **where, "N": sizes["n_envs"]}
+        with run.caught(**row):
+            loop = training_loop(configs[where["task"]], "torch")
+            rungs = [
+                partial(ladder_rungs.Rung, f"{where['task']}{what}", call, sizes["n_timesteps"])
+                for what, call in (("", loop.iterate), (", collecting", loop.collect), (", learning", loop.learn))
+            ]
+            run.rate(makers=rungs, **row)
+            loop.batcher.close()
 
 
 def trained(run: Run) -> None:
@@ -177,7 +201,7 @@ def trained(run: Run) -> None:
         row = {"part": "trained", "task": task, "backend": backend, "N": config.n_envs}
         if not run.measured(**row, rung=ways[-1]) and run.left(SECONDS, "trained"):
             with run.caught(**row, rung=ways[-1]):
-                loops = {way: ppo_loop(replace(config, **WAYS[way]), backend) for way in ways}
+                loops = {way: training_loop(replace(config, **WAYS[way]), backend) for way in ways}
                 rungs = [
                     partial(ladder_rungs.Rung, f"{way}{what}", call, config.n_timesteps)
                     for way, loop in loops.items()
@@ -312,7 +336,7 @@ def summary(run: Run) -> None:
 
 
 PARTS: dict[str, Callable[[Run], None]] = {
-    "first_launch": first_launch, "targets": targets, "policy": policy, "simulation": simulation,
+    "first_launch": first_launch, "targets": targets, "learning": learning, "policy": policy, "simulation": simulation,
     "training": training, "launches": launches, "trained": trained, "profiling": profiling,
 }  # fmt: skip
 

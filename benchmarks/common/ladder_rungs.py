@@ -141,10 +141,11 @@ class Loop:
 
     def __init__(self, batcher: RL_Batcher, device: torch.device, learner: GradientLearner | None = None) -> None:
         self.batcher, self.learner, self._device = batcher, learner, device
+        self._agent_info = None if learner is None else learner.agent_info(0.0, batcher.n_envs())
         batcher.reset()
 
     def collect(self) -> None:
-        self.batcher.execute()
+        self.batcher.execute(self._agent_info)
         self._batch = self.batcher.get()[0]
         synchronize(self._device)
 

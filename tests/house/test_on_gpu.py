@@ -170,6 +170,10 @@ def test_the_plan_is_told_with_minutes_and_without_a_gpu(on_gpu: Any, tmp_path: 
     assert all(step.parts for step in on_gpu.STEPS if step.benchmark)
     early = {part for step in on_gpu.STEPS if step.command <= 3 for part in step.parts}
     assert early >= {"atari_layout", "serving", "training"}
+    # The first command shows a bit of everything.
+    assert [step.parts for step in on_gpu.STEPS if step.command == 1 and step.benchmark] == [
+        ("first_launch", "targets"), ("learning",), ("atari_layout",), ("serving",),
+    ]  # fmt: skip
     # Every test file with tests for a GPU stands in it, once.
     files = re.findall(r"\S*tests/\S+", said)
     every = ROOT.glob("tests/**/test_*.py")
@@ -242,7 +246,7 @@ def test_results_are_copied_out_while_they_are_written(
     monkeypatch.setenv("OUT", str(target))
     assert on_gpu.parse([]).copy == target
     assert on_gpu.parse(["--command", "2"]).minutes == on_gpu.parse(["--steps", "1", "2"]).minutes == 9
-    assert on_gpu.parse(["--steps", "1", "5"]).minutes == 18
+    assert on_gpu.parse(["--steps", "1", "8"]).minutes == 18
 
 
 STARTED = "serving"  # shows that the command starts experiments.py, whose other parts have their own tests
@@ -276,17 +280,21 @@ def test_a_quick_look_takes_its_steps_in_order_and_writes_what_came_of_it(tmp_pa
     assert parts[0] == "first_launch"
     assert parts[-2:] == ["launches", "summary"]
     assert set(parts) == {
-        *("first_launch", "policy", "simulation", "training", "trained", "launches", "profiling", "summary")
+        *("first_launch", "policy", "simulation", "learning", "training", "trained", "launches", "profiling", "summary")
     }
     measured = [(row["part"], row["rung"], row["N"]) for row in rows if "steps_per_second" in row]
     assert len(measured) == len(set(measured))  # the steps go on where the one before has ended
     assert {("simulation", name, 1) for name in ("SyncVectorEnv", "numpy-vectorised", "torch eager")} <= set(measured)
     assert ("policy", "Warp fused policy", 64) in measured
+    assert {("learning", "PPO", 64), ("learning", "PQN", 64)} <= set(measured)
     if not torch.cuda.is_available():
         left_out = {row["left_out"] for row in rows if "left_out" in row}
         assert left_out == {"there is no CUDA device", "it takes minutes: --quick leaves it out"}
-    found = {row["part"] for row in json.loads(next(tmp_path.glob("experiments-*.json")).read_text())["rows"]}
-    assert found >= {"serving"}
+    rows = json.loads(next(tmp_path.glob("experiments-*.json")).read_text())["rows"]
+    served = {(row["m"], row["sharing"]): row for row in rows if row["part"] == "serving"}
+    assert set(served) == {(1, "none"), (2, "none"), (2, "mps"), (2, "mig")}
+    assert served[1, "none"]["steps_per_second"] > 0
+    assert served[2, "none"]["ratio"] > 0
     rows = json.loads(next(tmp_path.glob("sharing-*.json")).read_text())["rows"]
     assert {row["part"] for row in rows} == {"table", "simulations", "tune", "summary"}
     assert [row["learners"] for row in rows if row["part"] == "tune" and "steps_per_second" in row] == [1]
