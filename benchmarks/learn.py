@@ -39,7 +39,7 @@ def draw_pages() -> None:
     from tables import GAME, load
 
     curves = {"REINFORCE": learning.curves_of(load("reinforce_cartpole")[0])}
-    draw_panels({"REINFORCE on CartPole-v1": curves}, DOCS / "learning_curve.png", metric="return")
+    draw_panels({"REINFORCE on CartPole-v1": curves}, DOCS / "learning_curve.png", metric="return", ended=True)
     if found := load("connect_four_strength")[0]:
         whole = Curve(*zip(*found[0]["returns"], strict=True))
         picture = DOCS / "algorithms" / "alphazero.png"
@@ -51,7 +51,7 @@ def draw_pages() -> None:
             page, title = ("minatar", game) if game else (kind.partition("_")[0], task.about)
             pages[page][title][kind.partition("_")[0].upper()] = learning.curves_of(rows)
     for name, panels in pages.items():
-        draw_panels(panels, DOCS / "algorithms" / f"{name}.png", metric="return", columns=3)
+        draw_panels(panels, DOCS / "algorithms" / f"{name}.png", metric="return", columns=3, ended=True)
 
 
 if __name__ == "__main__":

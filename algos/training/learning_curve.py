@@ -43,7 +43,12 @@ def in_order(rows: Iterable[Line]) -> list[Line]:
 
 
 def draw_panels(
-    panels: Mapping[str, Mapping[str, Sequence[Curve]]], path: Path, *, metric: str, columns: int = 1
+    panels: Mapping[str, Mapping[str, Sequence[Curve]]],
+    path: Path,
+    *,
+    metric: str,
+    columns: int = 1,
+    ended: bool = False,
 ) -> None:
     """Draw one panel below the other, or a grid of small ones, each with its own axes.
 
@@ -54,6 +59,8 @@ def draw_panels(
         path: file of the picture; its suffix selects the format.
         metric: name of the values.
         columns: number of columns; more than one makes the panels small.
+        ended: all trainings have ended, some by reaching their target early: mean and band go on to the last step of
+            any of them, with the last value of each that has ended before.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # imported here: it takes half a second
     from matplotlib.figure import Figure
@@ -74,7 +81,7 @@ def draw_panels(
     for axes, (title, groups) in zip(everything, panels.items(), strict=False):
         for i, (label, curves) in enumerate(groups.items()):
             line = _LINES[i // len(_COLOURS) % len(_LINES)]
-            _draw(axes, in_lines(label), curves, _COLOURS[i % len(_COLOURS)], line)
+            _draw(axes, in_lines(label), curves, _COLOURS[i % len(_COLOURS)], line, ended)
         if groups:
             where: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1.01, 1.0)} if outside else {"loc": "best"}
             axes.legend(frameon=False, fontsize=7 if small else 8 if outside else 9, borderaxespad=0.5, **where)
@@ -98,7 +105,14 @@ def in_lines(label: str) -> str:
     return textwrap.fill(bound, _LETTERS).replace("\N{NO-BREAK SPACE}", " ")
 
 
-def _draw(axes: Any, label: str, curves: Sequence[Curve], colour: str, line: str) -> None:  # noqa: ANN401 - of matplotlib
+def _draw(
+    axes: Any,  # noqa: ANN401 - of matplotlib
+    label: str,
+    curves: Sequence[Curve],
+    colour: str,
+    line: str,
+    ended: bool,
+) -> None:
     if len(curves) == 1:
         (curve,) = curves
         look = {"color": colour, "linestyle": line, "linewidth": 2, "marker": "o", "markersize": 3}
@@ -106,19 +120,23 @@ def _draw(axes: Any, label: str, curves: Sequence[Curve], colour: str, line: str
         return
     for curve in curves:
         axes.plot(curve.steps, curve.values, color=colour, linewidth=0.7, alpha=0.45)
-    steps, values = together(curves)
+    steps, values = together(curves, ended=ended)
     axes.fill_between(steps, values.min(axis=0), values.max(axis=0), color=colour, alpha=0.15, linewidth=0)
     spread = f"{label}: mean, lowest and highest of {len(curves)} runs"
     axes.plot(steps, values.mean(axis=0), color=colour, linestyle=line, linewidth=2.2, label=spread)
 
 
-def together(curves: Sequence[Curve]) -> tuple[Any, Any]:
+def together(curves: Sequence[Curve], *, ended: bool = False) -> tuple[Any, Any]:
     """Interpolate curves linearly at common steps, in the range that all of them cover.
 
-    If a step occurs twice, the later value counts, because nothing was selected by it. Returns the steps, [S], and the
-    values, [len(curves), S].
+    If a step occurs twice, the later value counts, because nothing was selected by it. If all have ``ended``, the range
+    goes on to the last step of any of them, and each keeps its last value from its end on.
+
+    Returns:
+        The steps, [S], and the values, [len(curves), S].
     """
-    first, last = max(curve.steps[0] for curve in curves), min(curve.steps[-1] for curve in curves)
+    ends = [curve.steps[-1] for curve in curves]
+    first, last = max(curve.steps[0] for curve in curves), max(ends) if ended else min(ends)
     inside = {step for curve in curves for step in curve.steps if first <= step <= last}
     steps = np.array(sorted(inside | {first}), dtype=np.float64)
     latest = [dict(zip(curve.steps, curve.values, strict=True)) for curve in curves]

@@ -376,6 +376,12 @@ def test_a_mean_of_curves_stands_where_all_of_them_have_values() -> None:
     assert values.tolist() == [[0.5, 1.0, 1.5], [10.0, 15.0, 20.0]]
 
 
+def test_the_mean_of_trainings_that_have_ended_goes_on_with_their_last_values() -> None:
+    steps, values = together([Curve([0, 10, 10], [0.0, 1.0, 3.0]), Curve([5, 15], [10.0, 20.0])], ended=True)
+    assert steps.tolist() == [5, 10, 15]
+    assert values.tolist() == [[1.5, 3.0, 3.0], [10.0, 15.0, 20.0]]
+
+
 def test_panels_stand_below_each_other_or_in_a_grid(tmp_path: pathlib.Path) -> None:
     panels = {f"panel {i}": {"PPO": [Curve([0, 10], [0.0, float(i)])]} for i in range(4)}
     sizes = {}
