@@ -36,8 +36,7 @@ class Experiment:
     sizes: Mapping[str, Sizes]  # for ``cpu``, ``cuda`` and ``quick``, by the name of what is varied
     measure: Callable[[resumable_run.Ladder, Sizes], None]  # adds rows whose part is the experiment's name
     table: Callable[[Sequence[reporting.Row]], list[str]]  # of its rows, as lines of markdown
-    lines: Callable[[Sequence[reporting.Row]], reporting.Panels] | None = None  # of its figure, if its page has one
-    axes: tuple[str, str] = ("environments", "environment steps per second")  # their labels
+    figure: Callable[[Sequence[reporting.Row]], reporting.Drawing] | None = None  # of its page, if it has one
 
 
 _STEPS = (1, 4, 16, 64, 256, 1024)
@@ -60,7 +59,6 @@ EXPERIMENTS = {
             "quick": {"K": (1, 4), "N": (8, 16), "W": (0, 12)},
         },
         fusion.measure_fusion, fusion.fusion_table, fusion.fusion_lines,
-        ("steps in a launch", "speed, over one step a launch"),
     ),
     "compilers": _GLEESON(
         {"cpu": {"K": (1, 64), "N": _FEW}, "cuda": {"K": (1, 64), "N": _MANY}, "quick": {"K": (1, 4), "N": (8,)}},
@@ -76,7 +74,6 @@ EXPERIMENTS = {
             "quick": {"game": ("Pong",), "N": (1, 2), "CPU engines": (2,)},
         },
         atari.measure_atari, atari.atari_table, atari.atari_lines,
-        ("games", "frames per second"),
     ),
     "atari_score": _CULE(
         {
@@ -88,14 +85,14 @@ EXPERIMENTS = {
                 "Pong", steps=480, n_envs=20, on_cpu=2, limit=8, evaluations=1, episodes=2, seconds=60
             ),
         },
-        atari_score.measure_score, atari_score.score_table,
+        atari_score.measure_score, atari_score.score_table, atari_score.score_lines,
     ),
     "atari_starts": _CULE(
         {
             "cpu": {"N": (64,), "later": (100,)}, "cuda": {"N": (512, 4096, 32768), "later": (250,)},
             "quick": {"N": (2,), "later": (2,)},
         },
-        atari.measure_starts, atari.starts_table,
+        atari.measure_starts, atari.starts_table, atari.starts_bars,
     ),
     "atari_layout": Experiment(
         "Atari consoles of ours: the numbers in rlstruct/atari/machine.py", "docs/coming_from_cule.md",
@@ -112,7 +109,7 @@ EXPERIMENTS = {
             "cpu": {"ms": (4_000,), "workers": (0, 2)}, "cuda": {"ms": (1_000,), "workers": (16, 0, 4)},
             "quick": {"ms": (50,), "workers": (0,)},
         },
-        time_survey.measure_survey, time_survey.survey_table,
+        time_survey.measure_survey, time_survey.survey_table, time_survey.survey_bars,
     ),
     **{
         kind: _GMI(
@@ -120,7 +117,7 @@ EXPERIMENTS = {
                 "cpu": {"m": (2,), "N": few}, "cuda": {"m": (4, 10, 2, 7), "N": (1 << 14, 1 << 16, 4096)},
                 "quick": {"m": (2,), "N": (8,)},
             },
-            partial(gpu_shares.measure, kind), partial(gpu_shares.tabulate, kind),
+            partial(gpu_shares.measure, kind), partial(gpu_shares.tabulate, kind), partial(gpu_shares.bars, kind),
         )
         for kind, few in (("serving", (64, 512, 4096)), ("training", (16, 64)))  # an update takes longer than a batch
     },
@@ -142,10 +139,10 @@ def measure(name: str, run: Run) -> None:
     if not any("left_out" not in row for row in own):
         return
     print("\n".join(one.table(own)), flush=True)
-    if one.lines is not None and importlib.util.find_spec("matplotlib") is not None:
+    if one.figure is not None and importlib.util.find_spec("matplotlib") is not None:
         shown = run.device.type == "cpu" and run.path.parent == RESULTS
         path = DOCS / f"{name}.png" if shown else run.path.with_name(f"{run.path.stem}-{name}.png")
-        one.lines(own).draw(*one.axes, path)
+        one.figure(own).draw(path)
         print(f"Drawn: {path}")
 
 

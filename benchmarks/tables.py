@@ -1,7 +1,7 @@
-"""Write the tables of README.md, benchmarks/README.md and docs/: ``python benchmarks/tables.py [--check]``.
+"""Write the tables of README.md, benchmarks/README.md and docs/, and their figures: ``python benchmarks/tables.py``.
 
 A table stands between ``<!-- NAME -->`` and ``<!-- end -->``. So a number in the page is always one that a script has
-measured, and the page says at which commit.
+measured, and the page says at which commit. A figure is drawn anew if its numbers have changed (extra `train`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import fast_sac
 import robustness
 import time_to_475
 from common.learning import last_five
-from common.reporting import Row, machine, table
+from common.reporting import Drawing, Panels, Row, machine, table
 from common.tasks import TASKS
 
 from rlstruct.algos import ALGORITHMS, TrainingConfig
@@ -335,6 +335,45 @@ TABLES: dict[str, tuple[str, Table]] = {
 }  # fmt: skip
 
 
+def experiment_figure(name: str) -> Drawing | None:
+    """Return the figure of an experiment on the CPU; None if it has none, or has not been measured."""
+    rows, _ = experiments.rows_of(name)
+    make = experiments.EXPERIMENTS[name].figure
+    return make(rows) if make is not None and rows else None
+
+
+def sharing_figure() -> Panels:
+    """Return samples per second over the number of processes: SURF's lines, and those of every device here."""
+    panels = Panels("processes", "samples per second")
+    for mode, rates in SURF.items():
+        for processes, rate in zip((2, 7, 16), rates, strict=True):
+            panels.add("", f"SURF: {mode}", processes, rate)
+            panels.reported.add(f"SURF: {mode}")
+    for path in sorted((HERE / "results").glob("sharing-*.json")):
+        found = json.loads(path.read_text())
+        for row in found["rows"]:
+            if row["part"] == "table" and "samples_per_second" in row:
+                words = {"none": "in turns", "batched": f"one process, {row['games']} games"}
+                label = f"here, {found['machine']['device']}: {words.get(row['sharing'], row['sharing'].upper())}"
+                panels.add("", label, row["processes"], row["samples_per_second"])
+    return panels
+
+
+SURF = {"in turns": (0.50, 1.20, 1.07), "MIG, two instances": (0.38, 1.39, 1.19), "MPS": (0.74, 2.22, 5.10)}
+"""SURF's samples per second with 2, 7 and 16 processes; docs/sharing_a_gpu.md has them as a table."""
+FIGURES: dict[str, Callable[[], Drawing | None]] = {
+    **{name: partial(experiment_figure, name) for name in experiments.EXPERIMENTS},
+    "sharing": sharing_figure,
+}
+"""Figures of the pages, docs/NAME.png."""
+
+
+def outdated_figures() -> dict[Path, Drawing]:
+    """Return the pictures that do not show what the results say, with what they should show."""
+    figures = {DOCS / f"{name}.png": make() for name, make in FIGURES.items()}
+    return {path: figure for path, figure in figures.items() if figure is not None and not figure.is_in(path)}
+
+
 def text(name: str, rows: Rows) -> str:
     """Return a table of rows that have just been measured."""
     return "\n".join(TABLES[name][1](rows))
@@ -378,6 +417,10 @@ def main() -> None:
         if options.check and after != before:
             raise SystemExit(f"{page} is not what results/ say: run python benchmarks/tables.py")
         page.write_text(after)
+    for path, figure in outdated_figures().items():
+        if options.check:
+            raise SystemExit(f"{path} is not what results/ say: run python benchmarks/tables.py")
+        figure.draw(path)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ Run a benchmark as ``python benchmarks/<name>.py``: then Python finds this folde
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -122,27 +123,118 @@ def pivot(title: str, rows: Sequence[Row], unit: str, cell: Callable[[Row], str]
     return table(" | ".join([title, *(f"{n:,} {unit}" for n in sizes)]), body)
 
 
-class Panels(dict[str, dict[str, dict[float, float]]]):
-    """Panels of a figure by title, lines of a panel by label, and y by x of a line."""
+class Drawing(dict[str, dict[str, dict[Any, float]]]):
+    """A figure: its panels by title, and what a panel shows by label.
 
-    def add(self, title: str, label: str, x: float, y: float) -> None:
-        """Add a point."""
+    Args:
+        x_label: label of the horizontal axes.
+        y_label: label of the vertical axes.
+
+    Attributes:
+        papers: numbers that other systems report, by panel and by the label of their line.
+    """
+
+    def __init__(self, x_label: str = "", y_label: str = "") -> None:
+        super().__init__()
+        self.labels = x_label, y_label
+        self.papers: dict[str, dict[str, float]] = {}
+
+    def add(self, title: str, label: str, x: object, y: float) -> None:
+        """Add a number."""
         self.setdefault(title, {}).setdefault(label, {})[x] = y
 
-    def draw(self, x_label: str, y_label: str, path: Path) -> None:
-        """Draw the panels side by side with logarithmic axes; a label has the same colour in all of them."""
+    def add_paper(self, title: str, label: str, value: float) -> None:
+        """Add the number of another system, a line across a panel."""
+        self.papers.setdefault(title, {})[label] = value
+
+    def digest(self) -> str:
+        """Return a hash of all that is drawn; `draw` writes it into the picture."""
+        drawn = json.dumps([type(self).__name__, self, self.papers, self.labels])
+        return hashlib.sha256(drawn.encode()).hexdigest()
+
+    def is_in(self, path: Path) -> bool:
+        """Return True if a picture was drawn from these numbers."""
+        return path.exists() and self.digest().encode() in path.read_bytes()
+
+    def draw(self, path: Path) -> None:
+        """Draw into a file; a label has the same colour in all panels."""
+        raise NotImplementedError
+
+    def _save(self, figure: Any, path: Path) -> None:  # noqa: ANN401 - of matplotlib
+        figure.savefig(path, dpi=120, metadata={"Description": self.digest()})
+
+
+class Panels(Drawing):
+    """Lines over x, in panels side by side.
+
+    Args:
+        x_label: label of the horizontal axes.
+        y_label: label of the vertical axes.
+        log: both axes are logarithmic, and the panels share the vertical one.
+
+    Attributes:
+        reported: labels of lines that another system reports; they are dashed.
+    """
+
+    def __init__(self, x_label: str, y_label: str, *, log: bool = True) -> None:
+        super().__init__(x_label, y_label)
+        self._log = log
+        self.reported: set[str] = set()
+
+    def draw(self, path: Path) -> None:
+        """Draw the panels with one legend; the lines of papers are dashed."""
         from matplotlib.figure import Figure
 
         figure = Figure(figsize=(3.0 + 3.0 * len(self), 4.0), layout="constrained")
-        everything = figure.subplots(1, len(self), sharey=True, squeeze=False)[0]
+        everything = figure.subplots(1, len(self), sharey=self._log, squeeze=False)[0]
         known: dict[str, Any] = {}
         for axes, (title, lines) in zip(everything, self.items(), strict=True):
             for label, points in lines.items():
                 colour = known[label].get_color() if label in known else f"C{len(known)}"
-                (line,) = axes.loglog(*zip(*sorted(points.items()), strict=True), "o-", color=colour, markersize=3)
+                look = "o--" if label in self.reported else "o-"
+                (line,) = axes.plot(*zip(*sorted(points.items()), strict=True), look, color=colour, markersize=3)
                 known.setdefault(label, line)
+            for label, value in self.papers.get(title, {}).items():
+                known[label] = axes.axhline(value, color=f"C{len(known)}", linestyle="--")
+            if self._log:
+                axes.loglog()
+                axes.xaxis.set_major_formatter("{x:,g}")
             axes.set_title(title, fontsize=9)
-            axes.set_xlabel(x_label)
-        everything[0].set_ylabel(y_label)
+            axes.set_xlabel(self.labels[0])
+        everything[0].set_ylabel(self.labels[1])
         figure.legend(known.values(), known.keys(), loc="outside right upper", fontsize=8)
-        figure.savefig(path, dpi=120)
+        self._save(figure, path)
+
+
+class Bars(Drawing):
+    """Horizontal bars by label, each divided into parts, in panels one below the other.
+
+    The only part of a bar is named "", and its number stands next to the label.
+    """
+
+    def draw(self, path: Path) -> None:
+        """Draw the panels, each with a legend."""
+        from matplotlib.figure import Figure
+
+        heights = [1.1 + 0.25 * len(bars) for bars in self.values()]
+        figure = Figure(figsize=(8.5, sum(heights)), layout="constrained")
+        everything = figure.subplots(len(self), 1, squeeze=False, height_ratios=heights)[:, 0]
+        for axes, (title, bars) in zip(everything, self.items(), strict=True):
+            parts = list(dict.fromkeys(part for values in bars.values() for part in values))
+            names = [f"{label}: {values['']:.2f}" if "" in values else label for label, values in bars.items()]
+            start = [0.0] * len(bars)
+            for part in parts:
+                lengths = [values.get(part, 0.0) for values in bars.values()]
+                axes.barh(names, lengths, left=start, height=0.6, label=part or None)
+                start = [before + length for before, length in zip(start, lengths, strict=True)]
+            reported = self.papers.get(title, {})
+            axes.set_xlim(0, max(start) if "" not in parts else 1.05 * max(*start, *reported.values(), 0.0))
+            axes.set_ylim(len(bars) - 0.4, -0.6)
+            for label, value in reported.items():
+                axes.axvline(value, color="black", linestyle="--", label=label)
+            axes.tick_params(labelsize=8)
+            axes.set_title(title, fontsize=9, loc="left")
+            axes.set_xlabel(self.labels[0])
+            if axes.get_legend_handles_labels()[1]:
+                axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), fontsize=8, frameon=False)
+        self._save(figure, path)

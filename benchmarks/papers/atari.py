@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from common.ladder_rungs import Loop, MakeRung, Rung, synchronize
-from common.reporting import Panels, Row, pivot, table
+from common.reporting import Bars, Panels, Row, pivot, table
 
 from rlstruct import DictTensor, VecEnv, sims
 from rlstruct.agents import ActorCriticAgent, ConvolutionalActorCritic, StackingAgent
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 Sizes = Mapping[str, Sequence[Any]]
 SKIP, T = 4, 5  # frames of a step; steps of a batch, as in CuLE's benchmark
 OURS = "rlstruct"
+DIVERGED = "speed of games that differ, over games in lockstep"
 create_agent = partial(StackingAgent.create, create_agent=ActorCriticAgent, shape=(4, 84, 84))
 
 
@@ -164,7 +165,7 @@ def _cell(row: Row) -> str:
 
 def atari_lines(rows: Sequence[Row]) -> Panels:
     """Return frames per second over the number of games: a panel for each mode, a line for each engine and game."""
-    panels = Panels()
+    panels = Panels("games", "frames per second")
     for row in rows:
         if "steps_per_second" in row:
             engine, _, mode = row["rung"].partition(": ")
@@ -227,6 +228,18 @@ def starts_table(rows: Sequence[Row]) -> list[str]:
     body = [[f"{n:,}", *(f"{value:.2f}" for value in values)] for n, *values in _starts(rows)]
     head = "games | speed later, over lockstep | seconds with a restart in each step, over none | "
     return table(head + "94 frames of a beginning, over a step with a restart", body, 0)
+
+
+def starts_bars(rows: Sequence[Row]) -> Bars:
+    """Return the speed after divergence and the cost of restarts, by number of games, with what CuLE reports."""
+    bars = Bars()
+    for n, speed, seconds, _ in _starts(rows):
+        bars.add(DIVERGED, f"{n:,} games", "", speed)
+        bars.add(
+            "seconds of a step in which every game restarts, over a step without restarts", f"{n:,} games", "", seconds
+        )
+    bars.add_paper(DIVERGED, "CuLE: at least 0.70", 0.7)
+    return bars
 
 
 def layout_rung(name: str, n: int, device: torch.device, threads: int, apart: int, interleaved: bool) -> Rung:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from common.reporting import Row, table
+from common.reporting import Panels, Row, table
 from papers.atari import OURS, create_agent, create_env
 
 from rlstruct import sims
@@ -30,6 +30,7 @@ Sizes = Mapping[str, Sequence[Any]]
 WINDOW, PLAIN, ON_CPU = "window of 20", "plain batches", "games on the CPU, plain batches"
 TARGETS = {"Pong": 18.0, "Breakout": 31.8}
 """CuLE's for Pong. It names none for Breakout: here the human player's of Mnih et al. (2015)."""
+PAPERS = {"Pong": ("CuLE in Pong: 18", 18.0), "Breakout": ("human player in Breakout: 31.8", 31.8)}
 PLAINLY = {"n_timesteps": 5, "n_minibatches": 1, "window": None, "vtrace": False, "trace_decay": 1.0}
 
 
@@ -112,3 +113,14 @@ def score_table(rows: Sequence[Row]) -> list[str]:
                      f"{first:.1f} to {last:.1f}", f"{target:g}: {when}"])  # fmt: skip
     head = "game | A2C with | games | frames | seconds of learning | frames/s | updates/s | return | target reached"
     return table(head, body, 2)
+
+
+def score_lines(rows: Sequence[Row]) -> Panels:
+    """Return the mean return over seconds of learning: a panel for each game, a line for each way, and the target."""
+    panels = Panels("seconds of learning", "mean return", log=False)
+    for row in rows:
+        for _, seconds, mean_return in row.get("curve", ()):
+            panels.add(row["game"], row["way"], seconds, mean_return)
+    for game in panels:
+        panels.add_paper(game, *PAPERS[game])
+    return panels

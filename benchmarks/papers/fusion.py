@@ -215,7 +215,7 @@ def compilers_table(rows: Sequence[Row]) -> list[str]:
 
 def fusion_lines(rows: Sequence[Row]) -> Panels:
     """Return the gain over steps in a launch, a panel for each number of environments, lines for each W."""
-    found, panels = rates(rows), Panels()
+    found, panels = rates(rows), Panels("steps in a launch", "speed, over one step a launch")
     for (w, n, k, record), rate in sorted(found.items()):
         label = f"{w} extra floats{', recorded' if record else ''}"
         panels.add(f"{n:,} environments", label, k, rate / found.get((w, n, 1, record), math.nan))
@@ -224,7 +224,7 @@ def fusion_lines(rows: Sequence[Row]) -> Panels:
 
 def compilers_lines(rows: Sequence[Row]) -> Panels:
     """Return rates over the number of environments, a line for each framework."""
-    panels = Panels()
+    panels = Panels("environments", "environment steps per second")
     for row in rows:
         if "steps_per_second" in row:
             panels.add("", row["rung"], row["N"], row["steps_per_second"])

@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 from common.ladder_rungs import synchronize
-from common.reporting import Row, table
+from common.reporting import Bars, Row, table
 from common.resumable_run import Ladder, use_in
 
 from rlstruct.agents import ActorCritic, ActorCriticAgent
@@ -38,10 +38,15 @@ from rlstruct.sharing import GpuSharing, Mode
 from rlstruct.sims import make
 
 MODES: tuple[Mode, ...] = ("none", "mps", "mig")
+WORDS: dict[Mode, str] = {"none": "", "mps": ", MPS", "mig": ", MIG"}
 HIDDEN = (256, 128, 64)  # of most tasks of the paper
 T = 32
 N_WARM = 2  # batches before the clock starts: graphs are recorded in them
 ROUNDS = 5
+PAPERS = {
+    "serving": ("GMI-DRL over Isaac Gym: 2.08", 2.08),
+    "training": ("GMI-DRL over NCCL, several GPUs: 1.69", 1.69),
+}
 BEST_FIRST: tuple[Mode, ...] = ("mps", "none", "mig")  # most is expected of the first
 _FEW_SECONDS = 240.0  # of a run that measures a part of the list only
 _USE_SECONDS = 25.0  # to start the processes once more, and profile them
@@ -219,6 +224,16 @@ def tabulate(kind: str, rows: Sequence[Row]) -> list[str]:
     head = "processes | sharing | environments of each | steps per second | times one at its best | NVML | GPU busy"
     why = {(row["sharing"], row["left_out"]): None for row in own if "left_out" in row and "sharing" in row}
     return [*table(head, lines, 2), "", *(f"{sharing}: {said}." for sharing, said in why)]
+
+
+def bars(kind: str, rows: Sequence[Row]) -> Bars:
+    """Return the speed of each number of processes, over one at its best, with what GMI-DRL reports."""
+    drawn, title = Bars(), f"{kind}: speed of all processes, over one at its best"
+    for row in sorted(rows, key=lambda row: (row.get("m", 0), row.get("N", 0))):
+        if row.get("ratio"):
+            drawn.add(title, f"{row['m']} x {row['N']:,} environments{WORDS[row['sharing']]}", "", row["ratio"])
+    drawn.add_paper(title, *PAPERS[kind])
+    return drawn
 
 
 if __name__ == "__main__":

@@ -11,10 +11,11 @@ import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import torch
-from common.reporting import Row, calls_in, seconds_of, table
+from common.reporting import Bars, Row, calls_in, seconds_of, table
 
 from rlstruct.algos import Callback
 from rlstruct.algos.training.callbacks import TrainingContext
@@ -61,6 +62,8 @@ SIMULATORS = [
     *(Work(name, "HalfCheetah-v5", "mujoco") for name in ("ppo", "sac")),
     Work("ppo", "ALE/Pong-v5", "ale_py", settings=SMALL),
 ]
+PAIRED = [*ALGORITHMS, *CONTINUOUS, *SIMULATORS]
+OFF_POLICY = ("dqn", "sac")
 MODES = [Work("a2c", mode="compiled", settings={"compile_agent": True, "compile_update": True})]
 ON_CUDA = [Work("a2c", mode=f"simulator, {mode}", settings={"graph": mode == "graph"}) for mode in ("eager", "graph")]
 
@@ -231,3 +234,26 @@ def survey_table(rows: Sequence[Row]) -> list[str]:
     )
     why = [f"{row['work']}: {row['left_out']}." for row in rows if "left_out" in row and "work" in row]
     return [*table(head, cells), "", *why]
+
+
+def survey_bars(rows: Sequence[Row]) -> Bars:
+    """Return where each training spends its time, and on-policy over off-policy shares of simulation per simulator."""
+    bars, ratio = Bars(), "share of simulation of an on-policy algorithm, over an off-policy one"
+    measured = {row["work"]: row for row in rows if "seconds" in row}
+    for work, row in measured.items():
+        for part in PARTS:
+            bars.add("share of the work of all processes", work, part, row[part])
+    shares = {work.name: measured[work.name]["simulation"] for work in PAIRED if work.name in measured}
+    for on, off in product(PAIRED, repeat=2):
+        names = on.name, off.name
+        if (
+            on.env == off.env
+            and on.algorithm not in OFF_POLICY
+            and off.algorithm in OFF_POLICY
+            and shares.keys() >= {*names}
+        ):
+            label = f"{on.algorithm.upper()} over {off.algorithm.upper()}, {on.env}"
+            bars.add(ratio, label, "", shares[on.name] / shares[off.name])
+    if ratio in bars:
+        bars.add_paper(ratio, "RL-Scope: at least 3.5", 3.5)
+    return bars

@@ -74,6 +74,39 @@ def test_the_tables_of_the_page_are_what_the_results_say(monkeypatch: pytest.Mon
     assert tables.rendered("<!-- slow -->\nold\n<!-- end -->") != "<!-- slow -->\nold\n<!-- end -->"
 
 
+def test_the_figures_of_the_pages_are_what_the_results_say(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
+    pytest.importorskip("matplotlib", reason="needs the extra train")
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import experiments
+    import tables
+
+    assert tables.outdated_figures() == {}, "run python benchmarks/tables.py"
+    pages = {name: one.page for name, one in experiments.EXPERIMENTS.items()} | {"sharing": "docs/sharing_a_gpu.md"}
+    for name, page in pages.items():
+        assert (f"]({name}.png)" in (ROOT / page).read_text()) == (tables.FIGURES[name]() is not None), name
+    figure = tables.sharing_figure()
+    figure.draw(tmp_path / "sharing.png")
+    assert figure.is_in(tmp_path / "sharing.png")
+    figure.add("", "SURF: MPS", 16, 5.2)
+    assert not figure.is_in(tmp_path / "sharing.png")
+
+
+def test_figures_have_the_numbers_of_the_papers_as_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import tables
+
+    lines = {name: set().union(*(known.values() for known in figure.papers.values()))
+             for name, make in tables.FIGURES.items() if (figure := make()) is not None and figure.papers}  # fmt: skip
+    assert lines == {
+        "survey": {3.5}, "serving": {2.08}, "training": {1.69}, "atari_score": {18.0, 31.8}, "atari_starts": {0.7},
+    }  # fmt: skip
+    for name, values in lines.items():
+        page = (ROOT / tables.experiments.EXPERIMENTS[name].page).read_text()
+        assert all(f"{value:g}" in page for value in values)
+
+
 def test_the_pages_of_the_algorithms_say_what_every_setting_does(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     import tables
@@ -184,7 +217,8 @@ def test_the_experiments_with_atari_measure_every_row_and_are_resumed(device: st
     assert {row["rung"] for row in found if row["part"] == "atari_starts"} >= {"in lockstep", "later"}
     assert sum(row["part"] == "atari_layout" for row in found) == 2
     assert rows() == found  # not measured again
-    assert [path.name.rpartition("-")[2] for path in tmp_path.glob("*.png")] == ["atari.png"]
+    drawn = {path.name.rpartition("-")[2] for path in tmp_path.glob("*.png")}
+    assert drawn == {"atari.png", "atari_score.png", "atari_starts.png"}
 
 
 def test_costs_of_starts_are_ratios_of_times(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,7 +292,7 @@ def test_an_experiment_that_was_cut_shows_what_it_has(
         shown = dataclasses.replace(one, measure=lambda run, sizes: None)
         monkeypatch.setitem(experiments.EXPERIMENTS, name, shown)
         experiments.measure(name, run)
-        assert (tmp_path / f"{name}-{name}.png").exists() == (one.lines is not None and bool(rows))
+        assert (tmp_path / f"{name}-{name}.png").exists() == (one.figure is not None and bool(rows))
 
 
 def test_a_resumed_run_measures_what_lacked_time_or_a_package_and_keeps_the_rest(
