@@ -139,10 +139,11 @@ def measure(name: str, run: Run) -> None:
     if not any("left_out" not in row for row in own):
         return
     print("\n".join(one.table(own)), flush=True)
-    if one.figure is not None and importlib.util.find_spec("matplotlib") is not None:
+    figure = one.figure(own) if one.figure is not None else None
+    if figure and importlib.util.find_spec("matplotlib") is not None:
         shown = run.device.type == "cpu" and run.path.parent == RESULTS
         path = DOCS / f"{name}.png" if shown else run.path.with_name(f"{run.path.stem}-{name}.png")
-        one.figure(own).draw(path)
+        figure.draw(path)
         print(f"Drawn: {path}")
 
 

@@ -336,10 +336,10 @@ TABLES: dict[str, tuple[str, Table]] = {
 
 
 def experiment_figure(name: str) -> Drawing | None:
-    """Return the figure of an experiment on the CPU; None if it has none, or has not been measured."""
+    """Return the figure of an experiment on the CPU; None if it has none. It is empty if not measured."""
     rows, _ = experiments.rows_of(name)
     make = experiments.EXPERIMENTS[name].figure
-    return make(rows) if make is not None and rows else None
+    return make(rows) if make is not None else None
 
 
 def sharing_figure() -> Panels:
@@ -371,7 +371,7 @@ FIGURES: dict[str, Callable[[], Drawing | None]] = {
 def outdated_figures() -> dict[Path, Drawing]:
     """Return the pictures that do not show what the results say, with what they should show."""
     figures = {DOCS / f"{name}.png": make() for name, make in FIGURES.items()}
-    return {path: figure for path, figure in figures.items() if figure is not None and not figure.is_in(path)}
+    return {path: figure for path, figure in figures.items() if figure and not figure.is_in(path)}
 
 
 def text(name: str, rows: Rows) -> str:

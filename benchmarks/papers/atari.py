@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import json
+import math
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -36,6 +37,7 @@ Sizes = Mapping[str, Sequence[Any]]
 SKIP, T = 4, 5  # frames of a step; steps of a batch, as in CuLE's benchmark
 OURS = "rlstruct"
 DIVERGED = "speed of games that differ, over games in lockstep"
+RESTARTED = "seconds of a step in which every game restarts, over a step without restarts"
 create_agent = partial(StackingAgent.create, create_agent=ActorCriticAgent, shape=(4, 84, 84))
 
 
@@ -233,11 +235,10 @@ def starts_table(rows: Sequence[Row]) -> list[str]:
 def starts_bars(rows: Sequence[Row]) -> Bars:
     """Return the speed after divergence and the cost of restarts, by number of games, with what CuLE reports."""
     bars = Bars()
-    for n, speed, seconds, _ in _starts(rows):
-        bars.add(DIVERGED, f"{n:,} games", "", speed)
-        bars.add(
-            "seconds of a step in which every game restarts, over a step without restarts", f"{n:,} games", "", seconds
-        )
+    for n, *values, _ in _starts(rows):
+        for title, value in zip((DIVERGED, RESTARTED), values, strict=True):
+            if math.isfinite(value):  # a part that failed has no rate
+                bars.add(title, f"{n:,} games", "", value)
     bars.add_paper(DIVERGED, "CuLE: at least 0.70", 0.7)
     return bars
 
