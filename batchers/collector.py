@@ -170,9 +170,7 @@ class Collector:
         self.steps, self.owned = buffer, self._may_own
         together = self._rollout is not None and self._rollout.runner.executor != "eager"
         collected = self.finish(n_steps, "compiled" if together else self._runner.executor)
-        if not self._watched:
-            self._watched, self._infers = True, self._inference_mode_agrees(buffer)
-            self._copies = self._writes
+        self._tried(buffer)
         if self.owned:
             self.renew()
         return collected
@@ -190,6 +188,12 @@ class Collector:
             self._runner.probe(action, DictTensor.unchecked(steps.state), observation, self.agent_info)
         first_step, self._step = self._step, self._step + n_steps
         return Collected(n_steps, first_step, self.version, executor, self._runner.why_not)
+
+    def _tried(self, buffer: RolloutBuffer) -> None:
+        """Decide after the first batch what later ones may omit."""
+        if not self._watched:
+            self._watched, self._infers = True, self._inference_mode_agrees(buffer)
+            self._copies = self._writes
 
     @torch.no_grad()
     @unchecked()  # `finish` checks the whole batch
