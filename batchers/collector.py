@@ -170,7 +170,8 @@ class Collector:
         self.steps, self.owned = buffer, self._may_own
         together = self._rollout is not None and self._rollout.runner.executor != "eager"
         collected = self.finish(n_steps, "compiled" if together else self._runner.executor)
-        self._tried(buffer)
+        if not self._watched:
+            self._tried(buffer)
         if self.owned:
             self.renew()
         return collected
@@ -191,9 +192,8 @@ class Collector:
 
     def _tried(self, buffer: RolloutBuffer) -> None:
         """Decide after the first batch what later ones may omit."""
-        if not self._watched:
-            self._watched, self._infers = True, self._inference_mode_agrees(buffer)
-            self._copies = self._writes
+        self._watched, self._infers = True, self._inference_mode_agrees(buffer)
+        self._copies = self._writes
 
     @torch.no_grad()
     @unchecked()  # `finish` checks the whole batch

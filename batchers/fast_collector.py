@@ -66,7 +66,8 @@ class FastCollector(Collector):
         try:
             buffer, _ = self.take_steps(until_ended=False, watch=not self._watched)
             outputs = {**buffer.tensors, "invalid": self._validator.first_invalid(buffer, self._T)}
-            self._tried(buffer)
+            if not self._watched:
+                self._tried(buffer)
         finally:
             self.renew(before)
             if self._graph.executor == "graph":  # the steps have been captured, and entered other phases
@@ -84,7 +85,8 @@ class FastCollector(Collector):
             return None
         if (kind := perceptron.kind()) != self._kernel[0]:
             self._kernel = kind, self._fused_rollout(self.env, perceptron, self._T)
-        if (rollout := self._kernel[1]) is None:
+        if (rollout := self._kernel[1]) is None:  # the simulator has no kernel for this agent
+            self._fused_rollout = None
             return None
         observation = self._observation._tensors
         self._progress.enter(Phase.ENVIRONMENT)
