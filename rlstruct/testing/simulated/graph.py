@@ -76,6 +76,7 @@ class _Capture(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch giv
 
 def _fresh(func: Any, results: Any) -> list[tuple[int, Tensor]]:
     """Return the results that own new memory (neither arguments nor views), with their positions."""
-    if any(returned.alias_info is not None for returned in schema_of(func).returns):
+    returns_view = func.overloadpacket.__name__ == "_unsafe_view"  # although its schema does not say so
+    if returns_view or any(returned.alias_info is not None for returned in schema_of(func).returns):
         return []
     return [(i, leaf) for i, leaf in enumerate(tree_leaves(results)) if isinstance(leaf, Tensor)]
