@@ -6,6 +6,10 @@ Run: ``python benchmarks/learn.py`` lists the tasks; ``python benchmarks/learn.p
 last step, on 100 fresh episodes. A task whose settings have a ``target_return`` stops at the first evaluation that
 reaches it; the final return then comes from 100 episodes that were not looked at before.
 
+``--table classic`` trains every task of a table for as many steps as others have published, with four seeds, and
+prints the table; what is written already is not trained again, and a training that was cut goes on. ``--only
+ppo_cartpole`` trains some of its tasks.
+
 ``--peers .venv-peers/bin/python --cleanrl CHECKOUT`` also trains stable-baselines3 and CleanRL on one of SAC's tasks of
 MuJoCo, with the same seeds and as many steps, see ``peers/soft_actor_critic.py``. ``--rejax PYTHON`` trains rejax's PQN
 on one of the games with gymnax's rules, see ``peers/rejax_returns.py``.
@@ -16,10 +20,11 @@ from __future__ import annotations
 import argparse
 import ast
 from collections import defaultdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from common import learning
+from common import learning, published, reporting
 from common.tasks import TASKS
 
 from rlstruct.algos.training.learning_curve import Curve, draw_panels
@@ -54,12 +59,29 @@ def draw_pages() -> None:
         draw_panels(panels, DOCS / "algorithms" / f"{name}.png", metric="return", columns=3, ended=True)
 
 
+def train_table(name: str, only: list[str], seeds: list[int], jobs: int) -> None:
+    """Train what is missing of a table of `published.TABLES`, and print it."""
+    from tables import published_table
+
+    for entry in published.TABLES[name]:
+        known = {row["seed"] for row in reporting.written(entry.name)}
+        missing = [seed for seed in seeds if seed not in known]
+        if missing and (not only or entry.task in only):
+            task = TASKS[entry.task]
+            learning.run_task(entry.name, task, missing, partial(published.measure, entry), jobs=jobs)
+    print("\n".join(published_table(name)))
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("task", nargs="?", choices=list(TASKS))
     parser.add_argument("--seeds", type=int, nargs="+")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--set", type=setting, nargs="+", default=[], metavar="NAME=VALUE", dest="settings")
+    parser.add_argument(
+        "--table", choices=list(published.TABLES), help="train the tasks of a table of published returns"
+    )
+    parser.add_argument("--only", nargs="+", default=[], choices=list(TASKS), metavar="TASK", help="some of its tasks")
     parser.add_argument("--peers", metavar="PYTHON", help="interpreter of the other libraries (`make peers`)")
     parser.add_argument("--cleanrl", metavar="FOLDER", help="checkout of CleanRL")
     parser.add_argument("--rejax", metavar="PYTHON", help="interpreter that has rejax")
@@ -67,13 +89,16 @@ if __name__ == "__main__":
     options = parser.parse_args()
     if options.draw:
         draw_pages()
+    elif options.table:
+        train_table(options.table, options.only, options.seeds or [*published.SEEDS], options.jobs)
     elif options.task is None:
         for name, task in TASKS.items():
             print(f"{name:22} {task.about}, at least {task.asked() or 'nothing'}, {task.n_seeds} seeds")
     else:
         task = TASKS[options.task]
         seeds = options.seeds or task.seeds()
-        learning.run_task(options.task, task, seeds, dict(options.settings), options.jobs)
+        measure = partial(learning.measure, task, dict(options.settings))
+        learning.run_task(options.task, task, seeds, measure, jobs=options.jobs)
         sac = [options.peers, PEERS / "soft_actor_critic.py"]
         for command, words in (
             ([*sac, "sb3"], []),

@@ -22,6 +22,7 @@ import experiments
 import fast_sac
 import robustness
 import time_to_475
+from common import published
 from common.learning import last_five
 from common.reporting import Drawing, Panels, Row, machine, table
 from common.tasks import TASKS
@@ -110,6 +111,26 @@ def learnt(algorithm: str, _: Rows) -> list[str]:
         lines.append([task.about, task.asked(), f"{mean:.0f}", returns, steps, taken, tuned, f"`{commit}`"])
     head = "task | asked | mean | seed: final return (mean of the last five evaluations) | steps to it | steps in all"
     return table(f"{head} | settings chosen with seeds | commit", lines, 8)
+
+
+def published_table(name: str, _: Rows = ()) -> list[str]:
+    """Return what of a table of `published.TABLES` has results, next to what others have published."""
+    lines = []
+    for entry in published.TABLES[name]:
+        rows, commit = load(entry.name)
+        if not rows:
+            continue
+        cells = [
+            f"{_rounded(statistics.fmean(row[key] for row in rows))} ({', '.join(_rounded(row[key]) for row in rows)})"
+            for key in ("final_return", "last_100")
+        ]
+        others = ", ".join(f"{who} {_rounded(value)}" for who, value in entry.others.items())
+        seconds = f"{statistics.median(row['learning_seconds'] for row in rows):.0f}"
+        task = TASKS[entry.task].about
+        lines.append([task, f"{entry.n_env_steps:,}", *cells, others, seconds, f"`{commit}`"])
+    seeds = ", ".join(map(str, published.SEEDS))
+    head = f"task | environment steps | 100 episodes at the end: mean (seeds {seeds}) | last 100 training episodes"
+    return table(f"{head} | published | seconds of learning | commit", lines, 7) if lines else [NOT_MEASURED]
 
 
 def compared(algorithm: str, others: dict[str, str], _: Rows) -> list[str]:

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from multiprocessing import get_context
 from operator import itemgetter
 from typing import Any
@@ -42,17 +41,17 @@ class Task:
         return "" if self.target is None else f"{self.target:g}"
 
 
-def run_task(name: str, task: Task, seeds: Sequence[int], settings: dict[str, Any], jobs: int = 1) -> None:
+def run_task(name: str, task: Task, seeds: Sequence[int], measure: Callable[[int], Row], *, jobs: int = 1) -> None:
     """Train with each seed, print a table of all, and write it as JSON, anew after every seed.
 
-    Seeds that were run before with the same commit stay in the file. ``settings`` replace those of the task; ``jobs``
-    seeds are trained side by side, each in a process of one thread.
+    Seeds that were run before with the same commit stay in the file. ``jobs`` seeds are trained side by side, each in a
+    process of one thread. ``measure`` trains with a seed, as `measure` of this module does.
     """
     print(f"{name}: {task.about}; settings chosen with seeds {', '.join(map(str, task.tuned_on)) or 'none'}.\n")
     print(f"| seed | environment steps to {task.asked()} | final return | last five | environment steps | seconds |")
     print("|---:|---:|---:|---:|---:|---:|")
     with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
-        for row in pool.map(partial(_measure, task, settings), seeds):
+        for row in pool.map(measure, seeds):
             reached = "never" if row["steps_to_target"] is None else f"{row['steps_to_target']:,}"
             final = f"{row['final_return']:.1f} ± {row['final_std']:.1f} | {last_five(row):.1f}"
             print(f"| {row['seed']} | {reached} | {final} | {row['env_steps']:,} | {row['seconds']:.1f} |", flush=True)
@@ -97,7 +96,8 @@ def learning_seconds(result: TrainingResult) -> float:
     return result.seconds - sum(evaluation.seconds for evaluation in result.evaluations[1:-1])
 
 
-def _measure(task: Task, settings: dict[str, Any], seed: int) -> Row:
+def measure(task: Task, settings: dict[str, Any], seed: int) -> Row:
+    """Train with a seed and with other settings than the task's; return the row of a table."""
     torch.set_num_threads(1)
     start = time.perf_counter()
     result = task.train(seed=seed, **settings)

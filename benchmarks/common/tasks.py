@@ -5,7 +5,7 @@ The settings are those of `rlstruct.algos.training.presets`, as far as an enviro
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from rlstruct import VecEnv, agents, sims
 from rlstruct.adapters import JaxEnv, MujocoWarpEnv
-from rlstruct.algos import ALGORITHMS, A2CConfig, PPOConfig, TrainingConfig, TrainingResult
+from rlstruct.algos import ALGORITHMS, A2CConfig, Callback, PPOConfig, RunFolder, TrainingConfig, TrainingResult
 from rlstruct.algos.training.presets import PRESETS
 from rlstruct.cli.tasks import Factory
 from rlstruct.envs import GymVectorEnv
@@ -118,8 +118,12 @@ def _task(
     return Task(partial(_train, algorithm, config, create_model, agent[1], create_env), target, about, **of_task)
 
 
-def _train(algorithm: str, config: TrainingConfig, *factories: Any, seed: int, **settings: Any) -> TrainingResult:  # noqa: ANN401
-    return ALGORITHMS[algorithm](replace(config, seed=seed, **settings), *factories)
+def _train(
+    algorithm: str, config: TrainingConfig, *factories: Any, seed: int, run: RunFolder | None = None,  # noqa: ANN401
+    callbacks: Sequence[Callback] = (), **settings: Any,  # noqa: ANN401
+) -> TrainingResult:  # fmt: skip
+    changed = replace(config, seed=seed, **settings)
+    return ALGORITHMS[algorithm](changed, *factories, run=run, callbacks=callbacks)
 
 
 def _tuned(

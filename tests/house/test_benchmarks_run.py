@@ -150,6 +150,58 @@ def test_two_commits_are_measured_side_by_side(tmp_path: pathlib.Path) -> None:
     assert "git knows no commit 'no-such-commit'" in wrong.stderr
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_published_training_that_was_cut_goes_on_with_its_last_episodes(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("matplotlib", reason="needs the extra: pip install 'rlstruct[train]'")
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    from common import published
+
+    class Cut(published.LastEpisodes):
+        def on_update(self, context: Any) -> None:
+            super().on_update(context)
+            if context.env_steps >= 9_000:
+                raise KeyboardInterrupt
+
+    entry = published.Entry("a2c_acrobot", 12_000)  # a simulator, whose state a checkpoint holds
+    monkeypatch.setattr(published, "RUNS", tmp_path / "whole")
+    whole = published.measure(entry, 7)
+    assert whole["final_episodes"] == 100
+    assert whole["env_steps"] >= 12_000
+    monkeypatch.setattr(published, "RUNS", tmp_path / "cut")
+    Cut.__qualname__ = "LastEpisodes"  # a checkpoint names the class
+    with monkeypatch.context() as cut:
+        cut.setattr(published, "LastEpisodes", Cut)
+        with pytest.raises(KeyboardInterrupt):
+            published.measure(entry, 7)
+    seconds = {"seconds": 0.0, "learning_seconds": 0.0}
+    assert {**published.measure(entry, 7), **seconds} == {**whole, **seconds}
+    assert len(list((tmp_path / "cut").rglob("checkpoint.pt"))) == 1
+
+
+def test_every_entry_of_a_published_table_names_a_task_and_is_a_line_once_it_has_results(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import tables
+    from common import published
+    from common.tasks import TASKS
+
+    row = {"final_return": 490.0, "last_100": 480.0, "learning_seconds": 12.0}
+    results = {"ppo_cartpole_200k": [row, {**row, "final_return": 500.0}]}
+    monkeypatch.setattr(tables, "load", lambda name: (results.get(name, []), "abc1234"))
+    _, _, *lines = tables.published_table("classic")
+    assert lines == [
+        "| PPO on CartPole-v1 | 200,000 | 495 (490, 500) | 480 (480, 480) | SLM-Lab 499 | 12 | `abc1234` |"
+    ]
+
+    entries = [entry for table in published.TABLES.values() for entry in table]
+    assert len({entry.name for entry in entries}) == len(entries)
+    assert {entry.task for entry in entries} <= set(TASKS)
+
+
 def test_the_interval_of_a_median(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     from common.reporting import interval
