@@ -45,9 +45,9 @@ class SACConfig(ReplayConfig):
             the last state counts.
         critic_reduction: how the values of several critics become one: "min" prevents overestimation (Fujimoto et al.,
             ICML 2018); "mean" learns faster if batches are large (Seo et al., 2025).
-        hold_noise: each environment keeps the noise of its actions for the ``n_timesteps`` steps of a batch, where new
-            noise at every step would cancel out (Raffin, Kober and Stulp, "Smooth exploration for robotic reinforcement
-            learning", CoRL 2021, which resamples a function of the frame instead).
+        hold_noise: each environment keeps the noise of its actions for all steps of a batch, where new noise at every
+            step would cancel out (Raffin, Kober and Stulp, "Smooth exploration for robotic reinforcement learning",
+            CoRL 2021, which resamples a function of the frame instead).
     """
 
     n_env_steps: int = 100_000

@@ -94,14 +94,14 @@ PRESETS: Registry[tuple[str, str], Preset] = Registry({
     # Only forces that last for many steps get a car to the flag by chance.
     ("sac", "MountainCarContinuous-v0"): Preset(SACConfig(
         n_env_steps=60_000, n_timesteps=32, hold_noise=True, discount=0.999, learning_rate=0.001, n_updates=32,
-        learning_starts=10_000, evaluation_interval=5000, evaluation_timesteps=999, target_return=90.0,
+        learning_starts=10_000, evaluation_interval=5000, evaluation_timesteps=999, target_return=92.0,
         evaluation_processes=0,
     ), {"hidden": (64, 64)}),
     ("sac", "MountainCarContinuous-v0-1024"): Preset(SACConfig(  # simulators
         n_env_steps=1_000_000, n_envs=1024, n_timesteps=32, n_updates=128, hold_noise=True, n_step=8,
         critic_reduction="mean", discount=0.999, reward_scale=0.1, learning_rate=0.003, critic_learning_rate=0.003,
         weight_decay=0.001, target_update_rate=0.05, learning_starts=200_000, evaluation_interval=65_536,
-        evaluation_timesteps=999, target_return=90.0, evaluation_processes=0,
+        evaluation_timesteps=999, target_return=92.0, evaluation_processes=0,
     ), {"hidden": (64, 64), "layer_norm": True, "n_atoms": 101, "value_range": (-10.0, 10.0)}),
     **{
         # CleanRL's settings, but the policy learns at every step, not twice at every other step. Not measured here.
