@@ -61,6 +61,9 @@ class FastCollector(Collector):
 
     def program(self, state: LoopState) -> tuple[LoopState, Outputs]:
         """Take T steps as one step of `rlstruct.engine`, from a loop state to the next, into new memory."""
+        capturing = self._graph.executor == "graph"  # otherwise these steps run now
+        if capturing:
+            self._progress.enter(Phase.GRAPH)
         self.set_loop_state(state)
         before = self.renew()
         try:
@@ -70,7 +73,7 @@ class FastCollector(Collector):
                 self._tried(buffer)
         finally:
             self.renew(before)
-            if self._graph.executor == "graph":  # the steps have been captured, and entered other phases
+            if capturing:  # again: the captured steps entered other phases
                 self._progress.enter(Phase.GRAPH)
         return self.loop_state(), outputs
 
@@ -104,7 +107,8 @@ class FastCollector(Collector):
         if not self.agent_info.empty() and self.agent_info.device != self._device:
             self._report("agent_info is on the CPU and its values would be frozen: set `agent_info_on_device = True`")
             return None
-        self._progress.enter(Phase.GRAPH)
+        if self._graph.executor == "graph":
+            self._progress.enter(Phase.GRAPH)
         after, outputs = self._graph(self.loop_state())
         self.set_loop_state(after)
         return self.finish_whole(outputs, "graph" if self._graph.executor == "graph" else self._runner.executor)

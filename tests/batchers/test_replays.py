@@ -188,7 +188,7 @@ def test_a_profile_and_the_statistics_see_captures_and_replays(
     for name in ("graph", "agent", "environment", "copy"):
         assert process.inclusive(name, corrected=False) == pytest.approx(seconds[name], rel=0.01), name
     rows = {row.path: row.count for row in process.rows}
-    assert rows["graph",] == 5  # four batches; the second one once more, after its steps were captured
+    assert rows["graph",] == 4  # three batches; the first of them once more, after its steps were captured
     assert rows["environment", "simulator"] == 2 * T  # one batch in single steps, one captured
     assert rows["agent",] == 2 * T + 1  # and its first state
 
