@@ -341,17 +341,18 @@ class GradientLearner(ABC):
         self._n_steps = self.policy_version - first
         return terms
 
-    def seed_for(self, purpose: str) -> Tensor:
+    def seed_for(self, purpose: str, device: torch.device | str | None = None) -> Tensor:
         """Return the seed of a learner's random numbers, for `rlstruct.functional.random.step_keys`.
 
         Args:
             purpose: what the numbers are for. Each purpose, seed of the configuration and learner has a separate
                 stream, which none of the environments shares.
+            device: where the numbers are drawn; None for the learner's device.
 
         Returns:
-            [1] int64 on the learner's device.
+            [1] int64 on the device.
         """
-        seed = torch.full((1,), self._own_seed(), dtype=torch.int64, device=self.device)
+        seed = torch.full((1,), self._own_seed(), dtype=torch.int64, device=device or self.device)
         return random.purpose_seed(seed, purpose)
 
     def keys(self, n: int) -> Tensor:

@@ -210,8 +210,11 @@ class ReplayLearner(GradientLearner):
             fraction_done: share of the training, as in `update`.
             n_more: environment steps that all learners have collected since then.
         """
-        n_before = round(fraction_done * self.config.n_env_steps)  # the exact count, of which the share is a quotient
-        return n_before + n_more < self.config.learning_starts
+        return self._steps_done(fraction_done) + n_more < self.config.learning_starts
+
+    def _steps_done(self, fraction_done: float) -> int:
+        """Return the exact number of environment steps, of which the share of the training is a quotient."""
+        return round(fraction_done * self.config.n_env_steps)
 
     def depends_on(self) -> tuple[object, bool]:
         """Include the further networks; see `GradientLearner.depends_on`."""

@@ -185,8 +185,7 @@ class SACLearner(ReplayLearner):
         networks: Any = model
         self.target_critics: nn.Module = copy.deepcopy(networks.critics).requires_grad_(False)
         super().__init__(model, agent, config, networks={"target_critics": self.target_critics}, n_step=config.n_step)
-        own = torch.full((1,), self._own_seed(), dtype=torch.int64, device="cpu")  # agent_info is on the CPU
-        self._noise_seed = random.purpose_seed(own, "held noise")
+        self._noise_seed = self.seed_for("held noise", device="cpu")  # where agent_info is
         self._target = PolyakAverage(self.target_critics, networks.critics)
         critics: list[Tensor] = [*networks.critics.parameters(), networks.log_temperature]
         (group,), critic_ids = self.optimizer.param_groups, {id(weight) for weight in critics}
@@ -215,8 +214,8 @@ class SACLearner(ReplayLearner):
         """
         info = {"epsilon": torch.full((n_envs,), float(self.fills(fraction_done)), device="cpu")}
         if self.config.hold_noise:
-            n_steps = round(fraction_done * self.config.n_env_steps)
-            info["noise"] = random.step_keys(self._noise_seed, n_steps, torch.arange(n_envs, device="cpu")).squeeze(1)
+            lanes = torch.arange(n_envs, device="cpu")
+            info["noise"] = random.step_keys(self._noise_seed, self._steps_done(fraction_done), lanes).squeeze(1)
         return DictTensor(info)
 
 

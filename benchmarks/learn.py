@@ -64,8 +64,8 @@ def train_table(name: str, only: list[str], seeds: list[int], jobs: int) -> None
     from tables import published_table
 
     for entry in published.TABLES[name]:
-        known = {row["seed"] for row in reporting.written(entry.name)}
-        missing = [seed for seed in seeds if seed not in known]
+        trained = {row["seed"] for row in reporting.written(entry.name)}
+        missing = [seed for seed in seeds if seed not in trained]
         if missing and (not only or entry.task in only):
             task = TASKS[entry.task]
             learning.run_task(entry.name, task, missing, partial(published.measure, entry), jobs=jobs)

@@ -129,6 +129,6 @@ def _run_of(entry: Entry, seed: int) -> RunFolder:
     """Return the run folder of a training of this commit, with its checkpoint if there is one."""
     root = RUNS / "published" / reporting.machine()["commit"] / entry.name / str(seed)
     settings: dict[str, Any] = {"progress": False, "loggers": ()}
-    if found := sorted(root.glob("run-*")):
-        return RunFolder.resume(found[-1], **settings)
+    if folders := sorted(root.glob("run-*")):
+        return RunFolder.resume(folders[-1], **settings)
     return RunFolder("run", entry, n_env_steps=entry.n_env_steps, root=root, **settings)

@@ -167,9 +167,9 @@ def test_a_published_training_that_was_cut_goes_on_with_its_last_episodes(
 
     entry = published.Entry("a2c_acrobot", 12_000)  # a simulator, whose state a checkpoint holds
     monkeypatch.setattr(published, "RUNS", tmp_path / "whole")
-    whole = published.measure(entry, 7)
-    assert whole["final_episodes"] == 100
-    assert whole["env_steps"] >= 12_000
+    uncut = published.measure(entry, 7)
+    assert uncut["final_episodes"] == 100
+    assert uncut["env_steps"] >= 12_000
     monkeypatch.setattr(published, "RUNS", tmp_path / "cut")
     Cut.__qualname__ = "LastEpisodes"  # a checkpoint names the class
     with monkeypatch.context() as cut:
@@ -177,7 +177,7 @@ def test_a_published_training_that_was_cut_goes_on_with_its_last_episodes(
         with pytest.raises(KeyboardInterrupt):
             published.measure(entry, 7)
     seconds = {"seconds": 0.0, "learning_seconds": 0.0}
-    assert {**published.measure(entry, 7), **seconds} == {**whole, **seconds}
+    assert {**published.measure(entry, 7), **seconds} == {**uncut, **seconds}
     assert len(list((tmp_path / "cut").rglob("checkpoint.pt"))) == 1
 
 
