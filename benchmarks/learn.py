@@ -55,6 +55,12 @@ def draw_pages() -> None:
             kind, _, game = name.partition(GAME)
             page, title = ("minatar", game) if game else (kind.partition("_")[0], task.about)
             pages[page][title][kind.partition("_")[0].upper()] = learning.curves_of(rows)
+    for table, entries in published.TABLES.items():
+        for entry in entries:
+            if rows := load(entry.name)[0]:
+                task = TASKS[entry.task]
+                algorithm = entry.task.partition("_")[0].upper()
+                pages[f"published_{table}"][task.env or task.about][algorithm] = learning.curves_of(rows)
     for name, panels in pages.items():
         draw_panels(panels, DOCS / "algorithms" / f"{name}.png", metric="return", columns=3, ended=True)
 

@@ -77,6 +77,12 @@ PRESETS: Registry[tuple[str, str], Preset] = Registry({
         evaluation_timesteps=200, evaluation_stochastic=False, target_return=220.0, evaluation_episodes=50,
         evaluation_processes=0,
     )),
+    ("ppo", "LunarLanderContinuous-v3"): Preset(PPOConfig(
+        n_env_steps=300_000, n_envs=16, n_timesteps=256, n_minibatches=32, discount=0.995, reward_scale=0.05,
+        learning_rate=0.001, trace_decay=0.98, value_clip=None, entropy_coefficient=0.0, evaluation_interval=25_000,
+        evaluation_timesteps=200, evaluation_stochastic=False, target_return=220.0, evaluation_episodes=50,
+        evaluation_processes=0,
+    ), {"initial_log_std": -0.5}),
     ("ppo", "Pendulum-v1"): Preset(PPOConfig(
         n_env_steps=150_000, n_envs=16, n_epochs=10, n_minibatches=8, discount=0.9, value_clip=None,
         entropy_coefficient=0.0, evaluation_interval=15_000, evaluation_timesteps=200, evaluation_stochastic=False,
@@ -91,6 +97,11 @@ PRESETS: Registry[tuple[str, str], Preset] = Registry({
         target_update_rate=0.05, learning_starts=4096, evaluation_interval=10_000, evaluation_timesteps=200,
         evaluation_episodes=16, evaluation_processes=0,
     ), {"hidden": (64, 64), "layer_norm": True, "n_atoms": 101, "value_range": (-60.0, 10.0)}),
+    ("sac", "LunarLanderContinuous-v3"): Preset(SACConfig(
+        n_env_steps=300_000, discount=0.99, learning_rate=0.0007, n_updates=32, learning_starts=5000,
+        final_learning_rate_fraction=0.05, evaluation_interval=20_000, evaluation_timesteps=200, target_return=220.0,
+        evaluation_episodes=50, evaluation_processes=0,
+    ), {"hidden": (128, 128)}),
     # Only forces that last for many steps get a car to the flag by chance.
     ("sac", "MountainCarContinuous-v0"): Preset(SACConfig(
         n_env_steps=60_000, n_timesteps=32, hold_noise=True, discount=0.999, learning_rate=0.001, n_updates=32,

@@ -35,11 +35,13 @@ class Entry:
         task: its name in `TASKS`.
         n_env_steps: environment steps, which others call frames.
         others: mean returns that others have published, by who.
+        greedy: evaluations take the most probable action, however the task does it.
     """
 
     task: str
     n_env_steps: int
     others: Mapping[str, float] = field(default_factory=dict)
+    greedy: bool = False
 
     @property
     def name(self) -> str:
@@ -51,6 +53,7 @@ class Entry:
         return {
             "n_env_steps": self.n_env_steps, "target_return": None, "evaluation_episodes": 100,
             "evaluation_interval": self.n_env_steps // 10, "checkpoint_interval": self.n_env_steps // 20,
+            **({"evaluation_stochastic": False} if self.greedy else {}),
         }  # fmt: skip
 
 
@@ -67,10 +70,12 @@ _CLASSIC: dict[str, dict[str, Any]] = {
     "dqn_lunar_lander": {"n_env_steps": 300_000, "others": {f"{SLM_LAB}, double DQN with priorities": 266.0}},
     "ppo_lunar_lander": {"n_env_steps": 300_000, "others": {SLM_LAB: 183.0}},
     "a2c_lunar_lander": {"n_env_steps": 300_000, "others": {SLM_LAB: 27.0}},
+    "ppo_lunar_lander_continuous": {"n_env_steps": 300_000, "others": {SLM_LAB: 133.0}},
+    "sac_lunar_lander_continuous": {"n_env_steps": 300_000, "others": {SLM_LAB: 125.0, f"{SLM_LAB}, CrossQ": 269.0}},
 }
 _GAMES = "breakout", "asterix", "freeway", "spaceinvaders", "seaquest"
 TABLES: dict[str, list[Entry]] = {
-    "classic": [Entry(task, **words) for task, words in _CLASSIC.items()],
+    "classic": [Entry(task, **words, greedy=True) for task, words in _CLASSIC.items()],
     "minatar": [
         *(Entry(f"{algorithm}_minatar_{game}", 5_000_000) for algorithm in ("ppo", "pqn") for game in _GAMES),
         *(Entry(f"a2c_minatar_{game}", 5_000_000) for game in _GAMES[:2]),

@@ -224,6 +224,15 @@ TASKS: dict[str, Task] = {
         "ppo", "LunarLander-v3", (8, 4), 200.0, "PPO on EnvPool's LunarLander-v3", episodes=50, tuned_on=(100, 101),
         create_env=partial(pooled, "LunarLander-v3"),
     ),
+    "ppo_lunar_lander_continuous": _tuned(
+        "ppo", "LunarLanderContinuous-v3", (8, 2), None, "PPO on EnvPool's LunarLanderContinuous-v3", episodes=50,
+        agent=CONTINUOUS, create_env=partial(pooled, "LunarLanderContinuous-v3"), tuned_on=(100, 101),
+    ),
+    "sac_lunar_lander_continuous": _tuned(
+        "sac", "LunarLanderContinuous-v3", (8, (-1.0,) * 2, (1.0,) * 2), None,
+        "SAC on EnvPool's LunarLanderContinuous-v3", episodes=50, tuned_on=(100,),
+        create_env=partial(pooled, "LunarLanderContinuous-v3"),
+    ),
     "ppo_memory": _tuned(
         "ppo", CARTPOLE, (2, 2), 450.0, "PPO with a recurrent agent on CartPole-v1 without velocities",
         preset="CartPole-v1-recurrent", agent=MEMORY, create_env=HiddenVelocities, tuned_on=(100, 101),

@@ -148,8 +148,9 @@ def test_the_network_of_a_preset_can_be_made(algorithm: str, env: str) -> None:
     env = env.removesuffix("-1024").removesuffix("-recurrent")
     assert type(preset.config) is algorithm_of(algorithm).learner.settings
     task = Task(env=env, network=tuple(f"{key}={json.dumps(value)}" for key, value in preset.network.items()))
-    if env == "LunarLander-v3":  # needs an extra; these are its spaces
-        found: tuple[spaces.Space, spaces.Space] = spaces.Box(-2.5, 2.5, (8,)), spaces.Discrete(4)
+    if env.startswith("LunarLander"):  # needs an extra; these are its spaces
+        actions = spaces.Discrete(4) if env == "LunarLander-v3" else spaces.Box(-1.0, 1.0, (2,))
+        found: tuple[spaces.Space, spaces.Space] = spaces.Box(-2.5, 2.5, (8,)), actions
     elif env.startswith("ALE/"):  # likewise
         found = spaces.Box(0, 255, (4, 84, 84), np.uint8), spaces.Discrete(4)
     elif env.endswith("-v5"):  # MuJoCo, likewise

@@ -200,6 +200,8 @@ def test_every_entry_of_a_published_table_names_a_task_and_is_a_line_once_it_has
     entries = [entry for table in published.TABLES.values() for entry in table]
     assert len({entry.name for entry in entries}) == len(entries)
     assert {entry.task for entry in entries} <= set(TASKS)
+    greedy = {entry.settings().get("evaluation_stochastic") for entry in published.TABLES["classic"]}
+    assert greedy == {False}
 
 
 def test_the_interval_of_a_median(monkeypatch: pytest.MonkeyPatch) -> None:
