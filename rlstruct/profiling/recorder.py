@@ -5,7 +5,7 @@ window lengths. A process that starts in between also records one from its first
 another window (or extends the open one), so the start of the training is recorded even if an evaluation comes first.
 No window begins or ends during the capture of a CUDA graph, which would fail if torch's profiler started or stopped.
 A run of any length therefore leaves few files and needs memory for at most two windows. Processes share the schedule,
-so they record at the same times without communicating. Windows begin and end where an operation does.
+so they record at the same times without communicating. Windows begin and end where an operation or phase does.
 
 Within a window, operations are always noted, but torch's operators only in some slices of 10 ms, because recording them
 is expensive. The same operations run in the slices in between, which shows how much recording costs in this process.
@@ -124,6 +124,8 @@ class Recorder:
 
     def set_phase(self, name: str) -> None:
         """Begin a phase, for this process and those it starts from now on."""
+        if (now := clock_ns()) >= self._turns_at:
+            self._turn(now)
         self.phase = name
         if self._is_on:
             self._times.append(clock_ns())

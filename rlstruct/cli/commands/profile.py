@@ -19,9 +19,11 @@ _USAGE = """usage: rlstruct profile [--out FOLDER] [--window SECONDS] COMMAND ..
 
 Run a command and report where all its processes spend their time: in Python, in
 torch's operators, in the simulator or in CUDA. COMMAND is a command of rlstruct
-(train ppo --env CartPole-v1), a script (my_training.py --seed 1), or any other
-program that imports rlstruct. The folder receives a table as JSON, a trace for
-https://ui.perfetto.dev and a picture.
+(train ppo --env CartPole-v1), any Python script (my_training.py --seed 1), or
+another program that imports rlstruct. Comments "# operation: inference" name
+parts of a script; calls of torch, gymnasium, stable-baselines3, sbx, TorchRL,
+and the parts of CleanRL's scripts are named without. The folder receives a
+table as JSON, a trace for https://ui.perfetto.dev and a picture.
 
   --out FOLDER      folder of the profile; by default runs/profile-<time>
   --window SECONDS  length of a recorded window, 1 by default. One begins at
@@ -105,7 +107,7 @@ def _program(words: list[str]) -> list[str]:
     if words[0].endswith(".py"):
         if not Path(words[0]).exists():
             raise UserError(f"there is no file {words[0]}.")
-        return [sys.executable, *words]
+        return [sys.executable, "-m", "rlstruct.profiling.script", *words]
     if shutil.which(words[0]) is None:
         raise UserError(f"{words[0]!r} is neither a command of rlstruct, nor a script, nor a program.")
     return words
