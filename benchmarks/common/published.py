@@ -61,7 +61,7 @@ _CLASSIC: dict[str, dict[str, Any]] = {
     "reinforce_cartpole": {"n_env_steps": 200_000, "others": {SLM_LAB: 483.0}},
     "a2c_cartpole": {"n_env_steps": 200_000, "others": {SLM_LAB: 497.0}},
     "ppo_cartpole": {"n_env_steps": 200_000, "others": {SLM_LAB: 499.0}},
-    "dqn_cartpole": {"n_env_steps": 200_000, "others": {f"{SLM_LAB}, double DQN with priorities": 452.0}},
+    "dqn_cartpole_steady": {"n_env_steps": 200_000, "others": {f"{SLM_LAB}, double DQN with priorities": 452.0}},
     "dqn_acrobot": {"n_env_steps": 300_000, "others": {f"{SLM_LAB}, double DQN with priorities": -84.0}},
     "a2c_acrobot": {"n_env_steps": 300_000, "others": {SLM_LAB: -84.0}},
     "ppo_acrobot": {"n_env_steps": 300_000, "others": {SLM_LAB: -81.0}},

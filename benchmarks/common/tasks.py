@@ -175,6 +175,10 @@ TASKS: dict[str, Task] = {
         n_seeds=10, tuned_on=tuple(range(100, 116)),
     ),
     "dqn_cartpole": _tuned("dqn", CARTPOLE, (4, 2), 475.0, create_env=_VECTORISED, n_seeds=10, tuned_on=(0, 1, 3)),
+    "dqn_cartpole_steady": _tuned(
+        "dqn", CARTPOLE, (4, 2), 475.0, "DQN on CartPole-v1, steadily", preset="CartPole-v1-steady",
+        create_env=_VECTORISED, tuned_on=(100, 101),
+    ),
     "a2c_acrobot": _tuned("a2c", "Acrobot-v1", (6, 3), -90.0),
     "dqn_acrobot": _tuned("dqn", "Acrobot-v1", (6, 3), -90.0, tuned_on=()),
     # The pendulum clips its torque to [-2, 2] itself; others want gymnasium.wrappers.ClipAction.

@@ -145,7 +145,7 @@ def test_train_begins_with_the_settings_tuned_for_the_environment(capsys: Captur
 @pytest.mark.parametrize(("algorithm", "env"), PRESETS)
 def test_the_network_of_a_preset_can_be_made(algorithm: str, env: str) -> None:
     preset = PRESETS[algorithm, env]
-    env = env.removesuffix("-1024").removesuffix("-recurrent")
+    env = re.sub("-(1024|recurrent|steady)$", "", env)
     assert type(preset.config) is algorithm_of(algorithm).learner.settings
     task = Task(env=env, network=tuple(f"{key}={json.dumps(value)}" for key, value in preset.network.items()))
     if env.startswith("LunarLander"):  # needs an extra; these are its spaces
@@ -163,7 +163,7 @@ def test_the_network_of_a_preset_can_be_made(algorithm: str, env: str) -> None:
 
 @pytest.mark.parametrize(("algorithm", "env"), PRESETS)
 def test_the_target_of_a_preset_is_above_the_threshold_of_its_task(algorithm: str, env: str) -> None:
-    spec = gymnasium.registry.get(env.removesuffix("-1024").removesuffix("-recurrent"))
+    spec = gymnasium.registry.get(re.sub("-(1024|recurrent|steady)$", "", env))
     threshold = None if spec is None else spec.reward_threshold
     target = PRESETS[algorithm, env].config.target_return
     assert target is None or (threshold is not None and target > threshold)
