@@ -155,7 +155,7 @@ class A2CLearner(GradientLearner):
 
     def __init__(self, model: nn.Module, agent: RL_Agent, config: A2CConfig) -> None:
         super().__init__(model, agent, config)
-        self.overlap, self.keeps_batches = config.overlap, config.window is not None
+        self.overlap, self.reuse_batches = config.overlap, config.window is None
         self._latest: list[Trajectories] = []  # the batches of the window, the oldest first
         if config.window is not None and self.statistics is not None:
             raise BadValueError(

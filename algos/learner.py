@@ -81,8 +81,8 @@ class GradientLearner(ABC):
             stopped, in environments that reset themselves.
         overlap: start collecting the next batch before learning from this one. Worker processes then collect during
             the update, with weights that are one update older.
-        keeps_batches: True if the learner may keep a batch after its update, so a batch is copied out of the CUDA graph
-            that collected it. Set it to False in a learner that keeps none, which saves that copy.
+        reuse_batches: let the next batch be written over one that `update` has learned from. Set it to True in a
+            learner that keeps none, which saves a copy of what a CUDA graph has collected.
         model: the argument; its weights are published to the batchers.
         agent: the argument.
         config: the argument.
@@ -97,7 +97,7 @@ class GradientLearner(ABC):
     settings: ClassVar[type[TrainingConfig]] = TrainingConfig
     whole_episodes: ClassVar[bool] = False
     overlap: bool = False
-    keeps_batches: bool = True
+    reuse_batches: bool = False
 
     def __init__(self, model: nn.Module, agent: RL_Agent, config: TrainingConfig) -> None:
         self.model, self.agent, self.config = model, agent, config
@@ -153,7 +153,7 @@ class GradientLearner(ABC):
         """Learn from one batch: prepare it, and take one gradient step on each of its minibatches.
 
         Args:
-            trajectories: on any device; see ``keeps_batches``.  [B, T]
+            trajectories: on any device; see ``reuse_batches``.  [B, T]
             fraction_done: share of the training that was done before this batch, in [0, 1].
 
         Returns:

@@ -58,7 +58,7 @@ class EpochLearner(GradientLearner):
 
     settings: ClassVar[type[TrainingConfig]] = EpochConfig
     config: EpochConfig
-    keeps_batches = False
+    reuse_batches = True
 
     def __init__(self, model: nn.Module, agent: RL_Agent, config: Any) -> None:  # noqa: ANN401 - its own config
         super().__init__(model, agent, config)

@@ -72,7 +72,6 @@ class PureAdam:
         self._groups = [groups[id(weight)] for weight in weights]
         self._finite = finite
         self._state: Terms = {}  # see `state`
-        self._written: Terms = {}  # the last argument of `write`
 
     @staticmethod
     def supports(optimizer: Optimizer, weights: Sequence[Tensor]) -> bool:
@@ -154,13 +153,9 @@ class PureAdam:
 
     @torch.no_grad()
     def write(self, new: Terms) -> None:
-        """Write the result of `compute` over `state`, unless it is already there."""
-        if new is self._written:  # compiled code that has written in place returns the same dict each time
-            return
-        self._written = new
+        """Write the result of `compute` over `state`; compiled code has written most or all of it."""
         for key, value in new.items():
-            if value is not self._state[key]:
-                self._state[key].copy_(value)
+            self._state[key].copy_(value)
 
     def count(self) -> bool:
         """Pass moments and numbers of steps to the optimiser; return False if a loss or gradient was not finite."""

@@ -115,7 +115,7 @@ class ReplayLearner(GradientLearner):
 
     settings: ClassVar[type[TrainingConfig]] = ReplayConfig
     config: ReplayConfig
-    keeps_batches = False  # the buffer copies them
+    reuse_batches = True  # the buffer copies them
 
     def __init__(
         self,

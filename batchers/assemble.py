@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -11,7 +11,6 @@ from torch import Tensor
 from rlstruct.batchers.collector import Collected
 from rlstruct.batchers.rollout_buffer import Rollout, compact_rows, join_rollouts, join_tensor
 from rlstruct.core import DictTensor, TemporalDictTensor, Trajectories
-from rlstruct.engine.graph import mark_static_address
 from rlstruct.engine.streams import move
 
 
@@ -24,7 +23,6 @@ class Part:
     seed: int  # of its first environment
     first_environment: int  # its global index
     n_running: int  # number of environments with a running episode
-    owned: bool = False  # whether the batch takes over the memory of the steps without a copy
 
 
 def assemble(
@@ -34,19 +32,16 @@ def assemble(
     *,
     auto_reset: bool,
     restarts_take_steps: bool = True,
-    copy: bool = True,
+    reuse: bool = False,
 ) -> tuple[Trajectories, int]:
     """Copy a batch out of the buffers of all collectors, batch first; return it and how many environments continue.
 
     Auto-resetting environments give B rows of T steps, with fewer real steps where a vector environment spends some on
     restarts. Episodic ones give the rows that took part, shortened to the longest. ``observation/`` and
     ``_observation/`` of a key share memory unless an environment restarted. Padding is zero, except that the first
-    padded step of ``observation/`` repeats the final observation. With ``copy=False``, a batch that a
-    graph collected is a view of the graph's memory, which its next replay overwrites.
+    padded step of ``observation/`` repeats the final observation. With ``reuse``, a batch that a graph collected is a
+    view of the graph's memory, which its next replay overwrites.
     """
-    in_place = not copy and parts[0].collected.executor == "graph"
-    if in_place:
-        parts = [replace(part, owned=True) for part in parts]
     if device.type != "cpu" and parts[0].steps.running.is_cpu:
         # Worker processes write to shared CPU memory: join the parts there, then move the batch to CUDA in one copy.
         on_cpu = torch.device("cpu")
@@ -63,13 +58,13 @@ def assemble(
         filled.append((part.steps, n_steps))
         T, n_envs = max(T, n_steps), n_envs + running.shape[1]
         full = full and auto_reset and (not restarts_take_steps or bool(running[:n_steps].all()))  # sync: per batch
-    makes_copy = not (len(parts) == 1 and parts[0].owned)
+    collected = parts[0].collected
+    makes_copy = len(parts) > 1 or (collected.reused and not (reuse and collected.executor == "graph"))
     if auto_reset:
         steps = join_rollouts(filled, T, copy=makes_copy)
         if full:
             lengths = torch.full((n_envs,), T, dtype=torch.int64, device=device)
             batch = TemporalDictTensor.unchecked(steps, lengths)
-            mark_static_address(steps.values() if in_place else ())
         else:
             batch = compact_rows(steps, join_tensor(filled, "running", T).transpose(0, 1))
         return Trajectories.unchecked(DictTensor.unchecked(info), batch), n_envs

@@ -245,12 +245,12 @@ class RL_Batcher:  # noqa: N801 - the name in rlstructures
             self._state = "executing" if backend.queues and backend.auto_reset else "alone"
 
     @overload
-    def get(self, blocking: Literal[True] = True, timeout: float | None = None, *, copy: bool = True) -> Batch: ...
+    def get(self, blocking: Literal[True] = True, timeout: float | None = None, *, reuse: bool = False) -> Batch: ...
 
     @overload
-    def get(self, blocking: bool, timeout: float | None = None, *, copy: bool = True) -> Batch | NotReady: ...
+    def get(self, blocking: bool, timeout: float | None = None, *, reuse: bool = False) -> Batch | NotReady: ...
 
-    def get(self, blocking: bool = True, timeout: float | None = None, *, copy: bool = True) -> Batch | NotReady:
+    def get(self, blocking: bool = True, timeout: float | None = None, *, reuse: bool = False) -> Batch | NotReady:
         """Return the batch that `execute` started, or the older of two.
 
         Its tensors carry no gradients; for a loss, `replay_agent` recomputes the agent's outputs with gradients. Do not
@@ -259,12 +259,12 @@ class RL_Batcher:  # noqa: N801 - the name in rlstructures
         Args:
             blocking: whether to wait for the batch.
             timeout: seconds to wait; default: the constructor's.
-            copy: False leaves a batch that a CUDA graph collected in the graph's memory, which saves a copy; the next
-                `execute` overwrites it. Other batches are the same as with True.
+            reuse: let the next `execute` write over this batch. That saves a copy of a batch that a CUDA graph collected;
+                others are copied or new either way.
 
         Returns:
-            ``(trajectories, n_still_running)``: the steps, in memory that no later call changes if ``copy``, and the
-            number of environments whose episodes have not ended. ``(None, None)`` if not blocking and the batch is not
+            ``(trajectories, n_still_running)``: the steps, in memory that no later call changes unless ``reuse``, and
+            the number of environments whose episodes have not ended. ``(None, None)`` if not blocking and the batch is not
             ready. With ``n_processes=0`` on CUDA the tensors may still be being computed, but the current stream waits
             for them.
 
@@ -283,7 +283,7 @@ class RL_Batcher:  # noqa: N801 - the name in rlstructures
             self._clock.enter(2)
             infos, self._state = self._outstanding.popleft(), "executing" if self._outstanding else "ready"
             auto_reset, restarts = self._backend.auto_reset, self._backend.restarts_take_steps
-            layout = {"auto_reset": auto_reset, "restarts_take_steps": restarts, "copy": copy}
+            layout = {"auto_reset": auto_reset, "restarts_take_steps": restarts, "reuse": reuse}
             trajectories, self._n_running = assemble(parts, infos, self.device, **layout)
         finally:
             self._clock.enter(0)

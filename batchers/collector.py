@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -56,6 +56,7 @@ class Collected:
     version: int  # version of the weights that the agent used
     executor: str = "eager"  # "kernel", "graph", "compiled" or "eager"
     uncompiled: str = ""  # why compile_agent=True had no effect, or ""
+    reused: bool = True  # the next batch overwrites the steps; False: their memory passes to the caller, without a copy
 
 
 class Collector:
@@ -66,8 +67,7 @@ class Collector:
     then keeps the memory of a batch, and the next one gets new memory; on the CPU a copy is faster.
 
     Attributes:
-        steps: the steps of the last batch. The next batch overwrites them unless they are ``owned``.
-        owned: True if the memory of the last batch passes to the caller, without a copy.
+        steps: the steps of the last batch; see `Collected.reused`.
         running: True for environments whose episode continues.  [B] bool
         layout: layout of a buffer; empty before the first batch.
 
@@ -101,8 +101,8 @@ class Collector:
         self._rollout: CompiledRollout | None = None  # of agent and simulator together; set in the first batch
         self._buffer: RolloutBuffer | None = None  # holds the last batch, then the next; allocated on first use
         self.steps: Rollout
-        self.layout, self.owned = Layout(), False
-        self._may_own = allocate is None and device.type != "cpu"
+        self.layout = Layout()
+        self._reuses = allocate is not None or device.type == "cpu"
         self.version = 0
         self._T = self.n_timesteps = n_timesteps
         self._step_into = steps_into(env) if device.type == "cpu" else None
@@ -167,14 +167,14 @@ class Collector:
         if agent_info is not None:
             self._set_agent_info(agent_info)
         buffer, n_steps = self.take_steps(until_ended=not self.env.auto_reset, watch=not self._watched)
-        self.steps, self.owned = buffer, self._may_own
+        self.steps = buffer
         together = self._rollout is not None and self._rollout.runner.executor != "eager"
         collected = self.finish(n_steps, "compiled" if together else self._runner.executor)
         if not self._watched:
             self._tried(buffer)
-        if self.owned:
+        if not self._reuses:
             self.renew()
-        return collected
+        return replace(collected, reused=self._reuses)
 
     def finish(self, n_steps: int, executor: str, invalid: Tensor | None = None) -> Collected:
         """Check ``steps``, which ``executor`` has written, and count them; see `collect` for the errors raised."""

@@ -92,9 +92,8 @@ class CompiledRollout:
             if before is not None:
                 eager = False
                 buffer.check_unchanged(t, before)
-            for key, value in new.items():
-                if value is not memory[key]:  # eagerly, or in the first call of compiled code
-                    memory[key].copy_(value)
+            for key, value in new.items():  # eagerly, or in the first call of compiled code
+                memory[key].copy_(value)
             buffer.write_final(t, reached)
         shown = {key: value.clone() for key, value in buffer.slots[T].items()}
         self._env.set_state_tensors({key: value.clone() for key, value in self._carry.items()}, shown)

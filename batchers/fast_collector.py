@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -116,9 +117,9 @@ class FastCollector(Collector):
     def finish_whole(self, outputs: Outputs, executor: str) -> Collected:
         """Count and check the T steps that an executor took."""
         invalid = outputs.pop("invalid", None)
-        self.steps, self.owned = Rollout(outputs), executor != "graph"  # the next replay of a graph overwrites them
+        self.steps = Rollout(outputs)
         self.layout = self.layout or Layout.of(outputs)
-        return self.finish(self._T, executor, invalid)
+        return replace(self.finish(self._T, executor, invalid), reused=executor == "graph")
 
     def _warn(self, why_not: str) -> None:
         warn_user(

@@ -84,7 +84,7 @@ class InProcess:
         del collector.steps  # the memory may now belong to the caller
         self._stream.to_caller([*steps.tensors.values(), collector.running])
         n_running = self._n_envs[0] if self.auto_reset else collector.count_running()
-        return [Part(steps, self._collected, self._seed, 0, n_running, collector.owned)]
+        return [Part(steps, self._collected, self._seed, 0, n_running)]
 
     def update(self, weights: Mapping[str, Tensor], version: int) -> None:
         """Give the agent the current values of the caller's tensors."""

@@ -342,8 +342,8 @@ class TrainingLoop:
         if not self._collecting:
             self._start_batch()
         learner, callbacks = self.learner, self.callbacks
-        copy = learner.overlap or learner.keeps_batches or callbacks.present  # the next batch may overwrite this one
-        trajectories, n_running = self.batcher.get(copy=copy)
+        reuse = learner.reuse_batches and not (learner.overlap or callbacks.present)  # which may keep a batch
+        trajectories, n_running = self.batcher.get(reuse=reuse)
         self._collecting = False
         return trajectories, n_running, self._published
 

@@ -51,9 +51,9 @@ class Donated(NamedTuple):
     """A dict that code writes results over, and what each call needs of it."""
 
     memory: dict[str, Tensor]
-    inputs: list[Tensor]
-    new: dict[str, Tensor]
-    written: list[Tensor]
+    inputs: list[Tensor]  # its tensors, in the layout of the code
+    written: list[Tensor]  # those that the code writes to
+    copied: dict[str, Tensor]  # those of them that had another layout, so that what is written is not in the dict
 
 
 class Compiled:
@@ -63,8 +63,8 @@ class Compiled:
         fn: the function, without Python control flow on values. All calls have the same keys, shapes and dtypes.
         writes: it may change its arguments in place; they must be contiguous.
         donates: the last argument and the last part of the result are dicts of tensors, and a result is written over
-            the argument of the same key instead of to new memory. The function itself changes nothing. A dict that was
-            passed once must keep its entries.
+            the argument of the same key instead of to new memory. Only results that are not there yet are returned. The
+            function itself changes nothing. A dict that was passed once must keep its entries.
 
     Attributes:
         held: tensors that the function reads besides its arguments, such as weights. Every call reads their current
@@ -106,7 +106,7 @@ class Compiled:
         if not self._in_place:
             return (*result, dict(zip(self._new, outputs[-len(self._new) :], strict=True)))
         torch.autograd.graph.increment_version(donated.written)
-        return (*result, donated.new)
+        return (*result, donated.copied)
 
     def _laid_out(self, inputs: list[Tensor], first: int = 0) -> list[Tensor]:
         """Bring inputs, the first of which has this index, to the strides of the first call, and masks to bytes."""
@@ -125,11 +125,12 @@ class Compiled:
             own = [memory[key] for key in self._memory]
             inputs = self._laid_out([*own], first)
             shown = dict(zip(self._memory, inputs, strict=True))
-            new = {key: shown[key] for key in self._new}
-            donated = Donated(memory, inputs, new, list(new.values()))
+            copied = {key: value for key, value in shown.items() if value.data_ptr() != memory[key].data_ptr()}
+            new = {key: copied[key] for key in self._new if key in copied}
+            donated = Donated(memory, inputs, [shown[key] for key in self._new], new)
             if len(self._seen) == _MOST_DONATED:
                 self._seen.clear()
-            if all(one.data_ptr() == other.data_ptr() for one, other in zip(own, inputs, strict=True)):  # no copies
+            if not copied:
                 self._seen[id(memory)] = donated
         return donated
 

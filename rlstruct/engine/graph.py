@@ -1,8 +1,9 @@
 """The graph executor: all device work of a step as one launch, by a CUDA graph or the simulated one.
 
 A graph is captured once and replayed: the same kernels read and write the same memory, and no Python runs. So every
-call copies its arguments into the graph's memory, except those marked by `mark_static_address`, which the graph
-reads in place. Python values, and every number that was read on the host, stay as they were during the capture.
+call copies its arguments into the graph's memory, except those that another graph writes, such as a batch that it
+collects: they are read in place. Python values, and every number that was read on the host, stay as they were during
+the capture.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
@@ -65,7 +67,7 @@ class Graph:
     def __call__(self, *args: Any) -> Any:  # noqa: ANN401 - pytrees
         """Replay the step. Results are copies; with ``loops``, the next replay overwrites state and outputs."""
         leaves = None if self._replay is None else self._arguments.flatten(args)
-        if leaves is None or self._in_place != _static_places(leaves):
+        if leaves is None or self._in_place != _written_places(leaves):
             self._prepare(*args)
             leaves = self._arguments.flatten(args)
         pairs = [
@@ -81,12 +83,15 @@ class Graph:
 
     def _prepare(self, *args: Any) -> None:  # noqa: ANN401
         """Capture the step for such arguments; raises CaptureError, and then had no effect."""
+        for output in self._outputs:
+            _WRITERS.pop(_address(output), None)
         self._replay, self._static, self._outputs = None, [], []  # an earlier capture frees its memory first
         self._arguments = TreeSpec(args)
         leaves = self._arguments.flatten(args)
-        self._in_place = _static_places(leaves)
+        self._in_place = _written_places(leaves)
         self._static = [now if place else now.clone() for now, place in zip(leaves, self._in_place, strict=True)]
         self._replay = capture(self._how, self._work)
+        _WRITERS.update((_address(output), self) for output in self._outputs)
 
     def rebind(self, places: Mapping[tuple[object, ...], str], weights: Mapping[str, Tensor]) -> bool:
         """Return False: a graph cannot read other memory."""
@@ -110,14 +115,18 @@ class Graph:
         self._outputs = self._result.flatten(result)
 
 
-def mark_static_address(tensors: Iterable[Tensor]) -> None:
-    """Mark tensors whose memory is written repeatedly, such as by a graph: another graph reads them in place."""
-    for tensor in tensors:
-        tensor.static_address = True  # type: ignore[attr-defined]
+def _written_places(tensors: Sequence[Tensor]) -> list[Place | None]:
+    """Return the place of each tensor that a graph writes in every replay, and None for the others."""
+    return [place_of(tensor) if _address(tensor) in _WRITERS else None for tensor in tensors]
 
 
-def _static_places(tensors: Sequence[Tensor]) -> list[Place | None]:
-    return [place_of(tensor) if getattr(tensor, "static_address", False) else None for tensor in tensors]
+def _address(tensor: Tensor) -> int:
+    """Return the address of a tensor's storage, which its views share."""
+    return tensor.untyped_storage().data_ptr()
+
+
+_WRITERS: WeakValueDictionary[int, Graph] = WeakValueDictionary()
+"""The graph that writes to a storage in every replay, by address; one that is gone has freed the storage."""
 
 
 def copy_grouped(places: Sequence[Tensor], values: Sequence[Tensor]) -> None:

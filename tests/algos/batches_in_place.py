@@ -37,10 +37,10 @@ def check_batches_read_in_place(
     def run(in_place: bool, callbacks: tuple[Callback, ...] = ()) -> tuple[TrainingResult, list[int], int]:
         copied, copies = list[int](), list[Trajectories]()
 
-        def get_and_note(batcher: RL_Batcher, blocking: bool = True, copy: bool | None = None) -> Any:
-            if copy is None:  # an evaluation
+        def get_and_note(batcher: RL_Batcher, blocking: bool = True, reuse: bool | None = None) -> Any:
+            if reuse is None:  # an evaluation
                 return get(batcher, blocking)
-            found = get(batcher, copy=copy or not in_place)
+            found = get(batcher, reuse=reuse and in_place)
             copies.append(found[0].clone())
             copied.append(0)
             return found

@@ -253,7 +253,9 @@ def test_a_captured_update_never_writes_to_memory_that_it_reads_in_place() -> No
     batches = [batch.to(SIM) for batch in collect("ppo", 4)]
     plain, graph = create_learner("ppo", SIM, graph=False), create_learner("ppo", SIM)
     before = batches[1].clone()
-    graph_module.mark_static_address(batches[1].steps.values())
+    sim_device = importlib.import_module("rlstruct.testing.sim_device")
+    collecting = graph_module.Graph(lambda: [*batches[1].steps.values()], sim_device.capture)
+    collecting()  # so its replays write this batch
     order = [batches[0], batches[1], batches[2], batches[3], batches[1]]
     expected, found = learn(plain, order), learn(graph, order)
     for one, other in zip(expected, found, strict=True):

@@ -79,9 +79,9 @@ def test_restarts_take_as_many_operators_however_many_fields_a_state_has() -> No
     ("executor", "device", "backend"),
     [("graph", "sim:0", "torch"), ("kernel", "cpu", "warp"), ("eager", "cpu", "torch")],
 )
-@pytest.mark.parametrize("copy", [True, False])
+@pytest.mark.parametrize("reuse", [False, True])
 def test_a_batch_that_was_taken_at_once_is_copied_only_if_a_graph_will_overwrite_it(
-    executor: str, device: str, backend: str, copy: bool
+    executor: str, device: str, backend: str, reuse: bool
 ) -> None:
     if executor == "kernel":
         pytest.importorskip("warp", reason="needs the extra warp")
@@ -97,12 +97,12 @@ def test_a_batch_that_was_taken_at_once_is_copied_only_if_a_graph_will_overwrite
         for _ in range(3):
             batcher.execute()
             with Queued() as queued:
-                batch, _ = batcher.get(copy=copy)
+                batch, _ = batcher.get(reuse=reuse)
         assert batcher.stats().executors == (executor,)
         assert batcher.memory_report().rollout_buffers[0] > T * B
     one_key = batch.steps["observation/rng"].numel()
     # Single steps write to small memory that is used again, and a graph always writes to its own memory.
-    if executor == "eager" or (executor == "graph" and copy):
+    if executor == "eager" or (executor == "graph" and not reuse):
         assert queued.numbers > 5 * one_key
     else:
         assert queued.numbers < one_key  # numbers of the rows alone

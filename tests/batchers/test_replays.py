@@ -228,24 +228,24 @@ def test_what_was_handed_over_never_changes(device: str) -> None:
 
 @pytest.mark.parametrize("auto_reset", [True, False])
 def test_a_batch_that_is_not_copied_stays_until_the_next_one(device: str, auto_reset: bool) -> None:
-    def collect(copy: bool) -> list[Trajectories]:
+    def collect(reuse: bool) -> list[Trajectories]:
         with batcher_on(device, actor_critic, auto_reset=auto_reset) as batcher:
             batches, clones = [], []
             for i in range(4):
                 if i % 2 == 0:  # all episodes end within two batches
                     batcher.reset()
                 batcher.execute()
-                batches.append(batcher.get(copy=copy)[0])
+                batches.append(batcher.get(reuse=reuse)[0])
                 clones.append(batches[-1].clone())
         one, other = (batch.steps["observation/frame"] for batch in batches[2:])
         shared = one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
         # Episodes that have ended leave gaps in the rows, which only a copy can close.
-        assert shared == (not copy and len(one) == len(other) == B)
+        assert shared == (reuse and len(one) == len(other) == B)
         same(batches[0], clones[0], 0.0)  # collected step by step: it is the caller's own either way
         same(batches[3], clones[3], 0.0)
         return clones
 
-    for one, other in zip(collect(copy=False), collect(copy=True), strict=True):
+    for one, other in zip(collect(reuse=True), collect(reuse=False), strict=True):
         same(one, other, 0.0)
 
 
