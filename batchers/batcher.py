@@ -259,14 +259,14 @@ class RL_Batcher:  # noqa: N801 - the name in rlstructures
         Args:
             blocking: whether to wait for the batch.
             timeout: seconds to wait; default: the constructor's.
-            reuse: let the next `execute` write over this batch. That saves a copy of a batch that a CUDA graph collected;
-                others are copied or new either way.
+            reuse: let the next `execute` write over this batch. That saves a copy of what a CUDA graph has collected;
+                other batches are the same either way.
 
         Returns:
             ``(trajectories, n_still_running)``: the steps, in memory that no later call changes unless ``reuse``, and
-            the number of environments whose episodes have not ended. ``(None, None)`` if not blocking and the batch is not
-            ready. With ``n_processes=0`` on CUDA the tensors may still be being computed, but the current stream waits
-            for them.
+            the number of environments whose episodes have not ended. ``(None, None)`` if not blocking and the batch is
+            not ready. With ``n_processes=0`` on CUDA the tensors may still be being computed, but the current stream
+            waits for them.
 
         Raises:
             BatcherStateError: `execute` must be called first, or the batcher is closed.

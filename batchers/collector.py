@@ -20,23 +20,20 @@ from rlstruct.batchers.rollout_buffer import (
     Allocate,
     Rollout,
     RolloutBuffer,
-    empty_rollout,
     history_until,
-    rollout_layout,
 )
 from rlstruct.batchers.saved_state import CollectorState, check_rows, load_environment, on_cpu
+from rlstruct.batchers.steps import Act, FirstBatch, Step, expect_rows, step_in_place
 from rlstruct.batchers.validation import BatchValidator
-from rlstruct.core import DictTensor, Layout, TemporalDictTensor, expect
-from rlstruct.engine.executors import AgentOutput, agent_runner, inference_mode_agrees
-from rlstruct.engine.purity import weights_of
+from rlstruct.core import DictTensor, Layout
+from rlstruct.engine.executors import AgentOutput, agent_runner
 from rlstruct.engine.runner import Runner
 from rlstruct.engine.streams import move
-from rlstruct.engine.torch_private import version_of
 from rlstruct.engine.validity import unchecked
-from rlstruct.errors import DeviceMismatchError, ShapeMismatchError
+from rlstruct.errors import DeviceMismatchError
 from rlstruct.functional.random import step_keys
-from rlstruct.rl_agent import RL_Agent, check_answer
-from rlstruct.vec_env import Capturable, Observed, VecEnv, steps_into
+from rlstruct.rl_agent import RL_Agent
+from rlstruct.vec_env import Capturable, VecEnv
 
 # Checking whether every episode has ended stalls an accelerator, so check only once in this many steps.
 _STEPS_BETWEEN_CHECKS = 16
@@ -95,9 +92,12 @@ class Collector:
             )
         self.env = env
         self.agent, self.agent_info = agent, DictTensor()
-        self._runner, self._eager = agent_runner(agent, device, compiled=compile_agent), not compile_agent
+        self._runner = agent_runner(agent, device, compiled=compile_agent)
         self._runners: list[Runner[Any]] = [self._runner]  # all runners that depend on the agent's weights
-        self._act: Callable[..., AgentOutput] = agent if self._eager else self._runner
+        self._call: Callable[..., AgentOutput] = self._runner if compile_agent else agent
+        self._first: FirstBatch | None = FirstBatch(agent, env, self._call)  # until a batch has been taken step by step
+        self._act: Act = self._first.act
+        self._step_env: Step = self._first.step
         self._rollout: CompiledRollout | None = None  # of agent and simulator together; set in the first batch
         self._buffer: RolloutBuffer | None = None  # holds the last batch, then the next; allocated on first use
         self.steps: Rollout
@@ -105,17 +105,13 @@ class Collector:
         self._reuses = allocate is not None or device.type == "cpu"
         self.version = 0
         self._T = self.n_timesteps = n_timesteps
-        self._step_into = steps_into(env) if device.type == "cpu" else None
+        self._in_place = step_in_place(env) is not None
         self._device = device
         self._validator = BatchValidator(env.action_space)
         self._allocate = allocate or (lambda layout: layout.allocate(device))
         self._progress = progress
         self.seed = seed
         self._unprobed = 0  # steps since the agent's purity was last checked
-        self._infers = False  # call the agent in torch's inference mode; decided after the first batch
-        self._watched = False  # True once a batch has shown that the agent does not modify its observations
-        self._copies = True  # pass copies of actions; False once a batch has shown that the environment writes to none
-        self._writes = False  # the environment wrote to an action
         self._seeds = seed + torch.arange(env.n_envs(), device=device, dtype=torch.int64)
         self._history, self._restarts_take_steps = agent.require_history(), env.auto_reset and env.restarts_take_steps
         self._episode, self._step = -1, 0
@@ -131,12 +127,12 @@ class Collector:
         self._progress.at(Phase.RESET, 0)
         with unchecked():  # `finish` checks the whole batch
             self._observation, self.running = self.env.reset(env_info)
-        self._expect_rows("environment.reset: observation", self._observation)
+        expect_rows("environment.reset: observation", self._observation, self.env)
         self._set_agent_info(agent_info)
         self._progress.enter(Phase.AGENT)
         with torch.no_grad():
             self._state = self.agent.initial_state(self.agent_info, self.env.n_envs())
-        self._expect_rows("agent.initial_state: state", self._state)
+        expect_rows("agent.initial_state: state", self._state, self.env)
         self._count_from(self._episode + 1, 0)
 
     def update(self, weights: Mapping[str, Tensor], version: int) -> None:
@@ -166,12 +162,9 @@ class Collector:
         """
         if agent_info is not None:
             self._set_agent_info(agent_info)
-        buffer, n_steps = self.take_steps(until_ended=not self.env.auto_reset, watch=not self._watched)
-        self.steps = buffer
+        self.steps, n_steps = self.take_steps(until_ended=not self.env.auto_reset)
         together = self._rollout is not None and self._rollout.runner.executor != "eager"
         collected = self.finish(n_steps, "compiled" if together else self._runner.executor)
-        if not self._watched:
-            self._tried(buffer)
         if not self._reuses:
             self.renew()
         return replace(collected, reused=self._reuses)
@@ -190,68 +183,45 @@ class Collector:
         first_step, self._step = self._step, self._step + n_steps
         return Collected(n_steps, first_step, self.version, executor, self._runner.why_not)
 
-    def _tried(self, buffer: RolloutBuffer) -> None:
-        """Decide after the first batch what later ones may omit."""
-        self._watched, self._infers = True, self._inference_mode_agrees(buffer)
-        self._copies = self._writes
-
     @torch.no_grad()
     @unchecked()  # `finish` checks the whole batch
-    def take_steps(self, until_ended: bool, watch: bool = False) -> tuple[RolloutBuffer, int]:
+    def take_steps(self, until_ended: bool) -> tuple[RolloutBuffer, int]:
         """Take the steps of a batch; see `collect`.
 
         This method can be captured in a graph, because it reads no number that the host counts.
 
         Args:
             until_ended: stop as soon as every episode has ended.
-            watch: check in every step that the agent does not modify its observation. This is slow.
 
         Returns:
             The buffer, and the number of steps taken.
         """
-        keys, first = step_keys(self._seeds, self._episode_now, self._steps), None
+        keys = step_keys(self._seeds, self._episode_now, self._steps)
         if self._buffer is None:
-            first = None if self.layout else self._first_answer(keys)
-            self._buffer = RolloutBuffer(self._allocate(self.layout), in_place=self._step_into is not None)
+            self._buffer = self._new_buffer(keys)
         buffer, t = self._buffer, 0
         state = buffer.begin(self._observation, self._state, keys)
-        if first is not None:
-            self._rollout = self._compiled_rollout(first[0])
-            if self._compiles_both():  # compiled code takes this step, too, so that a resumed run rounds alike
-                first = None
         if self._rollout is not None and self._rollout.runner.make is not None:
-            enter = self._progress.at
-            self._state = self._rollout.take_steps(buffer, self._T, state, self.agent_info, partial(enter, _AGENT))
+            at = partial(self._progress.at, _AGENT)
+            self._state = self._rollout.take_steps(buffer, self._T, state, self.agent_info, at)
             self._steps, self._observation = self._steps + self._T, buffer.slots[self._T]
             return buffer, self._T
-        act, shown, agent_info = self._act, buffer.shown, self.agent_info
-        step_into, enter, infers = self._step_into, self._progress.at, torch.inference_mode()
+        act, step, enter, history = self._act, self._step_env, self._progress.at, None
         while t < self._T:
-            if first is None:  # otherwise the agent has already acted
-                enter(_AGENT, t)
-            history = history_until(buffer, t, self._restarts_take_steps) if self._history else None
-            if self._infers:
-                with infers:
-                    action, state = act(state, shown[t], agent_info, history)
-                    buffer.write_action(t, action)
-            elif t and not watch:
-                action, state = act(state, shown[t], agent_info, history)
-                buffer.write_action(t, action)
-            else:
-                action, state = self._act_watched(buffer, t, state, history, first, watch)
+            enter(_AGENT, t)
+            if self._history:
+                history = history_until(buffer, t, self._restarts_take_steps)
+            action, state = act(buffer, t, state, self.agent_info, history)
             enter(_ENVIRONMENT, t)
-            if step_into is None:
-                step = self._step_with_copy(action) if self._copies else self.env.step(action)
-                buffer.write_step(t, step)
-                self.running = step[1][1]
-            elif ended := step_into(
-                action, buffer.observation_buffers[t], buffer.observation_buffers[t + 1], buffer.final_buffers[t]
-            ):
-                buffer.write_ended(t, ended)
-                self.running = self.running if ended.running is None else ended.running
-            t, first = t + 1, None
+            if (running := step(buffer, t, action)) is not None:
+                self.running = running
+            t += 1
             if until_ended and self._all_ended(t):
                 break
+        if self._first is not None:
+            enter(_AGENT, 0)
+            self._act, self._step_env = self._first.later_steps(buffer, state, self.agent_info)
+            self._first = None
         self._state, self._observation = state, buffer.slots[t]
         self._steps = self._steps + t
         return buffer, t
@@ -262,18 +232,20 @@ class Collector:
         simulator = hasattr(type(self.env), "pure_step") and getattr(self.env, "backend", "") == "compile"
         return self._runner.make is not None and self._device.type == "cpu" and simulator
 
-    def _compiled_rollout(self, action: DictTensor) -> CompiledRollout | None:
-        """Return the steps of agent and simulator as one compiled function; None if one of them is not to be compiled.
-
-        Args:
-            action: the agent's first answer.  [B, ...]
-        """
-        env: Any = self.env
-        if not self._compiles_both() or (step := env.pure_step(action)) is None:
-            return None
-        rollout = CompiledRollout(self.agent, env, step)
-        self._runners.append(rollout.runner)
-        return rollout
+    def _new_buffer(self, keys: Tensor) -> RolloutBuffer:
+        """Allocate a buffer, whose layout the agent's first action shows."""
+        if self._first is not None and not self.layout:
+            self._progress.at(_AGENT, 0)
+            observation = DictTensor.unchecked({**self._observation._tensors, "rng": keys[0]})
+            both = self._compiles_both()  # compiled code takes step 0, too, so that a resumed run rounds alike
+            call = self.agent if both else self._call
+            self.layout, action = self._first.layout(self._state, observation, self.agent_info, self._T, call)
+            self._progress.enter(Phase.COPY)
+            env: Any = self.env
+            if both and (step := env.pure_step(action)) is not None:
+                self._rollout = CompiledRollout(self.agent, env, step)
+                self._runners.append(self._rollout.runner)
+        return RolloutBuffer(self._allocate(self.layout), in_place=self._in_place)
 
     def count_running(self) -> int:
         """Count the environments that go on."""
@@ -355,78 +327,6 @@ class Collector:
             closing.callback(self.env.close)
             closing.callback(self.agent.close)
             self._validator.close()
-
-    def _first_answer(self, keys: Tensor) -> Any:  # noqa: ANN401 - returned by the user's agent
-        """Call the agent once and derive the layout of the buffer from its action."""
-        self._progress.at(_AGENT, 0)
-        observation = DictTensor.unchecked({**self._observation._tensors, "rng": keys[0]})
-        history = history_until(empty_rollout(observation), 0, restarts_take_steps=False) if self._history else None
-        try:
-            act = self.agent if self._compiles_both() else self._act
-            answer = act(self._state, observation, self.agent_info, history)
-        except RuntimeError as error:  # torch's, of tensors on two devices
-            weights = weights_of(self.agent).items()
-            if (misplaced := next((name for name, value in weights if value.device != self._device), None)) is None:
-                raise
-            raise DeviceMismatchError(
-                f"RL_Batcher: {type(self.agent).__name__}'s weight {misplaced!r} is on "
-                f"{dict(weights)[misplaced].device}, and its observation on {self._device}. Move the agent's network "
-                f"with .to({str(self._device)!r}) in create_agent. torch says: {error}"
-            ) from error
-        action, _ = check_answer(f"{type(self.agent).__name__}.__call__", answer)
-        self._progress.enter(Phase.COPY)
-        self._expect_rows("agent: action", action)
-        if action.empty():
-            raise ShapeMismatchError("agent: the action is empty, expected 'action' [B, ...] at least.")
-        self.layout = rollout_layout(observation, action, self._state, self._T, self.env.auto_reset)
-        return answer
-
-    def _inference_mode_agrees(self, buffer: RolloutBuffer) -> bool:
-        """Return True if the agent gives equal results in torch's inference mode, which makes a step 2 to 7 % faster.
-
-        A tensor created in inference mode can be neither modified in place nor differentiated elsewhere. The mode is
-        therefore used only for pure agents, which keep no tensors, with environments that read actions as arrays. The
-        first batch runs without it, so that modules can create lazy weights and caches.
-        """
-        if not self.agent.pure or self._step_into is None or not self._eager or self._history:
-            return False
-        self._progress.at(_AGENT, 0)
-        return inference_mode_agrees(self.agent, self._state, buffer.shown[0], self.agent_info, None)
-
-    def _act_watched(
-        self,
-        buffer: RolloutBuffer,
-        t: int,
-        state: DictTensor,
-        history: TemporalDictTensor | None,
-        first: AgentOutput | None,
-        watch: bool,
-    ) -> AgentOutput:
-        """Call the agent in step t unless ``first`` is its result; store the action before the environment sees it."""
-        before = {key: value[t].clone() for key, value in buffer.stream.items()} if watch else None
-        answer = first or self._act(state, buffer.shown[t], self.agent_info, history)
-        action, state = answer if t else check_answer(f"{type(self.agent).__name__}.__call__", answer)
-        if before is not None:
-            buffer.check_unchanged(t, before)
-        if t == 0:
-            self._expect_rows("agent: action", action)
-            buffer.check("agent: state", state)
-        buffer.write_action(t, action)
-        return action, state
-
-    def _step_with_copy(self, action: DictTensor) -> tuple[Observed, Observed]:
-        """Step the environment with a copy of the action, since the agent may keep the action itself as its state."""
-        copy = action.clone()
-        before = [version_of(tensor) for tensor in copy.values()]
-        step = self.env.step(copy)
-        self._writes = self._writes or [version_of(tensor) for tensor in copy.values()] != before
-        return step
-
-    def _expect_rows(self, where: str, tensors: DictTensor) -> None:
-        device = str(self._device)
-        fix = f"Create it with device={device!r}; RL_Agent_CheckDevice(agent, {device!r}) finds every such place."
-        expect(where, tensors, device=self._device, fix=fix)
-        expect(where, tensors, rows=self.env.n_envs(), fix="Return one row per environment in every step.")
 
     def _all_ended(self, t: int) -> bool:
         due = self._device.type == "cpu" or t % _STEPS_BETWEEN_CHECKS == 0

@@ -68,10 +68,8 @@ class FastCollector(Collector):
         self.set_loop_state(state)
         before = self.renew()
         try:
-            buffer, _ = self.take_steps(until_ended=False, watch=not self._watched)
+            buffer, _ = self.take_steps(until_ended=False)
             outputs = {**buffer.tensors, "invalid": self._validator.first_invalid(buffer, self._T)}
-            if not self._watched:
-                self._tried(buffer)
         finally:
             self.renew(before)
             if capturing:  # again: the captured steps entered other phases

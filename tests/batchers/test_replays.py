@@ -190,7 +190,7 @@ def test_a_profile_and_the_statistics_see_captures_and_replays(
     rows = {row.path: row.count for row in process.rows}
     assert rows["graph",] == 4  # three batches; the first of them once more, after its steps were captured
     assert rows["environment", "simulator"] == 2 * T  # one batch in single steps, one captured
-    assert rows["agent",] == 2 * T + 1  # and its first state
+    assert rows["agent",] == 2 * T + 3  # and its first state, its first answer, and a look at the first batch
 
 
 @pytest.mark.parametrize("name", names())
