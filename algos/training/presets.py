@@ -102,9 +102,9 @@ PRESETS: Registry[tuple[str, str], Preset] = Registry({
         evaluation_episodes=16, evaluation_processes=0,
     ), {"hidden": (64, 64), "layer_norm": True, "n_atoms": 101, "value_range": (-60.0, 10.0)}),
     ("sac", "LunarLanderContinuous-v3"): Preset(SACConfig(
-        n_env_steps=300_000, discount=0.99, learning_rate=0.0007, n_updates=32, learning_starts=5000,
-        final_learning_rate_fraction=0.05, evaluation_interval=20_000, evaluation_timesteps=200, target_return=220.0,
-        evaluation_episodes=50, evaluation_processes=0,
+        n_env_steps=300_000, n_envs=8, n_timesteps=8, learning_rate=0.0007, final_learning_rate_fraction=0.05,
+        n_updates=16, target_update_rate=0.01, learning_starts=5000, log_interval=100, evaluation_interval=20_000,
+        evaluation_timesteps=200, target_return=220.0, evaluation_episodes=50, evaluation_processes=0,
     ), {"hidden": (128, 128)}),
     # Only forces that last for many steps get a car to the flag by chance.
     ("sac", "MountainCarContinuous-v0"): Preset(SACConfig(
@@ -127,8 +127,9 @@ PRESETS: Registry[tuple[str, str], Preset] = Registry({
         for name in ("HalfCheetah", "Hopper", "Walker2d")
     },
     ("dqn", "LunarLander-v3"): Preset(DQNConfig(
-        n_env_steps=300_000, discount=0.99, learning_rate=0.001, n_updates=16, epsilon_fraction=0.1,
-        evaluation_interval=20_000, target_return=220.0, evaluation_episodes=50, evaluation_processes=0,
+        n_env_steps=300_000, n_timesteps=8, discount=0.99, learning_rate=0.001, n_updates=16, target_update_rate=0.01,
+        epsilon_fraction=0.12, evaluation_interval=20_000, evaluation_timesteps=200, target_return=220.0,
+        evaluation_episodes=50, evaluation_processes=0,
     )),
     **{
         # CleanRL's settings, see docs/algorithms/ppo.md, with 8 environments of 256 steps instead of one of 2,048.

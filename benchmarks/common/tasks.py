@@ -200,7 +200,7 @@ TASKS: dict[str, Task] = {
         "A2C without memory there, which should stay below", tuned_on=(),
     ),
     "a2c_lunar_lander": _tuned("a2c", "LunarLander-v3", (8, 4), 150.0, **_LUNAR_LANDER, tuned_on=(0, 1, 2)),
-    "dqn_lunar_lander": _tuned("dqn", "LunarLander-v3", (8, 4), 100.0, **_LUNAR_LANDER, tuned_on=()),
+    "dqn_lunar_lander": _tuned("dqn", "LunarLander-v3", (8, 4), 100.0, **_LUNAR_LANDER, tuned_on=(100,)),
     "a2c_breakout": _tuned("a2c", "Breakout-MinAtar", (400, 3), 10.0, "A2C on MinAtar's Breakout"),
     "dqn_breakout": _tuned("dqn", "Breakout-MinAtar", (400, 3), 10.0, "DQN on MinAtar's Breakout"),
     "pqn_cartpole": _tuned("pqn", CARTPOLE, (4, 2), 490.0, create_env=_VECTORISED, tuned_on=(100, 101)),
@@ -230,11 +230,11 @@ TASKS: dict[str, Task] = {
     ),
     "ppo_lunar_lander_continuous": _tuned(
         "ppo", "LunarLanderContinuous-v3", (8, 2), None, "PPO on EnvPool's LunarLanderContinuous-v3", episodes=50,
-        agent=CONTINUOUS, create_env=partial(pooled, "LunarLanderContinuous-v3"), tuned_on=(100, 101),
+        agent=CONTINUOUS, create_env=partial(pooled, "LunarLanderContinuous-v3"), tuned_on=(100,),
     ),
     "sac_lunar_lander_continuous": _tuned(
         "sac", "LunarLanderContinuous-v3", (8, (-1.0,) * 2, (1.0,) * 2), None,
-        "SAC on EnvPool's LunarLanderContinuous-v3", episodes=50, tuned_on=(100,),
+        "SAC on EnvPool's LunarLanderContinuous-v3", episodes=50, tuned_on=(),
         create_env=partial(pooled, "LunarLanderContinuous-v3"),
     ),
     "ppo_memory": _tuned(
