@@ -96,12 +96,19 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip("the simulated accelerator is in this process; pytest -m gpu leaves it out")
 
 
+def seconds_allowed(item: pytest.Item) -> float:
+    """Return the timeout of a slow test; 0 for the others."""
+    marker = item.get_closest_marker("timeout")
+    seconds = marker.args[0] if marker else item.config.getini("timeout")
+    return float(seconds) if item.get_closest_marker("slow") else 0.0
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip the tests marked gpu where torch finds no CUDA device, and say so; where it finds one they come last.
 
-    Slow ones come first: the last minute has short ones for every core.
+    Slow ones come first, by the time that they may take: the last minute has short ones for every core.
     """
-    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+    items.sort(key=seconds_allowed, reverse=True)
     if torch.cuda.is_available():
         items.sort(key=lambda item: item.get_closest_marker("gpu") is not None)
         return

@@ -101,6 +101,8 @@ def learn(n_envs: int, device: str, n_learners: int, sharing: Mode) -> None:
 
     TrainingLoop.iterate = answering  # type: ignore[method-assign]
     places: dict[str, Any] = dict.fromkeys(("learner_device", "batcher_device", "evaluation_device"), device)
+    # Without end, one learner would compile what several cannot.
+    places |= dict.fromkeys(("compile_agent", "compile_update", "compile_simulator"), False)
     config = PPOConfig(
         n_env_steps=10**15, n_envs=n_envs * n_learners, n_timesteps=T, n_processes=0, n_learners=n_learners,
         sharing=sharing, evaluation_processes=0, evaluation_episodes=1, evaluation_interval=10**15, **places,

@@ -125,6 +125,7 @@ def configured(work: Work, device: torch.device) -> tuple[Any, Any, Any]:
         "n_env_steps": 10**9, "n_processes": 0, "evaluation_processes": 0, "evaluation_episodes": 2,
         "evaluation_step_limit": 10_000, "evaluation_interval": 10**9, "target_return": None,
         "learner_device": str(device), "learning_starts": 200,
+        **dict.fromkeys(("compile_agent", "compile_update", "compile_simulator"), False),  # which a mode may turn on
     }  # fmt: skip
     if simulated or (device.type == "cuda" and work.algorithm == "alphazero"):
         changes["batcher_device"] = str(device)

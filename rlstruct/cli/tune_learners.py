@@ -13,6 +13,7 @@ import torch
 
 from rlstruct.algos import Callback
 from rlstruct.algos.training.callbacks import TrainingContext
+from rlstruct.algos.training.compiling import SECONDS, seconds_saved
 from rlstruct.algos.training.config import TrainingConfig
 from rlstruct.batchers.workers.placement import Mode
 from rlstruct.batchers.workers.processes import WORKER_NAME, inheriting, quiet_start
@@ -74,12 +75,18 @@ def _train(
     """Train without evaluations and checkpoints, and send the steps per second."""
     torch.set_num_threads(1)
     watch = Stopwatch(seconds)
-    timed = replace(  # AlphaZero needs an even number of episodes
-        config, n_env_steps=_NEVER, evaluation_interval=_NEVER, evaluation_episodes=2, evaluation_processes=0,
-        checkpoint_interval=_NEVER, target_return=None,
-    )  # fmt: skip
-    algorithm_of(algorithm)(timed, *factories, callbacks=[watch])
+    algorithm_of(algorithm)(without_end(config), *factories, callbacks=[watch])
     answer.send(watch.rate)
+
+
+def without_end(config: TrainingConfig) -> TrainingConfig:
+    """Return settings of a training without end, which compiles no more than the one that is to be tuned."""
+    saved = seconds_saved(config)
+    off = {name: False for name in SECONDS if getattr(config, name) == "auto" and saved[name] <= SECONDS[name]}
+    return replace(  # AlphaZero needs an even number of episodes
+        config, n_env_steps=_NEVER, evaluation_interval=_NEVER, evaluation_episodes=2, evaluation_processes=0,
+        checkpoint_interval=_NEVER, target_return=None, **off,
+    )  # fmt: skip
 
 
 def with_learners(config: TrainingConfig, n: int, sharing: Mode) -> TrainingConfig:

@@ -94,8 +94,17 @@ def test_agents_keep_the_contract_and_never_sync(name: str, stochastic: bool, de
     check(name, device=device, stochastic=stochastic, host_syncs=True, executors=False)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", AGENTS)
+# Each class of agents once, and each kind of network that is compiled; the other pairs of the two are exhaustive.
+COMPILED = {
+    "several choices", "recurrent, images", "gaussian, images", "recurrent gaussian", "duelling values",
+    "recurrent values", "squashed",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=getattr(pytest.mark, "slow" if name in COMPILED else "exhaustive")) for name in AGENTS],
+)
 def test_agents_act_alike_by_every_executor(name: str) -> None:
     check(name, n_steps=3)
 

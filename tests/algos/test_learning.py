@@ -27,8 +27,10 @@ TASKS: dict[str, tuple[Any, Any, tuple[Any, ...], float]] = {
 """Algorithm, settings, how to make network, agent and environments, and the return to reach."""
 
 
-@pytest.mark.slow  # a minute for all
-@pytest.mark.parametrize("name", TASKS)
+# A minute for all; test_dqn.py has a shorter training that improves a policy.
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.exhaustive if name == "dqn" else pytest.mark.slow) for name in TASKS]
+)
 def test_a_training_learns_what_chance_does_not_do(name: str) -> None:
     train, config, functions, at_least = TASKS[name]
     common: dict[str, Any] = {"evaluation_interval": 10**6, "evaluation_episodes": 20, "evaluation_processes": 0}

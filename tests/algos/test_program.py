@@ -316,8 +316,10 @@ def test_a_compiled_update_is_the_update_to_rounding(kind: str, monkeypatch: pyt
     close(weights(plain), weights(compiled))
 
 
-@pytest.mark.slow  # a C++ compiler
-@pytest.mark.parametrize("kind", ["sac", "sac, distributional"])
+@pytest.mark.parametrize(  # a C++ compiler
+    "kind",
+    [pytest.param("sac", marks=pytest.mark.exhaustive), pytest.param("sac, distributional", marks=pytest.mark.slow)],
+)
 def test_a_compiled_gradient_step_of_sac_is_the_step_to_rounding(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plain, compiled = (replaying(kind, "cpu", False, compile_update=compiled) for compiled in (False, True))
     losses = []

@@ -91,20 +91,22 @@ def test_a_resumed_training_equals_one_without_a_break(
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the compiler's own imports
 def test_so_does_one_that_is_compiled(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiling, "SECONDS", dict.fromkeys(compiling.SECONDS, 0.0))
-    path = resumes_bit_for_bit(name, tmp_path, monkeypatch)
+    path = resumes_bit_for_bit(name, tmp_path, monkeypatch, breaks=(200,))
     monkeypatch.undo()  # the checkpoint remembers
     with RunFolder.resume(path, progress=False) as run:
         assert run.checkpoint is not None
         assert [run.checkpoint["config"][option] for option in compiling.SECONDS] == [True, True, True]
 
 
-def resumes_bit_for_bit(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Train, and train in three parts; return the folder of the second training."""
+def resumes_bit_for_bit(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, breaks: tuple[int, ...] = (200, 340)
+) -> Path:
+    """Train, and train with breaks; return the folder of the second training."""
     less = {"n_env_steps": 480}
     with new_folder(tmp_path, name) as whole:
         expected = train(name, whole, **less)
     run = new_folder(tmp_path, name)
-    for env_steps in (200, 340):
+    for env_steps in breaks:
         train_until(monkeypatch, env_steps, name, run, **less)
         run = RunFolder.resume(run.path, progress=False)
         torch.manual_seed(env_steps)  # as another process would find its generator

@@ -44,6 +44,9 @@ CASES: dict[str, tuple[str, dict[str, Any], Callable[[], RL_Agent]]] = {
 }
 
 
+CONTINUED = {"masks and integers", "memory"}  # by a second batcher, which loads the state of the first
+
+
 def batcher(name: str, compiled: bool, **settings: Any) -> RL_Batcher:
     env, options, create = CASES[name]
     torch.manual_seed(1)
@@ -94,25 +97,20 @@ def test_batches_are_those_of_eager_steps(name: str) -> None:
                 for made in (fast, plain):
                     made.update(weights)
         assert fast.stats().executors == ("compiled",)
-        collect(fast, changed)
+        saved = fast.state_dict()
+        expected = collect(fast, changed)
         close(kept, found)  # no later batch changes an earlier one
-
-
-@pytest.mark.parametrize("name", ["masks and integers", "memory"])
-def test_a_saved_state_continues(name: str) -> None:
-    with batcher(name, compiled=True) as first, batcher(name, compiled=True) as second:
-        first.reset()
-        collect(first)
-        saved = first.state_dict()
-        expected = collect(first)
-        second.load_state_dict(saved)
-        found = collect(second)
-        for key, value in expected.steps.items():
-            assert torch.equal(found.steps[key], value), key
+        if name in CONTINUED:
+            with batcher(name, compiled=True) as second:
+                second.load_state_dict(saved)
+                second.update(weights)
+                continued = collect(second, changed)
+                for key, value in expected.steps.items():
+                    assert torch.equal(continued.steps[key], value), key
 
 
 def test_workers_fill_their_two_buffers() -> None:
-    name = "masks and integers"
+    name = "floats"
     with batcher(name, compiled=True, n_processes=1) as fast, batcher(name, compiled=False, n_processes=1) as plain:
         for made in (fast, plain):
             made.reset()

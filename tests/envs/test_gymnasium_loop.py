@@ -393,6 +393,7 @@ LAYERS: dict[str, Wrap] = {
     "several": WRAPPERS["several"][1],
 }
 FAST = {"episodic_life", "life_loss_info, time limit"}
+ONE_BY_ONE = {"both", "life_loss_info, time limit"}  # where each wrapper is alone; several at once are in every setting
 SCREEN = {"num_threads": 1, "noop_max": 1, "stack_num": 2}
 
 
@@ -401,15 +402,15 @@ def breakout_actions(n: int) -> list[Any]:
     return [np.ones(B, np.int64) if t % 10 == 0 else rng.integers(0, 4, B) for t in range(n)]
 
 
-def slow_unless(condition: bool, *values: Any) -> Any:
-    return pytest.param(*values, marks=() if condition else pytest.mark.slow)
+def how_often(fast: bool, slow: bool, *values: Any) -> Any:
+    return pytest.param(*values, marks=() if fast else pytest.mark.slow if slow else pytest.mark.exhaustive)
 
 
 @pytest.mark.parametrize("mode", [NEXT_STEP, SAME_STEP])
 @pytest.mark.parametrize(
     ("settings", "layers"),
-    [slow_unless(name in FAST, name, ["several"]) for name in LIVES]
-    + [slow_unless(False, name, list(LAYERS)[:-1]) for name in LIVES],
+    [how_often(name in FAST, True, name, ["several"]) for name in LIVES]
+    + [how_often(False, name in ONE_BY_ONE, name, list(LAYERS)[:-1]) for name in LIVES],
     ids=str,
 )
 def test_ale_equals_gymnasiums_loop(settings: str, layers: list[str], mode: AutoresetMode) -> None:
@@ -434,11 +435,20 @@ ENVPOOL: dict[str, dict[str, Any]] = {
     "episodic_life, time limit": {"episodic_life": True, "max_episode_steps": 40},
     "whole games": {},
 }
+ALONE = {  # the other wrappers in every setting are exhaustive
+    ("whole games", "plain"),
+    ("zero_discount_on_life_loss", "NormalizeReward"),
+    ("episodic_life, time limit", "RecordEpisodeStatistics"),
+}
 
 
 @pytest.mark.parametrize(
     ("settings", "layer"),
-    [slow_unless((a, b) == ("episodic_life", "several"), a, b) for a in ENVPOOL for b in LAYERS],
+    [
+        how_often((a, b) == ("episodic_life", "several"), b == "several" or (a, b) in ALONE, a, b)
+        for a in ENVPOOL
+        for b in LAYERS
+    ],
 )
 def test_envpool_equals_gymnasiums_loop(settings: str, layer: str) -> None:
     envpool = pytest.importorskip("envpool")

@@ -12,7 +12,7 @@ from rlstruct.algos.a2c import A2CConfig
 from rlstruct.algos.training.config import TrainingConfig
 from rlstruct.cli.main import main
 from rlstruct.cli.stored_run import load_settings
-from rlstruct.cli.tune_learners import tune_learners
+from rlstruct.cli.tune_learners import tune_learners, without_end
 
 Capture = pytest.CaptureFixture[str]
 ON_GPU = A2CConfig(learner_device="cuda:0", batcher_device="cuda:0", n_processes=0, n_envs=64)
@@ -57,6 +57,13 @@ def test_speed_on_more_gpus_is_measured_where_they_are_and_projected_beyond(
     assert "projected" not in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("n_env_steps", "compiled"), [(20_000, False), (10**8, "auto")])
+def test_a_timed_training_compiles_what_pays_in_the_steps_of_the_real_one(n_env_steps: int, compiled: object) -> None:
+    timed = without_end(A2CConfig(n_processes=0, n_env_steps=n_env_steps, compile_agent=True))
+    assert (timed.compile_agent, timed.compile_update, timed.compile_simulator) == (True, compiled, compiled)
+    assert timed.n_env_steps > 10**12
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -74,8 +81,8 @@ def test_options_that_do_not_fit_are_refused(words: list[str], said: str, capsys
 @pytest.mark.timeout(240)
 def test_learners_are_really_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     monkeypatch.chdir(tmp_path)
-    options = ["--n-processes", "0", "--n-envs", "4", "--n-timesteps", "8", "--seconds", "5", "--out", "tuned"]
-    assert main(["tune", "a2c", "--env", "CartPole-v1", "--learn", "--n-learners", "1", "2", *options]) == 0
+    options = ["--n-processes", "0", "--n-envs", "4", "--n-timesteps", "8", "--seconds", "4", "--out", "tuned"]
+    assert main(["tune", "a2c", "--env", "CartPole-v1", "--n-learners", "1", "2", *options]) == 0
     rates = re.findall(r"^ +([12]) +([\d,]+) steps/s", capsys.readouterr().out, re.MULTILINE)
     assert [n for n, _ in rates] == ["1", "2"]
     assert all(float(rate.replace(",", "")) > 0 for _, rate in rates)
