@@ -64,11 +64,11 @@ OF_EXTRAS = (
 )
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_wheel_imports_outside_the_repository_and_names_the_extras_it_lacks(
     wheel: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
-    """Every module, as the smoke test of the wheel does in an environment without extras; here they are hidden."""
+    """Every module, as `make types` does in an environment without extras; here they are hidden."""
     zipfile.ZipFile(wheel).extractall(tmp_path)
     code = (
         "import sys\n"

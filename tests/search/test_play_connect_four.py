@@ -100,8 +100,8 @@ def test_the_help_of_the_game_fits_a_narrow_screen(capsys: Capture) -> None:
     [
         ("2", []),
         ("2", ["--learn"]),
-        # Learning starts after 10,000 moves.
-        pytest.param("64", ["--n-learners", "1"], marks=pytest.mark.slow),
+        # Learning starts after 10,000 moves; test_tune_learners.py times trainings of A2C.
+        pytest.param("64", ["--n-learners", "1"], marks=pytest.mark.exhaustive),
     ],
     ids=["collect", "learn", "learners"],
 )
