@@ -88,9 +88,7 @@ def package_of(commit: str, folder: Path) -> Path:
     if commit:
         packed = subprocess.run(["git", "-C", str(ROOT), "archive", commit, *FOLDERS], capture_output=True, check=False)
         if packed.returncode:
-            sys.exit(
-                f"compare_commits.py: git knows no commit {commit!r} of this repository: {packed.stderr.decode().strip()}"
-            )
+            sys.exit(f"compare_commits.py: git knows no commit {commit!r} here: {packed.stderr.decode().strip()}")
         with tarfile.open(fileobj=io.BytesIO(packed.stdout)) as archive:
             archive.extractall(folder, filter="data")
     else:

@@ -17,7 +17,7 @@ from checkers import ROOT, library_files, module_name
 pytestmark = pytest.mark.timeout(310)  # of a machine that has other things to do
 
 TUTORIALS = sorted((ROOT / "tutorials").glob("[0-9]*.py"))
-# What takes half a minute to show something, and runs as well in a few seconds: the text, and what stands there instead.
+# What takes half a minute runs as well in a few seconds: the text, and what stands there instead.
 SHORTER = {
     "08_evaluation_checkpoints_and_plots.py": {"--n-env-steps 15000": "--n-env-steps 3000"},
     "13_connect_four.py": {"n_env_steps=8_000": "n_env_steps=3_000", "n_updates=8": "n_updates=4"},
