@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rlstruct.profiling.events import Recording, Table
+from rlstruct.profiling.events import WATCHED, Recording, Table
 from rlstruct.profiling.nvml import MISSING, read_samples, utilisation
 from rlstruct.profiling.overhead import WAIT
 from rlstruct.profiling.overlap import (
@@ -91,7 +91,7 @@ def windows_by_user(recordings: Sequence[Recording]) -> dict[tuple[str, int, int
 
     The keys are the GPU's UUID (or ``cuda:0`` if that is unknown), the pid, and the index of the GPU in the process.
     """
-    sampled = [one for one in recordings if one.window >= 0]
+    sampled = [one for one in recordings if one.window >= 0 and WATCHED in one.slices[1]]
     users = {
         (one.gpus.get(index) or f"cuda:{index}", one.pid, index)
         for one in sampled

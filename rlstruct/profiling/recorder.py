@@ -9,6 +9,8 @@ so they record at the same times without communicating. Windows begin and end wh
 
 Within a window, operations are always noted, but torch's operators only in some slices of 10 ms, because recording them
 is expensive. The same operations run in the slices in between, which shows how much recording costs in this process.
+On CUDA the launches of one slice run in the next, so a window is divided into long parts instead, each stored as a
+window: a quarter with torch's operators and the GPU's work, half without, a quarter with.
 """
 
 from __future__ import annotations
@@ -135,10 +137,14 @@ class Recorder:
 
     @contextlib.contextmanager
     def extra_window(self) -> Iterator[None]:
-        """Record a block in a separate window with a negative number, unless a window is open."""
-        if self._is_on:
+        """Record a block in a separate window with a negative number, unless torch's operators are being recorded."""
+        is_plain = self._is_on and self._slices == [(self._begun, PLAIN)]
+        if self._is_on and not is_plain:
             yield
             return
+        left = self._closes_at - clock_ns() if is_plain else 0
+        if is_plain:
+            self._end_window()
         self._begin_window(sys.maxsize // 2)
         self._turns_at = self._closes_at  # watch all of it
         try:
@@ -146,7 +152,10 @@ class Recorder:
         finally:
             self._n_extra += 1
             self._write_window(-self._n_extra)
-            self._skip_windows(clock_ns())
+            if left > 0:
+                self._begin_window(left, plain=True)
+            else:
+                self._skip_windows(clock_ns())
 
     def close(self) -> None:
         """Write the open window."""
@@ -190,9 +199,10 @@ class Recorder:
                 self._turns_at = now + self._length
             self._closes_at = now + self._length
 
-    def _begin_window(self, length: int) -> None:
+    def _begin_window(self, length: int, *, plain: bool = False) -> None:
+        """Begin a window of at most ``length`` ns; a ``plain`` one has none of torch's events."""
         self._torch = None
-        if self._share:
+        if self._share and not plain:
             # At a lower level Kineto writes two lines per window to standard error.
             os.environ.setdefault("KINETO_LOG_LEVEL", "6")
             uses_cuda = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # then slices cannot be switched
@@ -201,17 +211,25 @@ class Recorder:
             self._torch.start()
         self._begun, self._unix = clock_ns(), _between_clocks()
         self._times, self._marks = [self._begun] * (1 + len(self._stack)), [[self.phase], *self._stack]
-        self._slice, self._slices = 0, [(self._begun, WATCHED)]
+        self._slice, self._slices = 0, [(self._begun, PLAIN if plain else WATCHED)]
         self._is_on = True
         self._closes_at = self._turns_at = self._begun + length
-        if self._torch is not None and ProfilerActivity.CUDA not in self._torch.activities:
+        if plain or self._watches_cuda:
+            if self._share < 1.0:
+                self._turns_at = min(self._begun + self._length // (2 if plain else 4), self._closes_at)
+        elif self._torch is not None:
             self._turns_at = min(self._begun + _SLICE, self._closes_at)
+
+    @property
+    def _watches_cuda(self) -> bool:
+        return self._torch is not None and ProfilerActivity.CUDA in self._torch.activities
 
     def _next_slice(self, now: int) -> None:
         """Turn recording of torch's operators on or off for the next slice; an operation has just begun or ended."""
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            watched = self._watches_cuda  # otherwise the next part is recorded with the GPU's work
             self._end_window()
-            self._begin_window(self._closes_at - now)  # record the rest of the window with the GPU's work
+            self._begin_window(self._closes_at - now, plain=watched)
             return
         self._slice += 1
         mode = WATCHED if self._slice * _GOLDEN % 1.0 < self._share else PLAIN

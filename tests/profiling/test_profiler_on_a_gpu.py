@@ -15,6 +15,7 @@ from rlstruct.agents import ActorCritic, ActorCriticAgent
 from rlstruct.batchers import RL_Batcher
 from rlstruct.engine.graph import capture, capture_cuda
 from rlstruct.profiling import operation, profile, read
+from rlstruct.profiling.events import PLAIN, WATCHED, load_recordings
 from rlstruct.sims import make
 
 pytestmark = pytest.mark.gpu
@@ -74,6 +75,21 @@ def test_a_window_does_not_end_within_a_capture(tmp_path: pathlib.Path) -> None:
     assert numbers.tolist() == [1.0] * 4
 
 
+def test_recorded_parts_and_plain_ones_alternate_and_say_what_recording_costs(tmp_path: pathlib.Path) -> None:
+    numbers = torch.zeros(4, device="cuda:0")
+    with profile(tmp_path, window=1.0):
+        end = time.perf_counter() + 2.0
+        while time.perf_counter() < end:
+            with operation("iteration"):
+                for _ in range(5):
+                    numbers.add_(1.0)
+                torch.cuda.synchronize()
+    windows = sorted(load_recordings(tmp_path), key=lambda one: one.begun)
+    assert [one.slices[1].tolist() for one in windows[:3]] == [[WATCHED], [PLAIN], [WATCHED]]
+    assert [len(one.host) > 0 for one in windows[:3]] == [True, False, True]
+    assert read(tmp_path).processes[0].prices.event is not None
+
+
 SCRIPT = """
 import sys, torch
 from rlstruct.profiling import operation, profile
@@ -101,7 +117,7 @@ def test_the_idle_split_agrees_with_holistic_trace_analysis(tmp_path: pathlib.Pa
     numbers = torch.ones(1 << 20, device="cuda:0")
     torch.cuda.synchronize()
     with profile(tmp_path, window=600), operation("work"):
-        for _ in range(50):
+        for _ in range(5):
             numbers.mul_(1.0001)
             time.sleep(0.001)
         torch.cuda.synchronize()
