@@ -67,7 +67,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
     for module in (recorder, operations):
         monkeypatch.setattr(module, "clock_ns", gpu.clock_ns)
     monkeypatch.setattr("time.perf_counter_ns", gpu.clock_ns)
-    monkeypatch.setattr(recorder, "_between_clocks", lambda: 0)
+    monkeypatch.setattr("time.time_ns", gpu.clock_ns)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(recorder.nvml, "uuids", dict)

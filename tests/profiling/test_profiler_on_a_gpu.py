@@ -117,7 +117,7 @@ def test_the_idle_split_agrees_with_holistic_trace_analysis(tmp_path: pathlib.Pa
     numbers = torch.ones(1 << 20, device="cuda:0")
     torch.cuda.synchronize()
     with profile(tmp_path, window=600), operation("work"):
-        for _ in range(5):
+        for _ in range(50):
             numbers.mul_(1.0001)
             time.sleep(0.001)
         torch.cuda.synchronize()
