@@ -152,6 +152,8 @@ def stage() -> None:
     ):
         _write(PAGES / page, (ROOT / source).read_text().replace("](../docs/", "](../"))
     _write(PAGES / "changelog.md", (ROOT / "CHANGELOG.md").read_text().replace("](docs/", "]("))
+    for page in (PAGES / "changelog").glob("*.md"):
+        page.write_text(page.read_text().replace("](../../CHANGELOG.md)", "](../changelog.md)"))
     for page in PAGES.rglob("*.md"):  # a tutorial's page, not its script
         page.write_text(re.sub(r"\]\(((?:\.\./)*tutorials/\w+)\.py\)", r"](\1.md)", page.read_text()))
     _stage_tutorials()

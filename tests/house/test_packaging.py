@@ -120,6 +120,11 @@ def test_versions_agree(pyproject: dict[str, Any]) -> None:
     assert pyproject["project"]["version"] in (ROOT / "CHANGELOG.md").read_text()
 
 
+def test_the_changelog_says_of_each_version_what_fits_a_screen() -> None:
+    for version in (ROOT / "CHANGELOG.md").read_text().split("\n## ")[1:]:
+        assert len(version.splitlines()) <= 45, version.splitlines()[0]
+
+
 def test_the_releases_of_torch_agree(pyproject: dict[str, Any]) -> None:
     """The range that is allowed, the releases that .ci/torch_versions runs by itself, CI's matrix, and the warning."""
     from rlstruct.engine.torch_private import TESTED
