@@ -21,7 +21,7 @@ from itertools import product
 from typing import Any
 
 from common import reporting, resumable_run
-from papers import atari, atari_score, fusion, gpu_shares, time_survey
+from papers import atari, atari_score, framework_survey, fusion, gpu_shares, time_survey
 
 RESULTS, DOCS = reporting.RESULTS, reporting.RESULTS.parents[1] / "docs"
 Sizes = Mapping[str, Sequence[int]]
@@ -110,6 +110,13 @@ EXPERIMENTS = {
             "quick": {"ms": (50,), "workers": (0,)},
         },
         time_survey.measure_survey, time_survey.survey_table, time_survey.survey_bars,
+    ),
+    "frameworks": Experiment(
+        "RL-Scope (Gleeson et al., MLSys 2021)", "docs/profiling.md",
+        {
+            "cpu": {"rounds": (5,)}, "cuda": {"rounds": (5,)}, "quick": {"rounds": (1,)},
+        },
+        framework_survey.measure_frameworks, framework_survey.frameworks_table, framework_survey.frameworks_bars,
     ),
     **{
         kind: _GMI(

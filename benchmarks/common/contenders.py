@@ -25,6 +25,7 @@ HERE = Path(__file__).parents[1]
 PEERS = HERE / "peers"
 PEERS_PYTHON = str(HERE.parent / ".venv-peers/bin/python")
 START_SECONDS = TURN_SECONDS = 300.0
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ class Player:
 
     def __init__(self, entry: Entry) -> None:
         self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed with the player
-        variables = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", **entry.variables}
+        variables = {**os.environ, **ONE_THREAD, **entry.variables}
         self.process = subprocess.Popen(
             [entry.python, str(PEERS / entry.script), json.dumps(entry.task), *entry.arguments], stdin=subprocess.PIPE,
             stdout=subprocess.PIPE, stderr=self.errors, text=True, env=variables,

@@ -23,6 +23,7 @@ from rlstruct.algos.training.presets import PRESETS
 from rlstruct.cli.agents import algorithm_of, prepare, with_stacks
 from rlstruct.cli.tasks import Task
 from rlstruct.profiling import Report, operation, phase, profile, read
+from rlstruct.profiling.breakdown import Row as ProfileRow
 from rlstruct.profiling.overhead import WAIT
 
 if TYPE_CHECKING:
@@ -182,22 +183,27 @@ def supervised(seconds: float, device: torch.device) -> Row:
     return {"envs": config.n_envs, "timesteps": config.n_timesteps, **found}
 
 
-def broken_down(report: Report) -> Row:
-    """Return shares of the work of all processes, by kind of operation and by region, and the use of the GPU."""
-    rows = [row for one in report.processes for row in one.rows if row.phase == "training" and row.path]
-    rows = [row for row in rows if not {WAIT, "evaluation"} & set(row.path)]
+def by_kind(rows: Sequence[ProfileRow]) -> dict[str, float]:
+    """Return the shares of the kinds of operations in some work."""
     kinds = dict.fromkeys(PARTS, 0.0)
     for row in rows:
         known = "learning" if LEARNING & set(row.path) else None
         inner = (KINDS[name] for name in reversed(row.path) if name in KINDS)
         kinds[known or next(inner, "other")] += float(row.corrected.sum())
+    total = sum(kinds.values())
+    return {name: seconds / total for name, seconds in kinds.items()}
+
+
+def broken_down(report: Report) -> Row:
+    """Return shares of the work of all processes, by kind of operation and by region, and the use of the GPU."""
+    rows = [row for one in report.processes for row in one.rows if row.phase == "training" and row.path]
+    rows = [row for row in rows if not {WAIT, "evaluation"} & set(row.path)]
     regions = sum(row.corrected.reshape(2, 4).sum(0) for row in rows)
     n_iterations = max(1, sum(row.count for row in rows if row.path[-1] == "iteration"))
     moves = sum(row.transitions for row in rows) / n_iterations
-    total = sum(kinds.values())
     uses = report.shared or report.gpus
     return {
-        **{name: seconds / total for name, seconds in kinds.items()}, "python": float(regions[0]) / total,
+        **by_kind(rows), "python": float(regions[0] / regions.sum()),
         "to_torch": float(moves[0, 1]), "to_cuda": float(moves[:, 3].sum()), "busy": uses[0].busy if uses else None,
         "busiest": report.shared[0].busiest if report.shared else None, "nvml": uses[0].nvml if uses else None,
     }  # fmt: skip

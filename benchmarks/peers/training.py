@@ -180,7 +180,11 @@ class Restarting(SyncVectorEnv):
         return *step, infos
 
 
-def run_cleanrl(script: Path, create_vector: type[Restarting], writer: object, **settings: Any) -> dict[str, Any]:  # noqa: ANN401
+def run_cleanrl(
+    script: Path, create_vector: type[Restarting], writer: object,
+    run: Callable[[str, str], dict[str, Any]] = lambda path, name: runpy.run_path(path, run_name=name),
+    **settings: Any,  # noqa: ANN401 - of the script
+) -> dict[str, Any]:  # fmt: skip
     """Run a script of CleanRL unchanged, except for what it imports for settings and logs; return its names."""
     gymnasium.vector.SyncVectorEnv = functools.partial(create_vector, autoreset_mode=AutoresetMode.SAME_STEP)  # type: ignore
     tyro, tensorboard = ModuleType("tyro"), ModuleType("torch.utils.tensorboard")
@@ -192,7 +196,7 @@ def run_cleanrl(script: Path, create_vector: type[Restarting], writer: object, *
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
         os.chdir(folder)
         try:
-            return runpy.run_path(str(script), run_name="__main__")
+            return run(str(script), "__main__")
         finally:
             os.chdir("/")
 

@@ -643,6 +643,49 @@ def test_the_quick_experiments_measure_every_row(device: str, tmp_path: pathlib.
     assert drawn == {"fusion.png", "compilers.png", "survey.png"}
 
 
+def test_libraries_are_compared_with_the_numbers_of_rl_scope(gpu: ModuleType) -> None:
+    from papers import framework_survey
+
+    def row(library: str, algorithm: str, seconds: list[float], simulation: float) -> dict[str, object]:
+        shares = {"simulation": simulation, "inference": 0.25, "learning": 0.75 - simulation, "other": 0.0}
+        return {"library": library, "algorithm": algorithm, "cpu_seconds": seconds, "load": 1.0, "python": 0.5,
+                "to_torch": 20.0, **shares}  # fmt: skip
+
+    rows = [
+        row("TorchRL", "ppo", [3.0, 8.0, 4.0], 0.5), row("CleanRL", "ppo", [2.0, 2.0, 9.0], 0.5),
+        row("sbx", "ppo", [0.5], 0.25), row("TorchRL", "sac", [10.0], 0.125),
+        {"library": "sbx", "algorithm": "sac", "left_out": "not installed"}, {"left_out": "no time"},
+    ]  # fmt: skip
+    said = framework_survey.frameworks_table(rows)
+    assert said[2].startswith("| PPO | TorchRL | 4.00 (3.00 to 8.00) | 8.0 | 50 % | 25 % | 25 % | 0 % | 50 % | 20 |")
+    assert "- Slowest over fastest library, PPO: 8.0 (RL-Scope: 2.3)." in said
+    assert "- Slowest over fastest library, PPO, PyTorch without a compiler: 2.0 (RL-Scope: 2.3)." in said
+    assert "- Share of simulation, PPO over SAC: TorchRL 4.0 (RL-Scope: at least 3.5)." in said
+    assert said[-1] == "- SAC, sbx: not installed."
+    bars = framework_survey.frameworks_bars(rows)["PPO: CPU seconds of 1,000 environment steps"]
+    assert bars["CleanRL"] == {"simulation": 1.0, "inference": 0.5, "learning": 0.5, "other": 0.0}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_quick_comparison_of_libraries_measures_ours_without_the_others(tmp_path: pathlib.Path) -> None:
+    script = str(ROOT / "benchmarks" / "experiments.py")
+    command = [sys.executable, script, "--quick", "--device", "cpu", "--out", str(tmp_path), "--parts", "frameworks"]
+    nowhere = {**os.environ, "PEERS_PYTHON": "nowhere", "SBX_PYTHON": "nowhere"}
+    run = subprocess.run(command, env=nowhere, capture_output=True, text=True, timeout=280, check=False)
+    assert run.returncode == 0, run.stdout + run.stderr
+    rows = json.loads(next(tmp_path.glob("experiments-*.json")).read_text())["rows"]
+    ours = {(row["algorithm"], row["library"]): row for row in rows if "cpu_seconds" in row}
+    assert set(ours) == {(a, b) for a in ("ppo", "sac") for b in ("rlstruct",)}
+    assert {row["left_out"] for row in rows if "left_out" in row} == {"not installed (make peers)"}
+    ppo, sac = (ours[algorithm, "rlstruct"] for algorithm in ("ppo", "sac"))
+    for row in (ppo, sac):
+        assert sum(row[name] for name in ("simulation", "inference", "learning", "other")) == pytest.approx(1.0)
+        assert row["learning"] > 0.3
+        assert row["to_torch"] > 10
+    assert ppo["simulation"] > sac["simulation"] > 0.0
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)])
