@@ -48,6 +48,7 @@ class Peers:
         self, rank: int, store: Store, facts: Sequence[Mapping[str, Any]], abort: Callable[[], None] | None = None
     ) -> None:
         self._rank, self._facts = rank, facts
+        self._where, self._name = facts[rank].get("where", "run_training"), title(rank, facts[rank])
         # A wait in another thread blocks a shared store. torch 2.7 cannot clone one.
         self._store = store.clone() if hasattr(store, "clone") else store
         self._beats: dict[int, tuple[bytes, float]] = {}  # by rank: last heartbeat, and its time
@@ -102,10 +103,10 @@ class Peers:
                     if self._finished(rank):
                         continue
                 self._refuse_failed()
-                raise LearnerError(f"run_training: {name(rank, one)} {how}.", ranks=(rank,))
+                raise LearnerError(f"{self._where}: {name(rank, one)} {how}.", ranks=(rank,))
         if waited > ANSWER_SECONDS:
             raise LearnerError(
-                f"run_training: learner {self._rank} has waited {waited:.0f} s for the others, which are alive but "
+                f"{self._where}: {self._name} has waited {waited:.0f} s for the others, which are alive but "
                 "do not answer. Find out what they are doing, for example with py-spy."
             )
         self._refuse_failed()
@@ -120,8 +121,8 @@ class Peers:
                     self._refuse_silent(rank)
         except dist.DistError as error:
             raise LearnerError(
-                f"run_training: learner {self._rank} cannot reach the store of this training any more: {error}. The "
-                "process that holds it, learner 0 or torchrun, has ended. Look at what it printed."
+                f"{self._where}: {self._name} cannot reach the store any more: {error}. The process "
+                "that holds it, learner 0 or torchrun, has ended. Look at what it printed."
             ) from error
 
     def _watch(self, abort: Callable[[], None]) -> None:
@@ -139,7 +140,7 @@ class Peers:
             if self._store.check(["failed"]):
                 rank, text = json.loads(self._store.get("failed"))
                 if rank != self._rank:
-                    raise LearnerError(f"run_training: {name(rank, self._facts[rank])} failed:\n{text}", ranks=(rank,))
+                    raise LearnerError(f"{self._where}: {name(rank, self._facts[rank])} failed:\n{text}", ranks=(rank,))
 
     def _refuse_silent(self, rank: int) -> None:
         if self._finished(rank) or not self._store.check([f"beat {rank}"]):  # finished, or not watching yet
@@ -149,7 +150,7 @@ class Peers:
         self._beats[rank] = beat, (since if beat == before else now)
         if now - self._beats[rank][1] > SILENT_SECONDS:
             raise LearnerError(
-                f"run_training: {name(rank, self._facts[rank])} has sent no heartbeat for {SILENT_SECONDS:g} s. It "
+                f"{self._where}: {name(rank, self._facts[rank])} has sent no heartbeat for {SILENT_SECONDS:g} s. It "
                 "was killed or stopped, or its machine cannot be reached.",
                 ranks=(rank,),
             )
@@ -158,6 +159,11 @@ class Peers:
         return bool(self._store.check([f"finished {rank}"]))
 
 
+def title(rank: int, facts: Mapping[str, Any]) -> str:
+    """Return ``learner 2``, or the role of a process that has another one."""
+    return str(facts.get("role", f"learner {rank}"))
+
+
 def name(rank: int, facts: Mapping[str, Any]) -> str:
-    """Name a learner in a message."""
-    return f"learner {rank} (pid {facts['pid']} on {facts['host']})"
+    """Name a learner, or a process with another role, in a message."""
+    return f"{title(rank, facts)} (pid {facts['pid']} on {facts['host']})"

@@ -4,6 +4,7 @@
 """
 
 from rlstruct import renamed
+from rlstruct.algos.distributed.roles import Role, launch_roles
 from rlstruct.batchers.workers.placement import Mode
 from rlstruct.errors import SharingError
 from rlstruct.sharing.daemon import Daemon, mps
@@ -17,10 +18,12 @@ __all__ = [
     "GpuSharing",
     "MigInstance",
     "Mode",
+    "Role",
     "SharingError",
     "Tuning",
     "describe",
     "gpus",
+    "launch_roles",
     "mig_instances",
     "mps",
     "no_green_contexts",

@@ -1,0 +1,303 @@
+"""Processes with roles: each runs a user's class with its share of a GPU, and sends values to the others.
+
+This is the programming interface of GMI-DRL (Listing 1 of its slides; USENIX ATC 2025): a role is a class with a method
+that runs in a process, groups of roles sum tensors, and messages go from role to role.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import platform
+import time
+import traceback
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import cloudpickle
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from torch.distributed.distributed_c10d import PrefixStore, Store
+
+from rlstruct.algos.distributed.launch import JOIN_SECONDS, LearnerProcesses, gpu_facts
+from rlstruct.algos.distributed.process_group import DistributedLearnerGroup
+from rlstruct.batchers.workers.placement import SHARING, Mode
+from rlstruct.batchers.workers.system import check_platform, process_state
+from rlstruct.core import DictTensor, TemporalDictTensor, Trajectories
+from rlstruct.errors import BadTypeError, BadValueError, LearnerError
+
+_SECOND = timedelta(seconds=1)
+_SECONDS_TO_FIND_THE_CAUSE = 0.5  # an error may only follow from the end of another process
+_ENDED = ("", "Z", "X")  # states of a process
+
+
+class Role(ABC):
+    """What one process of `launch_roles` does. Objects are pickled, so keep large things out of ``__init__``.
+
+    Attributes:
+        role: the key under which `launch_roles` got this object.
+        index: its number among those with the same key, from 0.
+        device: of `launch_roles`.
+    """
+
+    role: str
+    index: int
+    device: str
+    _messages: Messages
+
+    @abstractmethod
+    def run(self) -> Any:  # noqa: ANN401 - anything that can be pickled
+        """Do the work of this process; `launch_roles` returns the result, which must be possible to pickle."""
+
+    def size(self, role: str | None = None) -> int:
+        """Return how many processes have a role; by default how many there are in all."""
+        return len(self._messages.ranks(role))
+
+    def all_reduce(self, x: Tensor, role: str | None = None) -> Tensor:
+        """Return the sum of a tensor over all processes of a role, which must all call this; by default over all.
+
+        Args:
+            x: of the same shape and dtype everywhere, on any device.
+            role: this process must have it.
+
+        Raises:
+            LearnerError: one of the others failed or died.
+        """
+        return self._messages.all_reduce(x, role)
+
+    def send(self, value: object, role: str, index: int = 0) -> None:
+        """Send a value to another process, and go on at once.
+
+        Messages between two processes arrive once each and in order. The value is pickled before this returns, so
+        that it may be changed afterwards; tensors on a GPU travel through the CPU.
+        """
+        self._messages.send(value, role, index)
+
+    def receive(self, role: str, index: int = 0) -> Any:  # noqa: ANN401 - what was sent
+        """Wait for the next message of another process, and return its value.
+
+        Raises:
+            LearnerError: that process, or any other, failed or died.
+        """
+        return self._messages.receive(role, index)
+
+
+def launch_roles(
+    roles: Mapping[str, Sequence[Role]],
+    *,
+    device: str = "cpu",
+    sharing: Mode = "none",
+    thread_percentage: float | None = None,
+) -> dict[str, list[Any]]:
+    """Start a process for each role, wait until all have run, and return their results.
+
+    On a GPU each process has a share of it, as learners have. On the CPU each computes with its part of the cores.
+
+    Args:
+        roles: objects that each run in one process, by the name of their role.
+        device: what each process sees as ``device``.
+        sharing: ``"none"``, ``"mps"``, ``"mig"`` or ``"auto"``, see `rlstruct.sharing.GpuSharing`.
+        thread_percentage: share of the GPU's threads for each process under MPS.
+
+    Returns:
+        What each ``run`` returned, with the keys and the order of ``roles``.
+
+    Raises:
+        LearnerError: a process failed or died; the message has its traceback, and the others are ended.
+    """
+    check_platform("launch_roles")
+    members = [(role, i, one) for role, each in roles.items() for i, one in enumerate(each)]
+    for role, i, one in members:
+        if not isinstance(one, Role):
+            raise BadTypeError(
+                f"launch_roles: roles[{role!r}][{i}] is a {type(one).__name__}, expected an object of a class that "
+                "derives from rlstruct.sharing.Role and has a method run()."
+            )
+    if not members:
+        raise BadValueError("launch_roles: roles is empty, expected at least one object, such as {'learner': [Mine()]}")
+    shares = SHARING["workers"](torch.device(device), len(members), sharing, thread_percentage)
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    processes = LearnerProcesses()
+    with contextlib.ExitStack() as stack:
+        stack.callback(shares.close)
+        stack.callback(processes.end)
+        processes.start(partial(_play, members, device), len(members) + 1, store.port, shares)
+        results = _results(store, members, processes)
+        store.set("leave", "")
+        processes.end(patience=10.0)
+    found: dict[str, list[Any]] = {role: [] for role in roles}
+    for (role, _, _), result in zip(members, results, strict=True):
+        found[role].append(pickle.loads(result))
+    return found
+
+
+def _results(store: Store, members: Sequence[tuple[str, int, Role]], processes: LearnerProcesses) -> list[bytes]:
+    """Wait for the pickled result of each process."""
+    failed_at = None
+    while open_ranks := [rank for rank in range(len(members)) if not store.check([f"result {rank}"])]:
+        failed = [rank for rank in open_ranks if store.check([f"error {rank}"])]
+        for rank in open_ranks:
+            process = processes.processes[rank]
+            if rank not in failed and process_state(process.pid or 0) in _ENDED and not store.check([f"result {rank}"]):
+                process.join(1.0)
+                raise LearnerError(
+                    f"launch_roles: {_title(members, rank)} (pid {process.pid}) ended with code {process.exitcode} "
+                    "before it returned a result.",
+                    ranks=(rank,),
+                )
+        if failed and failed_at is None:
+            failed_at = time.monotonic()
+        if failed_at is not None and time.monotonic() > failed_at + _SECONDS_TO_FIND_THE_CAUSE:
+            text = store.get(f"error {failed[0]}").decode()
+            raise LearnerError(f"launch_roles: {_title(members, failed[0])} failed:\n{text}", ranks=(failed[0],))
+        time.sleep(0.01)
+    return [store.get(f"result {rank}") for rank in range(len(members))]
+
+
+def _title(members: Sequence[tuple[str, int, Role]], rank: int) -> str:
+    role, index, _ = members[rank]
+    return f"{role} {index}"
+
+
+def _play(members: Sequence[tuple[str, int, Role]], device: str) -> None:
+    """Run one role in the process that `launch_roles` has started for it."""
+    rank = int(os.environ["RANK"]) - 1  # rank 0 of these variables waits in `launch_roles`
+    name, index, role = members[rank]
+    role.role, role.index, role.device = name, index, device
+    _take_cores(rank, len(members))
+    store = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False, wait_for_workers=False)
+    try:
+        role._messages = Messages(rank, store, [(one, i) for one, i, _ in members], device)
+        result = cloudpickle.dumps(role.run())
+        role._messages.flush()
+        store.set(f"result {rank}", result)
+    except Exception as error:
+        if not isinstance(error, LearnerError):  # otherwise `launch_roles` finds the one that was lost
+            store.set(f"error {rank}", "".join(traceback.format_exception(error)))
+        _leave(store)
+    _leave(store)
+
+
+def _leave(store: Store) -> None:
+    """Wait until all have finished, since others may still receive what this process has sent."""
+    with contextlib.suppress(dist.DistError):  # the process that holds the store has ended
+        while not store.check(["leave"]):
+            time.sleep(0.01)
+
+
+def _take_cores(rank: int, size: int) -> None:
+    """Compute with this process's part of the cores, and with as many threads; with all if there are too few."""
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    if len(cores) >= size:
+        os.sched_setaffinity(0, cores[rank::size])
+    torch.set_num_threads(max(1, len(cores) // size))
+
+
+class Messages:
+    """Groups and messages of the processes of `launch_roles`, on torch.distributed.
+
+    Args:
+        rank: of this process.
+        store: connects the processes.
+        members: role and index of each, by rank.
+        device: of all processes.
+    """
+
+    def __init__(self, rank: int, store: Store, members: Sequence[tuple[str, int]], device: str) -> None:
+        self._rank, self._members = rank, [*members]
+        self._store = PrefixStore("messages", store)
+        role, index = members[rank]
+        own = {"host": platform.node(), "pid": os.getpid(), "device": device, **gpu_facts(device)}
+        own |= {"role": f"{role} {index}", "where": "launch_roles"}
+        store.set(f"facts {rank}", pickle.dumps(own))
+        store.wait([f"facts {i}" for i in range(len(members))], timedelta(seconds=JOIN_SECONDS))
+        facts = [pickle.loads(store.get(f"facts {i}")) for i in range(len(members))]
+        self._all = DistributedLearnerGroup(rank, rank, PrefixStore("all", store), facts)
+        self._groups = {
+            role: dist.new_group(self.ranks(role), backend="gloo")
+            for role in dict.fromkeys(role for role, _ in members)
+        }
+        self._sent, self._received = Counter[int](), Counter[int]()
+        self._sending: list[tuple[dist.Work, Tensor]] = []  # with what it reads
+
+    def ranks(self, role: str | None) -> list[int]:
+        """Return the ranks of all processes of a role; by default of all."""
+        found = [rank for rank, (one, _) in enumerate(self._members) if role in (None, one)]
+        if not found:
+            raise BadValueError(f"Role: there is no role {role!r}, expected one of {self._known()}.")
+        return found
+
+    def all_reduce(self, x: Tensor, role: str | None) -> Tensor:
+        """See `Role.all_reduce`."""
+        if role is None:
+            return self._all.all_reduce_sum(x)
+        if self._rank not in self.ranks(role):
+            mine, index = self._members[self._rank]
+            raise BadValueError(
+                f"Role.all_reduce: {mine} {index} sums over the role {role!r}, which it does not have. Pass {mine!r}, "
+                "or nothing for the sum over all processes."
+            )
+        total = x.detach().to("cpu", copy=True)
+        self._all.wait(dist.all_reduce(total, group=self._groups[role], async_op=True))
+        return total.to(x.device)
+
+    def send(self, value: object, role: str, index: int) -> None:
+        """See `Role.send`."""
+        to = self._rank_of(role, index, "send")
+        packed = torch.frombuffer(bytearray(cloudpickle.dumps(_on_cpu(value))), dtype=torch.uint8)
+        self._sending = [(work, kept) for work, kept in self._sending if not work.is_completed()]
+        work = dist.isend(packed, to)
+        self._sending.append((work, packed))
+        # Announced in the store, where the receiver can wait without giving up a connection.
+        self._store.set(f"{self._rank} {to} {self._sent[to]}", str(len(packed)))
+        self._sent[to] += 1
+
+    def receive(self, role: str, index: int) -> Any:  # noqa: ANN401 - what was sent
+        """See `Role.receive`."""
+        source = self._rank_of(role, index, "receive")
+        key, begin = f"{source} {self._rank} {self._received[source]}", time.monotonic()
+        while True:
+            try:
+                self._store.wait([key], _SECOND)
+                break
+            except dist.DistError:
+                self._all.peers.check(time.monotonic() - begin)
+        packed = torch.empty(int(self._store.get(key)), dtype=torch.uint8, device="cpu")
+        self._store.delete_key(key)
+        self._received[source] += 1
+        dist.recv(packed, source)
+        return pickle.loads(packed.numpy().tobytes())  # sync: none, it is on the CPU
+
+    def flush(self) -> None:
+        """Wait until everything that was sent is on its way."""
+        for work, _ in self._sending:
+            work.wait()
+        self._sending = []
+
+    def _rank_of(self, role: str, index: int, method: str) -> int:
+        if (role, index) not in self._members:
+            raise BadValueError(f"Role.{method}: there is no {role} {index}, expected one of {self._known()}.")
+        rank = self._members.index((role, index))
+        if rank == self._rank:
+            raise BadValueError(f"Role.{method}: {role} {index} is this process itself, expected another one.")
+        return rank
+
+    def _known(self) -> str:
+        return ", ".join(f"{role} {index}" for role, index in self._members)
+
+
+def _on_cpu(value: object) -> object:
+    """Move tensors, structures of them, and the values of dicts to the CPU, without the rest of a view's memory."""
+    if isinstance(value, dict):
+        return {key: _on_cpu(one) for key, one in value.items()}
+    if isinstance(value, Tensor):
+        moved = value.detach().to("cpu")
+        return moved.clone() if moved.untyped_storage().nbytes() > moved.nbytes else moved
+    return value.to("cpu") if isinstance(value, (DictTensor, TemporalDictTensor, Trajectories)) else value

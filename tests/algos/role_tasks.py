@@ -1,0 +1,75 @@
+"""Roles that tests start; a module of its own, because processes import it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Any
+
+import torch
+
+from rlstruct.sharing import Role
+
+
+class Collector(Role):
+    """Sends batches of numbers, which it overwrites at once."""
+
+    def __init__(self, n_batches: int) -> None:
+        self.n_batches = n_batches
+
+    def run(self) -> tuple[int, list[float]]:
+        values = torch.zeros(50_000)
+        for i in range(self.n_batches):
+            values.fill_(100.0 * self.index + i)
+            self.send({"batch": values, "number": i}, "trainer")
+            values.fill_(-1.0)
+        total = self.all_reduce(torch.tensor([self.index + 1.0]), "collector")
+        weights = self.receive("trainer")
+        everyone = self.all_reduce(torch.ones(3))
+        return self.size("collector"), [total.item(), weights, *everyone.tolist()]
+
+
+class Trainer(Role):
+    """Receives from each collector in turn."""
+
+    def __init__(self, n_batches: int) -> None:
+        self.n_batches = n_batches
+
+    def run(self) -> list[tuple[int, float, float]]:
+        found = []
+        for _ in range(self.n_batches):
+            for index in range(self.size("collector")):
+                one = self.receive("collector", index)
+                assert one["batch"].unique().numel() == 1
+                found.append((index, one["number"], one["batch"][0].item()))
+        for index in range(self.size("collector")):
+            self.send(3.5, "collector", index)
+        self.all_reduce(torch.ones(3))
+        return found
+
+
+class Waits(Role):
+    def run(self) -> Any:
+        return self.receive("other")
+
+
+class Fails(Role):
+    def __init__(self, how: str) -> None:
+        self.how = how
+
+    def run(self) -> None:
+        time.sleep(0.3)
+        if self.how == "is killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif self.how == "raises":
+            raise ZeroDivisionError("no batch")
+        elif self.how == "sends to nobody":
+            self.send(1, "critic", 3)
+        elif self.how == "sums elsewhere":
+            self.all_reduce(torch.ones(1), "waits")
+
+
+class Cores(Role):
+    def run(self) -> tuple[list[int], int]:
+        return sorted(os.sched_getaffinity(0)), torch.get_num_threads()

@@ -1,0 +1,52 @@
+"""Processes with roles: messages, sums, and what happens if one of them fails."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import pytest
+from role_tasks import Collector, Cores, Fails, Trainer, Waits
+
+from rlstruct.errors import LearnerError
+from rlstruct.sharing import launch_roles
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+
+
+def test_messages_arrive_once_each_in_order_and_sums_are_those_of_the_group() -> None:
+    found = launch_roles({"collector": [Collector(5), Collector(5)], "trainer": [Trainer(5)]})
+    assert found["trainer"] == [[(c, i, 100.0 * c + i) for i in range(5) for c in range(2)]]
+    assert found["collector"] == [(2, [3.0, 3.5, 3.0, 3.0, 3.0])] * 2
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ("is killed", r"other 0 \(pid \d+\) ended with code -9 before it returned a result"),
+        ("raises", r"(?s)other 0 failed:.*ZeroDivisionError: no batch"),
+        ("sends to nobody", "Role.send: there is no critic 3, expected one of waits 0, other 0"),
+        ("sums elsewhere", "Role.all_reduce: other 0 sums over the role 'waits', which it does not have"),
+    ],
+)
+def test_one_that_fails_ends_all_and_is_named(how: str, message: str) -> None:
+    begin = time.monotonic()
+    with pytest.raises(LearnerError, match=message) as caught:
+        launch_roles({"waits": [Waits()], "other": [Fails(how)]})
+    assert caught.value.ranks == (1,)
+    assert time.monotonic() - begin < 60.0
+
+
+def test_each_computes_with_its_part_of_the_cores() -> None:
+    cores = sorted(os.sched_getaffinity(0))
+    results = launch_roles({"cores": [Cores(), Cores()]})["cores"]
+    if len(cores) >= 2:
+        assert sorted(core for own, _ in results for core in own) == cores
+    assert {n for _, n in results} == {max(1, len(cores) // 2)}
+
+
+def test_bad_roles_are_refused() -> None:
+    with pytest.raises(TypeError, match=r"roles\['a'\]\[0\] is a int, expected an object of a class that derives"):
+        launch_roles({"a": [3]})  # type: ignore[list-item]
+    with pytest.raises(ValueError, match="roles is empty"):
+        launch_roles({"a": []})
