@@ -33,7 +33,6 @@ from rlstruct.batchers.workers.system import check_platform, process_state
 from rlstruct.core import DictTensor, TemporalDictTensor, Trajectories
 from rlstruct.errors import BadTypeError, BadValueError, LearnerError
 
-_SECOND = timedelta(seconds=1)
 _SECONDS_TO_FIND_THE_CAUSE = 0.5  # an error may only follow from the end of another process
 _ENDED = ("", "Z", "X")  # states of a process
 
@@ -263,12 +262,12 @@ class Messages:
         """See `Role.receive`."""
         source = self._rank_of(role, index, "receive")
         key, begin = f"{source} {self._rank} {self._received[source]}", time.monotonic()
-        while True:
-            try:
-                self._store.wait([key], _SECOND)
-                break
-            except dist.DistError:
-                self._all.peers.check(time.monotonic() - begin)
+        looked = begin
+        while not self._store.check([key]):  # torch's own wait prints warnings once its time is over
+            if (now := time.monotonic()) > looked + 1.0:
+                self._all.peers.check(now - begin)
+                looked = now
+            time.sleep(0.0 if now < begin + 0.01 else 1e-3)
         packed = torch.empty(int(self._store.get(key)), dtype=torch.uint8, device="cpu")
         self._store.delete_key(key)
         self._received[source] += 1
