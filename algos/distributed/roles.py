@@ -38,7 +38,7 @@ _ENDED = ("", "Z", "X")  # states of a process
 
 
 class Role(ABC):
-    """What one process of `launch_roles` does. Objects are pickled, so keep large things out of ``__init__``.
+    """The work of one process of `launch_roles`. Objects are pickled, so keep large things out of ``__init__``.
 
     Attributes:
         role: the key under which `launch_roles` got this object.

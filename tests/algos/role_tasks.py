@@ -1,4 +1,4 @@
-"""Roles that tests start; a module of its own, because processes import it."""
+"""Roles that tests start, in a separate module, because processes import it."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Fails(Role):
             os.kill(os.getpid(), signal.SIGKILL)
         elif self.how == "raises":
             raise ZeroDivisionError("no batch")
-        elif self.how == "sends to nobody":
+        elif self.how == "sends elsewhere":
             self.send(1, "critic", 3)
         elif self.how == "sums elsewhere":
             self.all_reduce(torch.ones(1), "waits")

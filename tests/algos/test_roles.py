@@ -25,7 +25,7 @@ def test_messages_arrive_once_each_in_order_and_sums_are_those_of_the_group() ->
     [
         ("is killed", r"other 0 \(pid \d+\) ended with code -9 before it returned a result"),
         ("raises", r"(?s)other 0 failed:.*ZeroDivisionError: no batch"),
-        ("sends to nobody", "Role.send: there is no critic 3, expected one of waits 0, other 0"),
+        ("sends elsewhere", "Role.send: there is no critic 3, expected one of waits 0, other 0"),
         ("sums elsewhere", "Role.all_reduce: other 0 sums over the role 'waits', which it does not have"),
     ],
 )

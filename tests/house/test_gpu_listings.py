@@ -232,6 +232,7 @@ NOT_A_GRAPH = {
     ("tutorials/14_a_thousand_pongs.py", "create_env"): WARP,
     ("tutorials/19_start_states.py", "create_env"): WARP,
     ("tutorials/17_sharing_a_gpu.py", "n_learners=4"): SHARING,
+    ("tutorials/21_roles.py", "launch_roles("): "processes that share a GPU, which no simulated accelerator reaches",
     ("docs/jax_and_mujoco.md", "registry.load"): "JAX's own kernels, and a package that needs a GPU",
     ("docs/jax_and_mujoco.md", "class Balance"): "mujoco_warp's own kernels; test_mujoco_warp_env.py",
     ("docs/sharing_a_gpu.md", "n_processes=8"): PIECE + "; " + SHARING,
