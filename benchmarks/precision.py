@@ -1,7 +1,8 @@
 """Returns and seconds of trainings in float32 and with products in bfloat16, on the same seeds.
 
 Run: ``python benchmarks/precision.py``. Three tasks, four seeds each, which no settings were chosen with; every update
-and simulator is compiled, in one process with one thread. The result is written after every training.
+and simulator is compiled, in one process with one thread. The result is written after every training, and what is
+written already is not trained again.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 
 import torch
 from common.learning import learning_seconds
-from common.reporting import write
+from common.reporting import write, written
 
 from rlstruct import agents
 from rlstruct.algos import ppo, sac
@@ -55,10 +56,13 @@ if __name__ == "__main__":
     parser.add_argument("--seeds", type=int, nargs="+", default=[300, 301, 302, 303])
     options = parser.parse_args()
     torch.set_num_threads(1)
-    rows = []
+    rows = written("precision")
+    trained = {(row["task"], row["seed"], row["precision"]) for row in rows}
     for task, train in TRAININGS.items():
         for seed in options.seeds:
             for precision in ("float32", "bfloat16"):
+                if (task, seed, precision) in trained:
+                    continue
                 result = train(seed=seed, precision=precision)
                 final, seconds = round(result.after.mean_return, 1), round(learning_seconds(result), 1)
                 rows.append({"task": task, "seed": seed, "precision": precision, "return": final, "seconds": seconds})
