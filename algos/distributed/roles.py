@@ -7,6 +7,7 @@ that runs in a process, groups of roles sum tensors, and messages go from role t
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import pickle
 import platform
@@ -215,16 +216,16 @@ class Messages:
         role, index = members[rank]
         own = {"host": platform.node(), "pid": os.getpid(), "device": device, **gpu_facts(device)}
         own |= {"role": f"{role} {index}", "where": "launch_roles"}
-        store.set(f"facts {rank}", pickle.dumps(own))
+        store.set(f"facts {rank}", json.dumps(own))
         store.wait([f"facts {i}" for i in range(len(members))], timedelta(seconds=JOIN_SECONDS))
-        facts = [pickle.loads(store.get(f"facts {i}")) for i in range(len(members))]
+        facts = [json.loads(store.get(f"facts {i}")) for i in range(len(members))]
         self._all = DistributedLearnerGroup(rank, rank, PrefixStore("all", store), facts)
         self._groups = {
             role: dist.new_group(self.ranks(role), backend="gloo")
             for role in dict.fromkeys(role for role, _ in members)
         }
         self._sent, self._received = Counter[int](), Counter[int]()
-        self._sending: list[tuple[dist.Work, Tensor]] = []  # with what it reads
+        self._sending: list[tuple[Any, Tensor]] = []  # with what it reads
 
     def ranks(self, role: str | None) -> list[int]:
         """Return the ranks of all processes of a role; by default of all."""

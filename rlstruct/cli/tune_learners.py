@@ -82,7 +82,9 @@ def _train(
 def without_end(config: TrainingConfig) -> TrainingConfig:
     """Return settings of a training without end, which compiles no more than the one that is to be tuned."""
     saved = seconds_saved(config)
-    off = {name: False for name in SECONDS if getattr(config, name) == "auto" and saved[name] <= SECONDS[name]}
+    off: dict[str, Any] = {
+        name: False for name in SECONDS if getattr(config, name) == "auto" and saved[name] <= SECONDS[name]
+    }
     return replace(  # AlphaZero needs an even number of episodes
         config, n_env_steps=_NEVER, evaluation_interval=_NEVER, evaluation_episodes=2, evaluation_processes=0,
         checkpoint_interval=_NEVER, target_return=None, **off,

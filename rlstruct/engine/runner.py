@@ -206,7 +206,8 @@ class Runner(Generic[R]):
                 actual = executor(*copies)
                 if self.donates:  # what it has written over its arguments belongs to its result, too
                     *answer, rest = actual
-                    actual = (*answer, {key: rest.get(key, copies[-1][key]) for key in result[-1]})
+                    own: Any = result
+                    actual = (*answer, {key: rest.get(key, copies[-1][key]) for key in own[-1]})
         except Exception as error:  # tracing and compilers raise anything
             for name, value in weights_of(self.owner).items():
                 value.detach().copy_(before[name])  # undo in-place operations, which tracing executes

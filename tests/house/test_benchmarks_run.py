@@ -253,8 +253,12 @@ def test_the_experiments_with_atari_measure_every_row_and_are_resumed(device: st
         import pathlib, runpy, shutil, sys
 
         sys.path.insert(0, "benchmarks")
+        from common import reporting
+
         folder, *words = sys.argv[1:]
+        results = reporting.RESULTS
         for name, more in ("none", ["--minutes", "0"]), ("found", []), ("again", []):
+            reporting.RESULTS = results  # as in a new process: --out has changed it
             sys.argv = ["experiments.py", *words, "--out", folder, *more]
             runpy.run_path("benchmarks/experiments.py", run_name="__main__")
             (written,) = pathlib.Path(folder).glob("experiments-*.json")
