@@ -30,12 +30,12 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from rlstruct.algos.distributed.launch import JOIN_SECONDS, LearnerProcesses, gpu_facts
 from rlstruct.algos.distributed.process_group import DistributedLearnerGroup
 from rlstruct.batchers.workers.placement import SHARING, Mode
-from rlstruct.batchers.workers.system import check_platform, process_state
+from rlstruct.batchers.workers.processes import has_ended
+from rlstruct.batchers.workers.system import check_platform
 from rlstruct.core import DictTensor, TemporalDictTensor, Trajectories
 from rlstruct.errors import BadTypeError, BadValueError, LearnerError
 
 _SECONDS_TO_FIND_THE_CAUSE = 0.5  # an error may only follow from the end of another process
-_ENDED = ("", "Z", "X")  # states of a process
 
 
 class Role(ABC):
@@ -132,10 +132,10 @@ def launch_roles(
         results = _results(store, members, processes)
         store.set("leave", "")
         processes.end(patience=10.0)
-    found: dict[str, list[Any]] = {role: [] for role in roles}
+    by_role: dict[str, list[Any]] = {role: [] for role in roles}
     for (role, _, _), result in zip(members, results, strict=True):
-        found[role].append(pickle.loads(result))
-    return found
+        by_role[role].append(pickle.loads(result))
+    return by_role
 
 
 def _results(store: Store, members: Sequence[tuple[str, int, Role]], processes: LearnerProcesses) -> list[bytes]:
@@ -145,7 +145,7 @@ def _results(store: Store, members: Sequence[tuple[str, int, Role]], processes: 
         failed = [rank for rank in open_ranks if store.check([f"error {rank}"])]
         for rank in open_ranks:
             process = processes.processes[rank]
-            if rank not in failed and process_state(process.pid or 0) in _ENDED and not store.check([f"result {rank}"]):
+            if rank not in failed and has_ended(process) and not store.check([f"result {rank}"]):
                 process.join(1.0)
                 raise LearnerError(
                     f"launch_roles: {_title(members, rank)} (pid {process.pid}) ended with code {process.exitcode} "
@@ -179,9 +179,7 @@ def _play(members: Sequence[tuple[str, int, Role]], device: str) -> None:
         role._messages.flush()
         store.set(f"result {rank}", result)
     except Exception as error:
-        if not isinstance(error, LearnerError):  # otherwise `launch_roles` finds the one that was lost
-            store.set(f"error {rank}", "".join(traceback.format_exception(error)))
-        _leave(store)
+        store.set(f"error {rank}", "".join(traceback.format_exception(error)))
     _leave(store)
 
 
@@ -229,10 +227,10 @@ class Messages:
 
     def ranks(self, role: str | None) -> list[int]:
         """Return the ranks of all processes of a role; by default of all."""
-        found = [rank for rank, (one, _) in enumerate(self._members) if role in (None, one)]
-        if not found:
+        ranks = [rank for rank, (one, _) in enumerate(self._members) if role in (None, one)]
+        if not ranks:
             raise BadValueError(f"Role: there is no role {role!r}, expected one of {self._known()}.")
-        return found
+        return ranks
 
     def all_reduce(self, x: Tensor, role: str | None) -> Tensor:
         """See `Role.all_reduce`."""
