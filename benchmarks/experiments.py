@@ -21,7 +21,7 @@ from itertools import product
 from typing import Any
 
 from common import reporting, resumable_run
-from papers import atari, atari_score, framework_survey, fusion, gpu_shares, time_survey
+from papers import atari, atari_score, framework_survey, fusion, gpu_shares, gradient_sums, time_survey
 
 RESULTS, DOCS = reporting.RESULTS, reporting.RESULTS.parents[1] / "docs"
 Sizes = Mapping[str, Sequence[int]]
@@ -44,7 +44,7 @@ _STEPS = (1, 4, 16, 64, 256, 1024)
 _FEW, _MANY = (64, 1024, 8192), (64, 1 << 20, 1 << 14, 1 << 17, 1024)
 _GLEESON = partial(Experiment, "vectorisation and kernel fusion (Gleeson et al., 2022)", "docs/kernels.md")
 _CULE = partial(Experiment, "CuLE (Dalton et al., 2020)", "docs/coming_from_cule.md")
-_GMI = partial(Experiment, "GPU multiplexing (GMI-DRL, 2025)", "docs/sharing_a_gpu.md")
+_GMI = partial(Experiment, "GPU multiplexing (GMI-DRL, 2025)")
 
 
 def _score_sizes(*games: str, **sizes: int | None) -> dict[str, tuple[Any, ...]]:
@@ -118,15 +118,29 @@ EXPERIMENTS = {
         },
         framework_survey.measure_frameworks, framework_survey.frameworks_table, framework_survey.frameworks_bars,
     ),
+    "sums": _GMI(
+        "docs/coming_from_gmi_drl.md",
+        {
+            "cpu": {"GPUs": (2,), "m": (3, 2), "calls": (20,)},
+            "cuda": {"GPUs": (8, 4, 2, 1), "m": (3, 2, 4), "calls": (50,)},
+            "quick": {"GPUs": (1,), "m": (2,), "calls": (2,)},
+        },
+        gradient_sums.measure_sums, gradient_sums.sums_table, gradient_sums.sums_bars,
+    ),
     **{
         kind: _GMI(
+            "docs/sharing_a_gpu.md",
             {
-                "cpu": {"m": (2,), "N": few}, "cuda": {"m": (4, 10, 2, 7), "N": (1 << 14, 1 << 16, 4096)},
-                "quick": {"m": (2,), "N": (8,)},
+                "cpu": {"m": (2,), "CartPole-v1": poles, "ALE/Pong-v5": pongs},
+                "cuda": {
+                    "m": (4, 10, 2, 7), "CartPole-v1": (1 << 14, 1 << 16, 4096), "ALE/Pong-v5": (2048, 512),
+                },
+                "quick": {"m": (2,), "CartPole-v1": (8,)},
             },
             partial(gpu_shares.measure, kind), partial(gpu_shares.tabulate, kind), partial(gpu_shares.bars, kind),
         )
-        for kind, few in (("serving", (64, 512, 4096)), ("training", (16, 64)))  # an update takes longer than a batch
+        # An update takes longer than a batch.
+        for kind, poles, pongs in (("serving", (64, 512, 4096), (8, 32)), ("training", (16, 64), (4, 8)))
     },
 }  # fmt: skip
 

@@ -35,7 +35,7 @@ DOCS = HERE.parent / "docs"
 PAGES = [
     DOCS / "workers.md", DOCS / "kernels.md", HERE / "README.md", HERE.parent / "README.md",
     *sorted((DOCS / "algorithms").glob("*.md")), DOCS / "sharing_a_gpu.md", DOCS / "profiling.md", DOCS / "scaling.md",
-    DOCS / "atari.md", DOCS / "coming_from_cule.md", DOCS / "robustness.md",
+    DOCS / "atari.md", DOCS / "coming_from_cule.md", DOCS / "coming_from_gmi_drl.md", DOCS / "robustness.md",
 ]  # fmt: skip
 Rows = list[Row]
 Table = Callable[[Rows], list[str]]

@@ -206,6 +206,9 @@ class Messages:
         store: connects the processes.
         members: role and index of each, by rank.
         device: of all processes.
+
+    Attributes:
+        group: all processes.
     """
 
     def __init__(self, rank: int, store: Store, members: Sequence[tuple[str, int]], device: str) -> None:
@@ -217,7 +220,7 @@ class Messages:
         store.set(f"facts {rank}", json.dumps(own))
         store.wait([f"facts {i}" for i in range(len(members))], timedelta(seconds=JOIN_SECONDS))
         facts = [json.loads(store.get(f"facts {i}")) for i in range(len(members))]
-        self._all = DistributedLearnerGroup(rank, rank, PrefixStore("all", store), facts)
+        self.group = DistributedLearnerGroup(rank, rank, PrefixStore("all", store), facts)
         self._groups = {
             role: dist.new_group(self.ranks(role), backend="gloo")
             for role in dict.fromkeys(role for role, _ in members)
@@ -235,7 +238,7 @@ class Messages:
     def all_reduce(self, x: Tensor, role: str | None) -> Tensor:
         """See `Role.all_reduce`."""
         if role is None:
-            return self._all.all_reduce_sum(x)
+            return self.group.all_reduce_sum(x)
         if self._rank not in self.ranks(role):
             mine, index = self._members[self._rank]
             raise BadValueError(
@@ -243,7 +246,7 @@ class Messages:
                 "or nothing for the sum over all processes."
             )
         total = x.detach().to("cpu", copy=True)
-        self._all.wait(dist.all_reduce(total, group=self._groups[role], async_op=True))
+        self.group.wait(dist.all_reduce(total, group=self._groups[role], async_op=True))
         return total.to(x.device)
 
     def send(self, value: object, role: str, index: int) -> None:
@@ -264,7 +267,7 @@ class Messages:
         looked = begin
         while not self._store.check([key]):  # torch's own wait prints warnings once its time is over
             if (now := time.monotonic()) > looked + 1.0:
-                self._all.peers.check(now - begin)
+                self.group.peers.check(now - begin)
                 looked = now
             time.sleep(0.0 if now < begin + 0.01 else 1e-3)
         packed = torch.empty(int(self._store.get(key)), dtype=torch.uint8, device="cpu")

@@ -698,18 +698,68 @@ def test_processes_that_share_a_device_are_compared_with_one(device: str, tmp_pa
     script = str(ROOT / "benchmarks" / "experiments.py")
     command = [sys.executable, script, "--quick", "--device", device, "--out", str(tmp_path)]
     kinds = ["training"] if device == "cpu" else ["serving", "training"]  # test_on_gpu.py serves on the CPU
-    run = subprocess.run([*command, "--parts", *kinds], capture_output=True, text=True, timeout=280, check=False)
+    layouts = {"serving": {"all in each"}, "training": {"all in each", "apart"}}
+    run = subprocess.run(
+        [*command, "--parts", *kinds, "sums"], capture_output=True, text=True, timeout=280, check=False
+    )
     assert run.returncode == 0, run.stdout + run.stderr
     rows = json.loads(next(tmp_path.glob("experiments-*.json")).read_text())["rows"]
     for kind in kinds:
-        found = {(row["m"], row["sharing"]): row for row in rows if row["part"] == kind}
-        assert set(found) == {(1, "none"), (2, "none"), (2, "mps"), (2, "mig")}
-        assert found[1, "none"]["steps_per_second"] > 0
-        assert found[2, "none"]["ratio"] > 0
-        if device == "cpu":
-            assert found[2, "mps"]["left_out"] == found[2, "mig"]["left_out"] == "there is no CUDA device"
-        else:
-            assert found[2, "none"]["busy"] > 0
+        own = [row for row in rows if row["part"] == kind]
+        assert [row["steps_per_second"] > 0 for row in own if row["m"] == 1] == [True]
+        for layout in layouts[kind]:
+            found = {row["sharing"]: row for row in own if row["layout"] == layout and row["m"] == 2}
+            assert set(found) == {"none", "mps", "mig"}
+            assert found["none"]["ratio"] > 0
+            if device == "cpu":
+                assert found["mps"]["left_out"] == found["mig"]["left_out"] == "there is no CUDA device"
+            else:
+                assert found["none"]["busy"] > 0
+    sums = {(row["network"], row["way"]): row for row in rows if row["part"] == "sums"}
+    assert len(sums) == 8
+    assert all(row["ms"] > 0 for row in sums.values())
+
+
+def test_layouts_and_sums_are_compared_at_the_same_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    from papers import gpu_shares, gradient_sums
+
+    row = {"part": "training", "task": "CartPole-v1", "layout": "all in each", "m": 1, "sharing": "none", "N": 8}
+    row |= {"steps_per_second": 10.0, "ratio": None}
+    rows = [row, {**row, "N": 4, "steps_per_second": 5.0}]
+    rows += [{**row, "m": 2, "N": n, "ratio": ratio} for n, ratio in ((8, 1.5), (16, 1.6))]
+    rows += [{**row, "m": 2, "layout": "apart", "ratio": 0.5}]
+    lines = gpu_shares.tabulate("training", rows)
+    assert lines[2:4] == ["| CartPole-v1 |  | none | 1 | 4 | 5 | 0.50 |  |  |",
+                          "| CartPole-v1 |  | none | 1 | 8 | 10 | 1.00 |  |  |"]  # fmt: skip
+    assert lines[-1] == "- CartPole-v1, 2 processes, 8 environments: 3.00"
+    panels = gpu_shares.bars("training", rows)
+    assert list(panels[gpu_shares.EACH_OVER_APART].values()) == [{"": 3.0}]
+    places = list(gpu_shares.places("training", (4, 2), {"CartPole-v1": 8, "ALE/Pong-v5": None}, few=False))
+    assert [(one["m"], one["N"]) for one in places[::6]] == [(4, 8), (4, 32), (2, 8)]
+
+    row = {"part": "sums", "GPUs": 2, "m": 3, "network": "Ant", "weights": 7}
+    rows = [{**row, "way": way, "ms": ms} for way, ms in ((gradient_sums.FLAT, 3.0), (gradient_sums.NESTED, 2.0))]
+    assert gradient_sums.sums_table(rows)[2:] == ["| 2 x 3 | Ant | 7 | 3.00 | 2.00 | 1.50 | 1.004 |"]
+
+
+@pytest.mark.slow
+def test_shares_of_a_gpu_learn_a_game_of_pixels(monkeypatch: pytest.MonkeyPatch) -> None:
+    for package in ("warp", "ale_py"):
+        pytest.importorskip(package, reason="needs the extras warp and atari")
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    from papers.gpu_shares import TASKS, configure, create_batcher
+
+    from rlstruct.algos.ppo import PPOLearner
+
+    task = TASKS["ALE/Pong-v5"]
+    learner = PPOLearner.create(task.create_model(), task.create_agent, configure("cpu", n_envs=2))
+    with create_batcher(task, 2, "cpu") as batcher:
+        batcher.reset()
+        batcher.update(learner.model.state_dict())
+        batcher.execute()
+        terms = learner.update(batcher.get()[0], 0.0)
+    assert terms["ratio_error"] < 1e-3
 
 
 def test_the_plain_search_plays_connect_four(monkeypatch: pytest.MonkeyPatch) -> None:
