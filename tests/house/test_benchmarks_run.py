@@ -699,9 +699,7 @@ def test_processes_that_share_a_device_are_compared_with_one(device: str, tmp_pa
     command = [sys.executable, script, "--quick", "--device", device, "--out", str(tmp_path)]
     kinds = ["training"] if device == "cpu" else ["serving", "training"]  # test_on_gpu.py serves on the CPU
     layouts = {"serving": {"all in each"}, "training": {"all in each", "apart"}}
-    run = subprocess.run(
-        [*command, "--parts", *kinds, "sums"], capture_output=True, text=True, timeout=280, check=False
-    )
+    run = subprocess.run([*command, "--parts", *kinds], capture_output=True, text=True, timeout=280, check=False)
     assert run.returncode == 0, run.stdout + run.stderr
     rows = json.loads(next(tmp_path.glob("experiments-*.json")).read_text())["rows"]
     for kind in kinds:
@@ -715,9 +713,20 @@ def test_processes_that_share_a_device_are_compared_with_one(device: str, tmp_pa
                 assert found["mps"]["left_out"] == found["mig"]["left_out"] == "there is no CUDA device"
             else:
                 assert found["none"]["busy"] > 0
-    sums = {(row["network"], row["way"]): row for row in rows if row["part"] == "sums"}
-    assert len(sums) == 8
-    assert all(row["ms"] > 0 for row in sums.values())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)])
+def test_sums_of_gradients_are_timed_in_both_ways(device: str, gpu: ModuleType) -> None:
+    from papers import gradient_sums
+
+    run = gpu.Run(torch.device(device), quick=True, deadline=math.inf, silent=True)
+    gradient_sums.measure_sums(run, {"GPUs": (1,), "m": (2,), "calls": (2,)})
+    assert [len(row["rounds"]) for row in run.rows] == [gradient_sums.ROUNDS] * 8  # of both ways and four networks
+    assert all(row["ms"] > 0 for row in run.rows)
+    assert len(gradient_sums.sums_table(run.rows)) == 2 + 4
+    assert gradient_sums.sums_bars(run.rows).papers
 
 
 def test_layouts_and_sums_are_compared_at_the_same_place(monkeypatch: pytest.MonkeyPatch) -> None:
