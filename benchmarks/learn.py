@@ -11,8 +11,8 @@ prints the table; what is written already is not trained again, and a training t
 ppo_cartpole`` trains some of its tasks.
 
 ``--peers .venv-peers/bin/python --cleanrl CHECKOUT`` also trains stable-baselines3 and CleanRL on one of SAC's tasks of
-MuJoCo, with the same seeds and as many steps, see ``peers/soft_actor_critic.py``. ``--rejax PYTHON`` trains rejax's PQN
-on one of the games with gymnax's rules, see ``peers/rejax_returns.py``.
+MuJoCo, with the same seeds and as many steps, see ``peers/soft_actor_critic.py``. ``--rejax PYTHON`` trains PPO, DQN or
+PQN of rejax on one of the games with gymnax's rules, or on those of a table, see ``peers/rejax_returns.py``.
 """
 
 from __future__ import annotations
@@ -65,16 +65,19 @@ def draw_pages() -> None:
         draw_panels(panels, DOCS / "algorithms" / f"{name}.png", metric="return", columns=3, ended=True)
 
 
-def train_table(name: str, only: list[str], seeds: list[int], jobs: int) -> None:
+def train_table(name: str, only: list[str], seeds: list[int], jobs: int, rejax: str | None) -> None:
     """Train what is missing of a table of `published.TABLES`, and print it."""
     from tables import published_table
 
     for entry in published.TABLES[name]:
-        trained = {row["seed"] for row in reporting.written(entry.name)}
-        missing = [seed for seed in seeds if seed not in trained]
-        if missing and (not only or entry.task in only):
-            task = TASKS[entry.task]
+        if only and entry.task not in only:
+            continue
+        task, trained = TASKS[entry.task], {row["seed"] for row in reporting.written(entry.name)}
+        if missing := [seed for seed in seeds if seed not in trained]:
             learning.run_task(entry.name, task, missing, partial(published.measure, entry), jobs=jobs)
+        if rejax and entry.of_rejax:
+            command = rejax, PEERS / "rejax_returns.py", "rejax"
+            learning.run_peer(entry.name, task, seeds, command, [entry.of_rejax])
     print("\n".join(published_table(name)))
 
 
@@ -96,7 +99,7 @@ if __name__ == "__main__":
     if options.draw:
         draw_pages()
     elif options.table:
-        train_table(options.table, options.only, options.seeds or [*published.SEEDS], options.jobs)
+        train_table(options.table, options.only, options.seeds or [*published.SEEDS], options.jobs, options.rejax)
     elif options.task is None:
         for name, task in TASKS.items():
             print(f"{name:22} {task.about}, at least {task.asked() or 'nothing'}, {task.n_seeds} seeds")
@@ -109,7 +112,7 @@ if __name__ == "__main__":
         for command, words in (
             ([*sac, "sb3"], []),
             ([*sac, "cleanrl"], [options.cleanrl]),
-            ([options.rejax, PEERS / "rejax_returns.py", "rejax"], []),
+            ([options.rejax, PEERS / "rejax_returns.py", "rejax"], [options.task.partition("_")[0]]),
         ):
             if None not in (*command, *words):
                 learning.run_peer(options.task, task, seeds, command, words)

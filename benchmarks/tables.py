@@ -124,13 +124,16 @@ def published_table(name: str, _: Rows = ()) -> list[str]:
             f"{_rounded(statistics.fmean(row[key] for row in rows))} ({', '.join(_rounded(row[key]) for row in rows)})"
             for key in ("final_return", "last_100")
         ]
-        others = ", ".join(f"{who} {_rounded(value)}" for who, value in entry.others.items())
+        others = [f"{who} {_rounded(value)}" for who, value in entry.others.items()]
+        if peer := load(f"{entry.name}_rejax")[0]:
+            returns = [row["final_return"] for row in peer]
+            others.append(f"rejax {_rounded(statistics.fmean(returns))} ({', '.join(map(_rounded, returns))})")
         seconds = f"{statistics.median(row['learning_seconds'] for row in rows):.0f}"
         task = TASKS[entry.task].about
-        lines.append([task, f"{entry.n_env_steps:,}", *cells, others, seconds, f"`{commit}`"])
+        lines.append([task, f"{entry.n_env_steps:,}", *cells, ", ".join(others), seconds, f"`{commit}`"])
     seeds = ", ".join(map(str, published.SEEDS))
     head = f"task | environment steps | 100 episodes at the end: mean (seeds {seeds}) | last 100 training episodes"
-    return table(f"{head} | published | seconds of learning | commit", lines, 7) if lines else [NOT_MEASURED]
+    return table(f"{head} | others | seconds of learning | commit", lines, 7) if lines else [NOT_MEASURED]
 
 
 def compared(algorithm: str, others: dict[str, str], _: Rows) -> list[str]:
@@ -345,7 +348,7 @@ TABLES: dict[str, tuple[str, Table]] = {
     "reasons": ("", reasons),
     "settings": ("", common_settings),
     "games": ("", games),
-    "published_classic": ("", partial(published_table, "classic")),
+    **{f"published_{name}": ("", partial(published_table, name)) for name in published.TABLES},
     "sharing": ("", sharing),
     "atari_exact": ("", lambda _: [atari_exact.render(json.loads(atari_exact.FILE.read_text()))]),
     "strength": ("connect_four_strength", strength),

@@ -65,15 +65,17 @@ def run_task(name: str, task: Task, seeds: Sequence[int], measure: Callable[[int
 def run_peer(name: str, task: Task, seeds: Sequence[int], command: Sequence[object], words: Sequence[object]) -> None:
     """Train another library for as many steps, after `run_task`, and write its results next to ours.
 
-    ``command`` ends with the library; environment, seed and steps follow, and then the ``words``.
+    ``command`` ends with the library; environment, seed and steps follow, and then the ``words``. Seeds that are
+    written already are not trained again.
     """
-    n_steps, rows = reporting.written(name)[0]["env_steps"], []
-    for seed in seeds:
+    n_steps, ending = reporting.written(name)[0]["env_steps"], f"{name}_{command[-1]}"
+    rows = {row["seed"]: row for row in reporting.written(ending)}
+    for seed in (seed for seed in seeds if seed not in rows):
         whole = [*map(str, (*command, task.env, seed, n_steps, *words))]
         printed = subprocess.run(whole, check=True, stdout=subprocess.PIPE, text=True).stdout
-        rows.append({"seed": seed, **json.loads(printed.splitlines()[-1])})
-        print(f"{command[-1]}, seed {seed}: {rows[-1]['final_return']:.1f}", flush=True)
-    reporting.write(f"{name}_{command[-1]}", rows)
+        rows[seed] = {"seed": seed, **json.loads(printed.splitlines()[-1])}
+        print(f"{command[-1]}, seed {seed}: {rows[seed]['final_return']:.1f}", flush=True)
+        reporting.write(ending, sorted(rows.values(), key=itemgetter("seed")))
 
 
 def curves_of(rows: Sequence[Row]) -> list[Curve]:

@@ -48,6 +48,12 @@ class Entry:
         """Name of the file of its results."""
         return f"{self.task}_{self.n_env_steps // 1000}k"
 
+    @property
+    def of_rejax(self) -> str | None:
+        """The algorithm of rejax that can be trained on the same task; None if there is none."""
+        algorithm, game, *_ = self.task.split("_")
+        return algorithm if algorithm in REJAX and game in _GAMES[:4] else None
+
     def settings(self) -> dict[str, Any]:
         """Return the settings that differ from the task's."""
         return {
@@ -74,12 +80,14 @@ _CLASSIC: dict[str, dict[str, Any]] = {
     "sac_lunar_lander_continuous": {"n_env_steps": 300_000, "others": {SLM_LAB: 125.0, f"{SLM_LAB}, CrossQ": 269.0}},
 }
 _GAMES = "breakout", "asterix", "freeway", "spaceinvaders", "seaquest"
+REJAX = "ppo", "dqn", "pqn"
+"""Algorithms of rejax that are trained next to ours in MinAtar's games, of which gymnax has no Seaquest."""
 TABLES: dict[str, list[Entry]] = {
     "classic": [Entry(task, **words, greedy=True) for task, words in _CLASSIC.items()],
     "minatar": [
-        *(Entry(f"{algorithm}_minatar_{game}", 5_000_000) for algorithm in ("ppo", "pqn") for game in _GAMES),
-        *(Entry(f"a2c_minatar_{game}", 5_000_000) for game in _GAMES[:2]),
-        *(Entry(f"dqn_minatar_{game}", 2_000_000) for game in _GAMES),
+        *(Entry(f"{algorithm}_{game}_plain", 5_000_000) for algorithm in ("ppo", "pqn") for game in _GAMES),
+        *(Entry(f"a2c_{game}_plain", 5_000_000) for game in _GAMES[:2]),
+        *(Entry(f"dqn_{game}_plain", 2_000_000) for game in _GAMES),
     ],
     "mujoco": [
         *(

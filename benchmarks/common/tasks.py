@@ -285,18 +285,26 @@ _GAMES = {
 }  # fmt: skip
 # gymnax's rules: no action sticks, and episodes end after 1,000 steps, of Freeway after 2,500.
 TASKS |= {
-    f"pqn_{name.lower()}_plain": _tuned(
-        "pqn", f"{name}-MinAtar", _GAMES[name], target, f"PQN on MinAtar's {name} with gymnax's rules",
-        preset="Breakout-MinAtar", changes={"n_env_steps": 1_800_000, **_COMPILED}, tuned_on=tuned_on,
+    f"{algorithm}_{name.lower()}_plain": _tuned(
+        algorithm,
+        f"{name}-MinAtar",
+        sizes,
+        25.0 if (algorithm, name) == ("pqn", "Breakout") else None,
+        f"{algorithm.upper()} on MinAtar's {name} with gymnax's rules",
+        preset="Breakout-MinAtar",
+        changes={"n_env_steps": 1_800_000, **_COMPILED},
+        tuned_on=(100, 101) if (algorithm, name) == ("pqn", "Breakout") else (),
         create_env=partial(
-            sims.make, f"{name}-MinAtar", backend="compile", sticky_probability=0.0,
+            sims.make,
+            f"{name}-MinAtar",
+            backend="compile",
+            sticky_probability=0.0,
             time_limit=2_500 if name == "Freeway" else 1_000,
         ),
     )
-    for name, target, tuned_on in (
-        ("Breakout", 25.0, (100, 101)), ("Asterix", None, ()), ("SpaceInvaders", None, ()), ("Freeway", None, ()),
-    )
-}  # fmt: skip
+    for name, sizes in _GAMES.items()
+    for algorithm in ("ppo", "a2c", "dqn", "pqn")
+}
 # A greedy player of Seaquest may stay at the surface for ever: an evaluation ends all episodes after 2,500 steps.
 _MINATAR = partial(
     _tuned, preset="Breakout-MinAtar",
@@ -339,3 +347,37 @@ TASKS["ppo_mujoco_warp"] = _task(
     ),
     CONTINUOUS, (4, 1), worlds, 475.0, "PPO on a cart and pole of MuJoCo Warp", episodes=16, tuned_on=(100,),
 )  # fmt: skip
+
+# The defaults, which a task without a preset gets, on tasks that have one.
+_BY_DEFAULT = {
+    "cartpole": (CARTPOLE, _PYTHON, (4, 2), ("reinforce", "a2c", "ppo", "dqn", "pqn")),
+    "acrobot": ("Acrobot-v1", Factory("Acrobot-v1", backend="torch"), (6, 3), ("a2c", "ppo", "dqn", "pqn")),
+    "lunar_lander": ("LunarLander-v3", partial(pooled, "LunarLander-v3"), (8, 4), ("a2c", "ppo", "dqn", "pqn")),
+}
+_CONTINUOUS_BY_DEFAULT = {
+    "pendulum": ("Pendulum-v1", Factory("Pendulum-v1", backend="torch"), 3, 1, 2.0),
+    "lunar_lander_continuous": (
+        "LunarLanderContinuous-v3", partial(pooled, "LunarLanderContinuous-v3"), 8, 2, 1.0
+    ),
+}  # fmt: skip
+
+
+def _by_default(algorithm: str, env: str, agent: tuple[Any, Any], sizes: tuple[Any, ...], create_env: Any) -> Task:  # noqa: ANN401
+    settings = ALGORITHMS[algorithm].learner.settings()
+    about = f"{algorithm.upper()} on {env}"
+    return _task(algorithm, settings, agent, sizes, create_env, None, about, tuned_on=(), env=env)
+
+
+TASKS |= {
+    f"{algorithm}_{name}_defaults": _by_default(
+        algorithm, env, {"dqn": VALUES, "pqn": NORMAL_VALUES}.get(algorithm, DISCRETE), sizes, create_env
+    )
+    for name, (env, create_env, sizes, algorithms) in _BY_DEFAULT.items()
+    for algorithm in algorithms
+}
+for _name, (_env, _create_env, _n_inputs, _n_actions, _bound) in _CONTINUOUS_BY_DEFAULT.items():
+    _bounds = (-_bound,) * _n_actions, (_bound,) * _n_actions
+    TASKS |= {
+        f"ppo_{_name}_defaults": _by_default("ppo", _env, CONTINUOUS, (_n_inputs, _n_actions), _create_env),
+        f"sac_{_name}_defaults": _by_default("sac", _env, SOFT, (_n_inputs, *_bounds), _create_env),
+    }
