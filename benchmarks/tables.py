@@ -125,6 +125,8 @@ def published_table(name: str, _: Rows = ()) -> list[str]:
             for key in ("final_return", "last_100")
         ]
         others = [f"{who} {_rounded(value)}" for who, value in entry.others.items()]
+        if entry.half_way is not None:
+            others.insert(0, f"half of the way {_rounded(entry.half_way)}")
         if peer := load(f"{entry.name}_rejax")[0]:
             returns = [row["final_return"] for row in peer]
             others.append(f"rejax {_rounded(statistics.fmean(returns))} ({', '.join(map(_rounded, returns))})")

@@ -36,12 +36,14 @@ class Entry:
         n_env_steps: environment steps, which others call frames.
         others: mean returns that others have published, by who.
         greedy: evaluations take the most probable action, however the task does it.
+        half_way: what it has to reach: half of the way from a random player's return to a published one.
     """
 
     task: str
     n_env_steps: int
     others: Mapping[str, float] = field(default_factory=dict)
     greedy: bool = False
+    half_way: float | None = None
 
     @property
     def name(self) -> str:
@@ -82,8 +84,28 @@ _CLASSIC: dict[str, dict[str, Any]] = {
 _GAMES = "breakout", "asterix", "freeway", "spaceinvaders", "seaquest"
 REJAX = "ppo", "dqn", "pqn"
 """Algorithms of rejax that are trained next to ours in MinAtar's games, of which gymnax has no Seaquest."""
+# Mean returns of 500 episodes of gymnasium's in which every action is random (Acrobot: 100).
+_RANDOM = {"cartpole": 23, "acrobot": -500, "pendulum": -1216, "lunar_lander": -182, "lunar_lander_continuous": -207}
+_PUBLISHED: dict[str, dict[str, float]] = {
+    "cartpole": {"reinforce": 483.0, "a2c": 497.0, "ppo": 499.0, "dqn": 452.0, "pqn": 452.0},
+    "acrobot": {"a2c": -84.0, "ppo": -81.0, "dqn": -84.0, "pqn": -84.0},
+    "lunar_lander": {"a2c": 27.0, "ppo": 183.0, "dqn": 266.0, "pqn": 266.0},
+    "pendulum": {"ppo": -175.0, "sac": -146.0},
+    "lunar_lander_continuous": {"ppo": 133.0, "sac": 200.0},
+}
 TABLES: dict[str, list[Entry]] = {
     "classic": [Entry(task, **words, greedy=True) for task, words in _CLASSIC.items()],
+    "defaults": [
+        Entry(
+            f"{algorithm}_{name}_defaults",
+            200_000 if name == "cartpole" else 300_000,
+            {SLM_LAB: value},
+            greedy=True,
+            half_way=(_RANDOM[name] + value) / 2,
+        )
+        for name, values in _PUBLISHED.items()
+        for algorithm, value in values.items()
+    ],
     "minatar": [
         *(Entry(f"{algorithm}_{game}_plain", 5_000_000) for algorithm in ("ppo", "pqn") for game in _GAMES),
         *(Entry(f"a2c_{game}_plain", 5_000_000) for game in _GAMES[:2]),
