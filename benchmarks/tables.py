@@ -350,7 +350,7 @@ TABLES: dict[str, tuple[str, Table]] = {
     "reasons": ("", reasons),
     "settings": ("", common_settings),
     "games": ("", games),
-    **{f"published_{name}": ("", partial(published_table, name)) for name in published.TABLES},
+    **{f"published_{name}": ("", partial(published_table, name)) for name in ("classic", "defaults", "minatar")},
     "sharing": ("", sharing),
     "atari_exact": ("", lambda _: [atari_exact.render(json.loads(atari_exact.FILE.read_text()))]),
     "strength": ("connect_four_strength", strength),

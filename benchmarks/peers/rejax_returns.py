@@ -1,9 +1,9 @@
 """PPO, DQN or PQN of rejax on a game of MinAtar, as gymnax has it; prints a line of JSON.
 
 ``rejax_returns.py rejax GAME SEED STEPS ALGORITHM`` trains with the settings of ours: batches, minibatches, networks
-of equal sizes, learning rate, exploration, and as many gradient steps. Where rejax has no such setting, it stays as it
-is: the learning rate is constant, and DQN has one-step targets and no duelling network. The final return is the mean of
-128 episodes of the last network, in which PPO draws its actions, and one action of DQN and PQN in 200 is random.
+of equal sizes, learning rate, exploration, and as many gradient steps. Where rejax has no such setting, nothing is
+changed: the learning rate is constant, and DQN has one-step targets and no duelling network. The final return is the
+mean of 128 episodes of the last network, in which PPO draws its actions; one action of DQN and PQN in 200 is random.
 """
 
 from __future__ import annotations
