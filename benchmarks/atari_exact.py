@@ -20,7 +20,7 @@ FILE = RESULTS / "atari_exact.json"
 
 def measure(game: str, n_frames: int) -> dict[str, object]:
     """Compare one game."""
-    sys.path.append(str(pathlib.Path(__file__).parents[1] / "tests" / "sims"))
+    sys.path.append(str(pathlib.Path(__file__).parents[1] / "tests" / "atari"))
     from ale_comparison import compare_with_ale
 
     try:

@@ -11,6 +11,7 @@ import math
 import os
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -799,3 +800,45 @@ def test_the_plain_search_plays_connect_four(monkeypatch: pytest.MonkeyPatch) ->
     action, _ = agent(DictTensor(), observation, DictTensor())
     assert int(action["action"]) in (1, 5)
     assert int(action["n_inferences"]) == 100
+
+
+def test_warps_are_counted_as_a_gpu_runs_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("warp", reason="needs the extra warp")
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import atari_divergence
+    import numpy as np
+    from common import ptx
+
+    # A loop (1 to 4) of a branch and its two ways, then another loop (5); an outer loop from 5 back to 1.
+    ways = [[1], [2, 3], [4], [4], [1, 5], [5, 6], [1, -1]]
+    assert ptx.meetings(ways) == [1, 4, 4, 4, 5, 6, -1]
+    assert ptx.depths(ways, 2) == [0, 1, 0, 0, 0, 0, 0]  # one loop begins at 1, as far as 4 tells
+    assert ptx.depths([[1], [2, 3], [1], [3, 4], [1, -1]], 1) == [0, 2, 0, 1, 0]
+    rows = [[0, 1, 1, 0, 0, 0, 7, 10], [0, 1, 2, 0, 0, 0, 7, 30], [1, 1, 1, 0, 0, 0, 7, 20], [2, 1, 1, 0, 0, 0, 7, 5]]
+    assert ptx.slowest(np.array(rows, np.int32), 2).tolist() == [50, 5]
+    assert (atari_divergence.resident(188), atari_divergence.resident(128)) == (8, 16)
+    assert [atari_divergence.threads_per_console(n, 8) for n in (1, 4096, 32768, 1 << 20)] == [32, 8, 1, 1]
+    # One warp waits for each of its instructions; 64 share four schedulers.
+    assert atari_divergence.seconds(1e6, 132, 8) == pytest.approx(1e7 / 1.755e9)
+    assert atari_divergence.seconds(1e6, 132 * 64, 64) == pytest.approx(16e6 / 1.755e9)
+
+
+@pytest.mark.slow  # two compilers
+@pytest.mark.timeout(300)
+def test_the_kernels_of_a_gpu_do_on_a_cpu_what_those_of_the_cpu_do(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
+    pytest.importorskip("warp", reason="needs the extra warp")
+    pytest.importorskip("ale_py", reason="needs the extra atari: its ROMs")
+    if shutil.which("cc") is None:
+        pytest.skip("there is no C compiler")
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import atari_divergence
+
+    emulator = atari_divergence.Emulator(tmp_path)
+    row = atari_divergence.measure(emulator, "Breakout", 32, 4)  # it compares them
+    plain, drawn = row["plain"][0], row["drawn"][0]
+    assert plain["thread"] < plain["slowest"][4] < plain["slowest"][32] < plain["branches"][32] < 32 * plain["thread"]
+    assert plain["thread"] < drawn["thread"]
+    lines = atari_divergence.tables([row], emulator.registers)
+    assert sum("Breakout" in line for line in lines) == 2
