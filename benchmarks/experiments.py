@@ -140,7 +140,7 @@ EXPERIMENTS = {
             partial(gpu_shares.measure, kind), partial(gpu_shares.tabulate, kind), partial(gpu_shares.bars, kind),
         )
         # An update takes longer than a batch.
-        for kind, poles, pongs in (("serving", (64, 512, 4096), (8, 32)), ("training", (16, 64), (4, 8)))
+        for kind, poles, pongs in (("serving", (64, 512, 4096), (8, 32)), ("training", (16, 64), (2, 4)))
     },
 }  # fmt: skip
 
