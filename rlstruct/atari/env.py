@@ -19,12 +19,13 @@ from torch import Tensor
 from rlstruct import renamed
 from rlstruct.atari.ale_game import StartState, load_game, rom_ids, start_state, start_states
 from rlstruct.atari.games import RULES
-from rlstruct.atari.machine import FIELDS, Consoles, launch, place_consoles, run_consoles
+from rlstruct.atari.machine import FIELDS, Consoles, place_consoles, run_consoles
 from rlstruct.atari.picture import WIDTH, View, area_weights, render
 from rlstruct.atari.scoring import LIVES, OVER, Scorer
 from rlstruct.device import DeviceLike
 from rlstruct.errors import BadValueError
 from rlstruct.functional.random import randint, uniform
+from rlstruct.sims.kernels import launch
 from rlstruct.sims.tensor_env import TensorEnv
 
 MOST_FRAMES = 108_000

@@ -18,7 +18,7 @@ from rlstruct.atari.opcodes import WORDS, make_program
 from rlstruct.atari.state import NAMES, Board, Console, Periphery
 from rlstruct.device import DeviceLike, resolve_device
 from rlstruct.errors import BadValueError
-from rlstruct.sims.kernels import start
+from rlstruct.sims.kernels import launch, start
 
 _structs: tuple[Any, Any] = (Console, Periphery)  # Warp's decorator replaces the classes, so mypy needs Any
 FIELDS: tuple[str, ...] = tuple(name for struct in _structs for var in struct.vars for name in NAMES.get(var, (var,)))
@@ -198,12 +198,3 @@ def run_consoles(board: Any, consoles: Any, actions: Tensor, running: Any, *, dr
         threads_per_console,
         block=BLOCK,
     )
-
-
-def launch(device: torch.device, kernel: Any, shape: int | Sequence[int], *inputs: Any, block: int = 256) -> None:
-    """Launch a kernel on torch's current stream, without waiting or copying; ``block`` is the GPU block size."""
-    arguments = [wp.from_torch(value) if isinstance(value, Tensor) else value for value in inputs]
-    stream = None
-    if device.type == "cuda":
-        stream = wp.stream_from_torch(torch.cuda.current_stream(device))
-    wp.launch(kernel, shape, inputs=arguments, device=str(device), stream=stream, block_dim=block)

@@ -9,8 +9,8 @@ import torch
 import warp as wp
 from torch import Tensor
 
-from rlstruct.atari.machine import launch
 from rlstruct.atari.rules import DROPS, HELD, Rules, tables
+from rlstruct.sims.kernels import launch
 
 SCORE, LIVES, OVER, BEFORE, SETS = range(5)
 """Columns of a tally: score, lives, 1 if the game is over, the byte that `Rules.before` remembers, sets."""

@@ -73,7 +73,7 @@ class GameModel:
         nothing = action[:0]
         after, reward, terminated = self.simulator.transition(self._inner(state), action, nothing)
         key = random.child_key(state[_KEY], action) if self._keeps_key else nothing
-        return self.begin(after, key), reward, torch.where(terminated, 0.0, self.discount)
+        return self.begin(after, key), reward, torch.full_like(reward, self.discount).masked_fill_(terminated, 0.0)
 
     def evaluate(self, state: Tensors) -> tuple[Tensor, Tensor]:
         """Evaluate states; see `rlstruct.search.tree.Model`."""

@@ -146,4 +146,4 @@ def mask_logits(logits: Tensor) -> Tensor:
     The greatest of the others becomes 0.  [..., A] float.
     """
     illegal = logits == -torch.inf
-    return (logits - logits.amax(-1, True)).masked_fill(illegal, torch.finfo(logits.dtype).min)
+    return (logits - logits.amax(-1, True)).masked_fill_(illegal, torch.finfo(logits.dtype).min)

@@ -87,7 +87,8 @@ class Tree:
         # Paths that have ended continue in the spare slot: reward 0 and discount 1 leave returns unchanged.
         nothing, one = torch.zeros_like(value), torch.ones_like(value)
         tree.nodes.index_copy_(0, spare, torch.stack([nothing, nothing, one], -1))
-        tree.write_nodes(tree.roots(), state, logits, value, nothing, one)
+        tree.write_states(tree.roots(), state)
+        tree.write_nodes(tree.roots(), logits, value, nothing, one)
         return tree
 
     def tensors(self) -> DictTensor:
@@ -155,15 +156,34 @@ class Tree:
         """Return the slots of the roots.  [B] int64."""
         return torch.arange(0, self.onward.shape[0], self.n_nodes + 1, device=self.onward.device)
 
-    def write_nodes(
-        self, slot: Tensor, state: Mapping[str, Tensor], logits: Tensor, value: Tensor, reward: Tensor, discount: Tensor
-    ) -> None:
+    def write_states(self, slot: Tensor, state: Mapping[str, Tensor]) -> None:
+        """Write the states [B, ...] of nodes."""
+        for name, part in state.items():
+            self.state[name].index_copy_(0, slot, part)
+
+    def write_nodes(self, slot: Tensor, logits: Tensor, value: Tensor, reward: Tensor, discount: Tensor) -> None:
         """Write nodes without children.  [B, ...] each."""
         nothing = torch.zeros_like(logits)
         self.edges.index_copy_(0, slot, torch.stack([logits, nothing, nothing], 1))
         self.nodes.index_copy_(0, slot, torch.stack([value, reward, discount], -1))
-        for name, part in state.items():
-            self.state[name].index_copy_(0, slot, part)
+
+    def expand(self, last: Tensor, action: Tensor, leaf: Tensor, model: Model) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Take actions in nodes, and evaluate and write the next states.
+
+        Args:
+            last: slots of the nodes.  [B] int64
+            action: [B] int64
+            leaf: slots of the next states.  [B] int64
+            model: the game.
+
+        Returns:
+            ``(logits, value, reward, discount)``, for `write_nodes`.
+        """
+        before = {name: part.index_select(0, last) for name, part in self.state.items()}
+        state, reward, discount = model.advance(before, action)
+        logits, value = evaluate_masked(model, state)
+        self.write_states(leaf, state)
+        return logits, value, reward.to(value.dtype), discount.to(value.dtype)
 
     def simulate(self, path: Tensor, model: Model, new_slots: Tensor, root_scores: Scores, scores: Scores) -> None:
         """Simulate once: take the chosen action at the end of a path, evaluate the next state, and back up the return.
@@ -185,10 +205,8 @@ class Tree:
         edge = last * A + action
         child = self.children.view(-1).index_select(0, edge)
         leaf = torch.where(child == spare, new_slots, child)
-        before = {name: part.index_select(0, last) for name, part in self.state.items()}
-        state, reward, discount = model.advance(before, action)
-        logits, value = evaluate_masked(model, state)
-        self.write_nodes(leaf, state, logits, value, reward.to(value.dtype), discount.to(value.dtype))
+        logits, value, reward, discount = self.expand(last, action, leaf, model)
+        self.write_nodes(leaf, logits, value, reward, discount)
         self.children.view(-1).index_copy_(0, edge, leaf)
 
         behind = torch.cat([path[1:], spare.unsqueeze(0)]).scatter(0, depth.unsqueeze(0), leaf.unsqueeze(0))

@@ -1,16 +1,18 @@
 """B tree searches at once; each simulation calls the model once with B states.
 
 A search is a pure function of states, random keys and the model's weights. Its shapes and its memory are known before
-it begins. On the CPU, simulations can run as compiled code that writes into the trees.
+it begins. On CUDA, all of a simulation but the game and the network is two kernels of NVIDIA Warp; on the CPU,
+simulations can run as compiled code that writes into the trees.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
@@ -27,6 +29,9 @@ from rlstruct.options import Options, option
 from rlstruct.profiling import operation
 from rlstruct.search import selection
 from rlstruct.search.tree import Model, Scores, Tensors, Tree, evaluate_masked
+
+if TYPE_CHECKING:
+    from rlstruct.search.kernel_search import KernelSearch
 
 _LEAST_LEVELS = 4
 
@@ -54,6 +59,9 @@ class SearchConfig(Options):
         temperature: of sampling by visits (PUCT and UCT); 0 takes the most visited action.
         exploring_moves: number of moves of an episode over which `SearchAgent` lowers ``temperature``, or
             ``gumbel_scale``, linearly to 0; None keeps it constant.
+        backend: ``"torch"``; ``"warp"``, which does in two kernels what takes torch a hundred or more operations, and
+            needs ``pip install warp-lang``; None for ``"warp"`` on CUDA if it is installed, else ``"torch"``. Results
+            differ by rounding.
         reuse_tree: keep the subtree of the current state from the search of an earlier move (PUCT and UCT), up to
             n_simulations nodes. Trees are twice as large, and a copy of them is kept between moves.
         compiled: compile the simulations with TorchInductor. The first search then takes a minute longer. Only for
@@ -74,12 +82,14 @@ class SearchConfig(Options):
     temperature: float = option(1.0, at_least=0)
     exploring_moves: int | None = option(None, at_least=1)
     compiled: bool = False
+    backend: Literal["torch", "warp"] | None = option(None)
     reuse_tree: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
         fits = self.method != "gumbel" or not self.reuse_tree
         self.require("reuse_tree", fits, "False with Gumbel, whose sequential halving plans the visits of fresh roots")
+        self.require("backend", not self.compiled or self.backend != "warp", "'torch' or None with compiled=True")
 
 
 @dataclass(frozen=True)
@@ -197,10 +207,15 @@ class TreeSearch:
         tree.select_actions(roots.unsqueeze(0), *self._scores(noise, considered[0]))
         if self._compiled is not None:
             self._compiled.weights_changed()
-        tensors = tree.tensors()
+        tensors, longest = tree.tensors(), config.max_depth or n + self.n_kept
+        kernels = self._kernels(tree, noise, longest)
         for i in range(n):
-            path = tree.descend(min(i + self.n_kept, config.max_depth or n + self.n_kept))
-            inputs = roots + (self.n_kept + i), noise, considered[min(i + 1, n - 1)]
+            n_levels, turn = min(i + self.n_kept, longest), considered[min(i + 1, n - 1)]
+            if kernels is not None:
+                kernels.simulate(self.model, n_levels, self.n_kept + i, turn)
+                continue
+            path = tree.descend(n_levels)
+            inputs = roots + (self.n_kept + i), noise, turn
             if self._compiled is None:
                 self._simulate(tree, path, *inputs)
             else:  # spare slots fill the path up to a power of two levels
@@ -220,6 +235,17 @@ class TreeSearch:
     def new_trees(self, state: Mapping[str, Tensor], logits: Tensor, value: Tensor) -> Tree:
         """Make trees with a root only and room for a search; see `Tree.from_roots`."""
         return Tree.from_roots(state, logits, value, self.n_kept + self.config.n_simulations)
+
+    def _kernels(self, tree: Tree, noise: Tensor, n_levels: int) -> KernelSearch | None:
+        backend = self.config.backend
+        if backend is None and noise.is_cuda and noise.dtype in (torch.float32, torch.float64):
+            has_warp = torch.version.hip is None and importlib.util.find_spec("warp") is not None
+            backend = "warp" if has_warp else "torch"
+        if backend != "warp":
+            return None
+        from rlstruct.search.kernel_search import KernelSearch  # needs an extra
+
+        return KernelSearch(tree, self.config, noise, n_levels)
 
     def _simulate(self, tree: Tree, path: Tensor, new_slots: Tensor, noise: Tensor, considered: Tensor) -> None:
         """Simulate once, in place, along the slots ``path`` [D, B]."""

@@ -52,8 +52,9 @@ class ConnectFour(TensorEnv[ConnectFourState]):
         super().__init__(n_envs, seed, **settings)
         columns = torch.arange(COLUMNS, dtype=torch.int64, device=self.device)
         height = torch.arange(ROWS - 1, -1, -1, dtype=torch.int64, device=self.device)
-        self._bits = 7 * columns + height.unsqueeze(1)  # [6, 7]
-        self._top = 7 * columns + ROWS - 1
+        self._bottom = torch.ones_like(columns) << 7 * columns
+        self._places = self._bottom << height.unsqueeze(1)  # [6, 7], row 0 on top
+        self._directions = torch.tensor([[1], [7], [6], [8]], device=self.device)  # up, sideways, and both diagonals
 
     def initial(self, key: Tensor) -> ConnectFourState:
         """Empty the board."""
@@ -64,35 +65,34 @@ class ConnectFour(TensorEnv[ConnectFourState]):
     ) -> tuple[ConnectFourState, Tensor, Tensor]:
         """Drop a stone; then it is the other player's turn."""
         stones = state.mine | state.theirs
-        legal = ((stones >> (7 * action + ROWS - 1)) & 1) == 0
+        empty = stones ^ FULL
         # Adding one at the bottom of a column carries up to its first empty bit.
-        bottom = torch.ones_like(action) << (7 * action)
-        after = torch.where(legal, stones | (stones + bottom), stones)
-        mine = state.mine | (after ^ stones)
-        won = legal & four_in_line(mine)
-        reward = won.to(torch.float32) - (~legal).to(torch.float32)
-        return ConnectFourState(state.theirs, mine), reward, won | ~legal | (after == FULL)
+        stone = (stones + self._bottom.index_select(0, action)) & empty
+        illegal = stone == 0
+        mine = state.mine | stone
+        won = four_in_line(mine, self._directions) & ~illegal
+        reward = won.to(torch.float32).masked_fill_(illegal, -1.0)
+        return ConnectFourState(state.theirs, mine), reward, won | illegal | (stone == empty)
 
     def observe(self, state: ConnectFourState) -> dict[str, Tensor]:
         """Show both players' stones and the columns that are not full."""
         both = torch.stack([state.mine, state.theirs], dim=1).view(-1, 2, 1, 1)
         stones = (state.mine | state.theirs).unsqueeze(1)
-        return {"board": ((both >> self._bits) & 1) == 1, "legal": ((stones >> self._top) & 1) == 0}
+        return {"board": (both & self._places) != 0, "legal": (stones & self._places[0]) == 0}
 
     def state_from(self, frames: dict[str, Tensor]) -> ConnectFourState:
         """Build the states that show ``board`` [B, 2, 6, 7] bool, for a tree search."""
-        mine, theirs = (frames["board"].to(torch.int64) << self._bits).sum((2, 3)).unbind(1)
+        mine, theirs = (frames["board"] * self._places).sum((2, 3)).unbind(1)
         return ConnectFourState(mine, theirs)
 
 
-def four_in_line(stones: Tensor) -> Tensor:
+def four_in_line(stones: Tensor, directions: Tensor) -> Tensor:
     """Return which players [B] have four stones in a line, for stones [B] int64, one bit each.
 
-    >>> four_in_line(torch.tensor([0b1111, 0b10111, 1 | 1 << 7 | 1 << 14 | 1 << 21]))
+    ``directions`` [D, 1] int64 are the distances between neighbouring bits of a line.
+
+    >>> four_in_line(torch.tensor([0b1111, 0b10111, 1 | 1 << 7 | 1 << 14 | 1 << 21]), torch.tensor([[1], [7]]))
     tensor([ True, False,  True])
     """
-    lines = torch.zeros_like(stones)
-    for direction in (1, 7, 6, 8):  # up, sideways, and both diagonals
-        pairs = stones & (stones >> direction)
-        lines = lines | (pairs & (pairs >> 2 * direction))
-    return lines != 0
+    pairs = stones & (stones >> directions)  # [D, B]
+    return (pairs & (pairs >> 2 * directions)).any(0)

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from typing import Any
-
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from queued import Queued
 
 from rlstruct.agents import ActorCritic, ActorCriticAgent
 from rlstruct.batchers import RL_Batcher
@@ -16,22 +12,6 @@ from rlstruct.core import DictTensor
 from rlstruct.sims import make
 
 T, B = 32, 16
-
-
-class Queued(TorchDispatchMode):
-    """Counts operators that compute: no views, and no memory that is only asked for."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: Counter[str] = Counter()
-        self.numbers = 0  # that they have computed or copied
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = func(*args, **(kwargs or {}))
-        if not func.is_view and "empty" not in str(func):
-            self.names[str(func)] += 1
-            self.numbers += sum(leaf.numel() for leaf in tree_leaves(found) if isinstance(leaf, torch.Tensor))
-        return found
 
 
 def operators_a_step(name: str, n_inputs: int, n_actions: int) -> float:

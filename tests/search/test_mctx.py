@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+from typing import Any
 
 import numpy as np
 import pytest
@@ -34,8 +35,11 @@ class Tables:
         return self.tables["logits"][at], self.tables["value"][at]
 
 
+@pytest.mark.parametrize("backend", ["torch", "warp"])
 @pytest.mark.parametrize("number", range(len(CASES)))
-def test_finds_what_mctx_finds(number: int, device: torch.device) -> None:
+def test_finds_what_mctx_finds(number: int, backend: Any, device: torch.device) -> None:
+    if backend == "warp":
+        pytest.importorskip("warp", reason="needs the extra warp")
     case = CASES[number]
     games = Tables(case, number, device)
     config = SearchConfig(
@@ -43,6 +47,7 @@ def test_finds_what_mctx_finds(number: int, device: torch.device) -> None:
         n_simulations=case.n_simulations,
         max_depth=case.max_depth,
         n_considered=case.n_considered,
+        backend=backend,
     )
     search = TreeSearch(games, config, device=device)
     state = {"number": torch.zeros_like(games.rows)}

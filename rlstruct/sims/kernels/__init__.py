@@ -8,9 +8,12 @@ Needs the extra ``warp``. rlstruct imports this package only once a simulator as
 """
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from rlstruct.errors import MissingPackageError, how_to_install
 
@@ -18,11 +21,11 @@ try:
     import warp as wp
 except ImportError as error:
     raise MissingPackageError(
-        f"rlstruct.sims: backend='warp' needs NVIDIA Warp, which is not installed. {how_to_install('warp')}, or use "
+        f"rlstruct: backend='warp' needs NVIDIA Warp, which is not installed. {how_to_install('warp')}, or use "
         "backend='torch'."
     ) from error
 
-__all__ = ["GameKernel", "quietly", "start", "wp"]
+__all__ = ["GameKernel", "launch", "quietly", "start", "wp"]
 
 
 @dataclass(frozen=True)
@@ -64,3 +67,13 @@ def start() -> None:
     """Initialise Warp without its banner. This opens CUDA's driver, so nothing calls it during an import."""
     with quietly():
         wp.init()
+
+
+def launch(device: torch.device, kernel: Any, shape: int | Sequence[int], *inputs: Any, block: int = 256) -> None:
+    """Launch a kernel on torch's current stream, without waiting or copying; ``block`` is the GPU block size."""
+    arguments = [wp.from_torch(value) if isinstance(value, Tensor) else value for value in inputs]
+    stream = None
+    if device.type == "cuda":
+        stream = wp.stream_from_torch(torch.cuda.current_stream(device))
+    with quietly():
+        wp.launch(kernel, shape, inputs=arguments, device=str(device), stream=stream, block_dim=block)
