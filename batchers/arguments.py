@@ -97,9 +97,9 @@ def check_choices(on_worker_error: str, n_processes: int, cluster: object, shari
 def warn_of_copies(device: torch.device) -> None:
     """Warn that worker processes are a slow way to use an accelerator."""
     warn_user(
-        f"RL_Batcher: worker processes on {device} copy every batch to the CPU and back, act without CUDA graph or "
-        "kernel, and open a context each. Use one process for all environments, n_processes=0, or, if the environments "
-        "compute on the CPU, device='cpu'; both are faster. This warning appears once."
+        f"RL_Batcher: worker processes on {device} act without CUDA graph or kernel, and open a context each; every "
+        "batch travels through the CPU, in one copy each way. Use one process for all environments, n_processes=0, or, "
+        "if the environments compute on the CPU, device='cpu'; both are faster. This warning appears once."
     )
 
 

@@ -20,6 +20,7 @@ from rlstruct.batchers.rollout_buffer import RolloutBuffer
 from rlstruct.batchers.saved_state import CollectorState
 from rlstruct.batchers.workers.transport import Created, Executed, Order, PublishedWeights
 from rlstruct.core import DictTensor, Layout
+from rlstruct.core.transfer import Packed, allocate_packed
 from rlstruct.indexed_actions import indices_of
 from rlstruct.spaces import integer_bounds
 
@@ -49,6 +50,7 @@ class Worker:
         self._pickled, self._backends, self._read_weights = factory, backends, read
         self._progress, self._memories = progress, memories
         self.buffers: list[dict[str, Tensor]] = [{} for _ in memories]
+        self._packed: dict[int, tuple[Packed, Tensor]] = {}  # buffers on an accelerator, and CPU memory for a copy
         self._buffer = 0  # index of the buffer that batches are written to
         self._other: RolloutBuffer | None = None  # the other buffer, once a batch has been queued
         self._new_layout: Layout | None = None
@@ -103,11 +105,12 @@ class Worker:
             self._progress.enter(Phase.COPY)
             self._buffer, self._other = buffer_number, collector.renew(self._other)
         collected = collector.collect(agent_info)
-        tensors, shared = collector.steps.tensors, self.buffers[buffer_number]
-        if tensors is not shared:
+        if buffer_number in self._packed:
             self._progress.enter(Phase.COPY)
-            for name, tensor in tensors.items():
-                shared[name].copy_(tensor)
+            packed, copy = self._packed[buffer_number]
+            copy.copy_(packed.block)  # sync: once per batch
+            for shared, tensor in zip(self.buffers[buffer_number].values(), packed.unpack(copy), strict=True):
+                shared.copy_(tensor)
         layout, self._new_layout = self._new_layout, None
         return Executed(collected, collector.count_running(), self._progress.clock.seconds(), layout)
 
@@ -122,6 +125,11 @@ class Worker:
 
     def _allocate(self, layout: Layout) -> dict[str, Tensor]:
         """Allocate a buffer: in the transport's memory or else on its own device; then batches are copied."""
-        self._new_layout = layout
+        self._new_layout, device = layout, self._factory.device
         self.buffers[self._buffer] = shared = self._memories[self._buffer](layout)
-        return shared if self._factory.device.type == "cpu" else layout.allocate(self._factory.device)
+        if device.type == "cpu":
+            return shared
+        packed = allocate_packed(layout, device)
+        copy = torch.empty(len(packed.block), dtype=torch.uint8, device="cpu", pin_memory=device.type == "cuda")
+        self._packed[self._buffer] = packed, copy
+        return dict(zip(layout, packed.unpack(packed.block), strict=True))

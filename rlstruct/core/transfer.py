@@ -1,18 +1,21 @@
-"""Transfers of many tensors from CPU memory to a CUDA device in one copy.
+"""Transfers of many tensors between CPU memory and a CUDA device in one copy.
 
 A batch has about 25 tensors in pageable memory, and CUDA would copy them one by one while the host waits. Instead they
 are packed into one pinned block, which is copied while the host continues. Tensors that share memory are packed once,
-and share memory on the device too.
+and share memory on the device too. Tensors that will travel to the CPU are allocated in one block from the start.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
+
+from rlstruct.core.layout import Layout
 
 _ALIGNMENT = 16  # bytes: the size of the largest dtype
 _MOST_UNUSED = 2  # a storage at most this many times as large as its tensors is copied whole
@@ -86,3 +89,13 @@ def pack(tensors: Sequence[Tensor], *, pin: bool) -> Packed:
     for source, start in sources:
         block[start : start + len(source)].copy_(source)
     return Packed(block, views)
+
+
+def allocate_packed(layout: Layout, device: torch.device) -> Packed:
+    """Allocate the uninitialised tensors of a layout in one block, which is copied to other memory at once."""
+    views, n_bytes = [], 0
+    for shape, dtype in layout.values():
+        stride = torch.empty(shape, dtype=dtype, device="meta").stride()
+        views.append((dtype, torch.Size(shape), stride, n_bytes // dtype.itemsize))
+        n_bytes += -(-math.prod(shape) * dtype.itemsize // _ALIGNMENT) * _ALIGNMENT
+    return Packed(torch.empty(n_bytes, dtype=torch.uint8, device=device), views)

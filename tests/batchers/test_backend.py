@@ -22,6 +22,8 @@ from rlstruct.batchers.shared_memory import SharedBlock
 from rlstruct.batchers.workers.pool import WorkerPool
 from rlstruct.batchers.workers.transport import Executed, Order, PublishedWeights
 from rlstruct.batchers.workers.worker import Worker
+from rlstruct.engine.torch_private import TorchDispatchMode
+from rlstruct.sims import CartPole
 
 
 class InlineLink:
@@ -125,6 +127,56 @@ def test_a_registered_backend_collects_what_ours_collect(
         for key, value in ours.steps.items():
             assert torch.equal(mine.steps[key], value), key
         assert mine.info["env_seed"].tolist() == [3, 4]
+
+
+class Fetched(TorchDispatchMode):
+    """Notes the size of each copy from an accelerator to the CPU, and whether it went to pinned memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.copies: list[tuple[int, bool]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        answer, name = func(*args, **(kwargs or {})), func.overloadpacket.__name__
+        source = {"_to_copy": args[:1], "copy_": args[1:2]}.get(name, ())
+        if source and not source[0].is_cpu and answer.is_cpu:
+            self.copies.append((answer.nbytes, answer.is_pinned() if source[0].is_cuda else False))
+        return answer
+
+
+@pytest.mark.parametrize("device", ["sim:0", pytest.param("cuda:0", marks=pytest.mark.gpu)])
+def test_a_batch_leaves_a_workers_accelerator_in_one_copy(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if device == "sim:0":
+        import rlstruct.testing.sim_device  # noqa: F401 - makes it known
+    monkeypatch.setitem(BACKENDS, "mine", f"{__name__}:create_inline_pool")
+    env_args = {"n_envs": 3, "device": device}
+    batches: dict[str | None, list[Trajectories]] = {}
+    for cluster in ("mine://here", None):
+        with RL_Batcher(
+            5,
+            RngAgent,
+            CartPole,
+            env_args=env_args,
+            n_processes=0 if cluster is None else 1,
+            seed=3,
+            device=device,
+            cluster=cluster,
+        ) as batcher:
+            batcher.reset()
+            batches[cluster] = []
+            for _ in range(3):
+                with Fetched() as fetched:
+                    batcher.execute()
+                batches[cluster].append(batcher.get()[0])
+                size = sum(value.nbytes for value in batches[cluster][-1].steps.values())
+                if cluster is not None:
+                    ((n_bytes, pinned),) = fetched.copies
+                    assert size / 2 < n_bytes < 2 * size
+                    assert pinned == (device == "cuda:0")
+    for found, expected in zip(batches["mine://here"], batches[None], strict=True):
+        for key, value in expected.steps.items():
+            assert torch.equal(found.steps[key], value), key
+            assert str(found.steps[key].device) == device
 
 
 def test_an_unknown_backend_is_named_with_those_that_there_are() -> None:

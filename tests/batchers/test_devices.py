@@ -64,7 +64,7 @@ def test_workers_on_an_accelerator_are_advised_once_to_be_one_process() -> None:
         make(1, "sim:1")
         make(1, "sim:1")
     (warning,) = caught
-    assert "worker processes on sim:1 copy every batch to the CPU" in str(warning.message)
+    assert "worker processes on sim:1 act without CUDA graph or kernel" in str(warning.message)
     assert "Use one process for all environments, n_processes=0" in str(warning.message)
     assert warning.filename == __file__
 
