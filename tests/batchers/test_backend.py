@@ -170,9 +170,10 @@ def test_a_batch_leaves_a_workers_accelerator_in_one_copy(device: str, monkeypat
                 batches[cluster].append(batcher.get()[0])
                 size = sum(value.nbytes for value in batches[cluster][-1].steps.values())
                 if cluster is not None:
-                    ((n_bytes, pinned),) = fetched.copies
+                    # Counts of wrong actions, 40 bytes, are read later.
+                    (n_bytes,) = (n for n, _ in fetched.copies if n > 40)
                     assert size / 2 < n_bytes < 2 * size
-                    assert pinned == (device == "cuda:0")
+                    assert {pinned for _, pinned in fetched.copies} == {device == "cuda:0"}
     for found, expected in zip(batches["mine://here"], batches[None], strict=True):
         for key, value in expected.steps.items():
             assert torch.equal(found.steps[key], value), key
