@@ -83,14 +83,11 @@ class Run:
             self._now = None
 
     def measured(self, part: str, **where: object) -> bool:
-        """Return True if a part has rows with these values; rungs that broke CUDA do not count."""
-        return any(
-            row["part"] == part
-            and UNFINISHED not in row
-            and not ("rung" in row and row.get("broke"))
-            and all(row.get(key) == value for key, value in where.items())
-            for row in self.rows
-        )
+        """Return True if a part has complete rows with these values only; rungs that broke CUDA do not count."""
+        found = [row for row in self.rows if row["part"] == part]
+        found = [row for row in found if all(row.get(key) == value for key, value in where.items())]
+        complete = [row for row in found if not ("rung" in row and row.get("broke"))]
+        return bool(complete) and all(UNFINISHED not in row for row in found)
 
     def left(self, seconds: float, what: str) -> bool:
         """Return True if there is time left for a part; otherwise report that there is not."""
@@ -214,7 +211,7 @@ class Ladder(Run):
     def made(
         self, part: str, makers: Sequence[MakeRung], look: Callable[[Rung], None] | None = None, **where: object
     ) -> list[Rung]:
-        """Make rungs, warm each up, and call ``look`` with it; one that raises gets a row too."""
+        """Make the rungs that have no row yet, warm each up, and call ``look``; one that raises gets a row too."""
         if self.device.type == "cuda":
             gc.collect()  # the rungs before hold each other, and many gigabytes
             torch.cuda.empty_cache()
@@ -222,7 +219,7 @@ class Ladder(Run):
         broke = {row.get("rung") for row in self.rows if row.get("broke")}
         for maker in makers:
             row = {"part": part, "rung": _name(maker), **where}
-            if row["rung"] not in broke:
+            if row["rung"] not in broke and not self.measured(**row):
                 with self.caught(**row), self.limited(**row):
                     rung = maker()
                     rung.run()

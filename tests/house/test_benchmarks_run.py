@@ -414,16 +414,22 @@ def test_a_run_that_is_cut_keeps_what_it_has_and_measures_it_again(
 
         return lambda: Rung(name, run, 1)
 
+    def fails(name: str) -> Rung:
+        raise ZeroDivisionError(name)
+
+    bad = partial(fails, "bad")
     first = gpu.Run(torch.device("cpu"), quick=True, deadline=math.inf, silent=True)
     with pytest.raises(KeyboardInterrupt):
-        first.rate("simulation", [rung("one", None), rung("two", 2)], N=64)
+        first.rate("simulation", [bad, rung("one", None), rung("two", 2)], N=64)
     again = gpu.Run(torch.device("cpu"), quick=True, deadline=math.inf, silent=True)
     again.resume()
-    assert [(row["rung"], row["N"], len(row["rounds"])) for row in again.rows] == [("one", 64, 1)]
+    failed, *found = again.rows
+    assert failed == {"part": "simulation", "rung": "bad", "N": 64, "left_out": "ZeroDivisionError: bad"}
+    assert [(row["rung"], row["N"], len(row["rounds"])) for row in found] == [("one", 64, 1)]
     assert again.best("simulation", rung="one") > 0.0
     assert not again.measured("simulation", N=64)
-    again.rate("simulation", [rung("one", None), rung("two", None)], N=64)
-    assert [(row["rung"], len(row["rounds"])) for row in again.rows] == [("one", 5), ("two", 5)]
+    again.rate("simulation", [bad, rung("one", None), rung("two", None)], N=64)
+    assert [(row["rung"], len(row.get("rounds", []))) for row in again.rows] == [("bad", 0), ("one", 5), ("two", 5)]
     assert again.measured("simulation", N=64)
 
 

@@ -7,6 +7,8 @@ import json
 import os
 import pathlib
 import re
+import shutil
+import signal
 import subprocess
 import sys
 import tarfile
@@ -306,3 +308,86 @@ def test_a_quick_look_takes_its_steps_in_order_and_writes_what_came_of_it(tmp_pa
     }
     assert {row["inferences_per_sample"] for row in measured if row["part"] == "table"} == {20}
     assert len({path.stem.partition("-")[2] for path in tmp_path.glob("gpu*.*")}) == 1  # one device, one commit
+
+
+UNPLUGGED = """
+import os, socket, sys
+
+def refuse(*address, **named):
+    with open(os.environ["TRIED"], "a") as file:
+        print(address, file=file)
+    raise OSError("the network is unplugged")
+
+socket.getaddrinfo = socket.create_connection = refuse
+sys.modules["warp"] = None
+"""
+FAILING = """
+
+def _fail() -> None:
+    raise RuntimeError("CUDA error: unspecified launch failure")
+
+
+def our_rungs(n_envs: int, device: torch.device) -> list[MakeRung]:
+    return [partial(Rung, "torch eager", _fail, 1)]
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_first_command_keeps_what_it_has_measured_whatever_goes_wrong(tmp_path: pathlib.Path, on_gpu: Any) -> None:
+    """A rehearsal, scaled down: no network, a missing package, kernels that fail, and a kill half way."""
+    root, out, copy, site = (tmp_path / name for name in ("repository", "out", "copy", "site"))
+    for folder in ("rlstruct", "agents", "batchers", "algos"):
+        root.mkdir(exist_ok=True)
+        (root / folder).symlink_to(ROOT / folder)
+    for folder in (".ci", "benchmarks"):
+        shutil.copytree(ROOT / folder, root / folder, ignore=shutil.ignore_patterns("results", "__pycache__"))
+    with (root / "benchmarks" / "common" / "ladder_rungs.py").open("a") as file:
+        file.write(FAILING)
+    for folder in (site, root / "tests"):
+        folder.mkdir()
+    (root / "tests" / "test_fused.py").write_text(TESTS)
+    (root / "pyproject.toml").write_text(SETTINGS)
+    (site / "sitecustomize.py").write_text(UNPLUGGED)
+    command = [sys.executable, str(root / ".ci" / "on_gpu.py"), "--command", "1", "--quick", "--test-seconds", "2"]
+    command += ["--out", str(out), "--copy", str(copy), "--cache", str(tmp_path / "cache"), "--commit", "abc"]
+    environment = os.environ | {"PYTHONPATH": str(site), "TRIED": str(tmp_path / "tried")}
+
+    def rows(folder: pathlib.Path, name: str) -> list[dict[str, Any]]:
+        file = next(folder.glob(f"{name}-*.json"), None)
+        return [] if file is None else json.loads(file.read_text())["rows"]
+
+    def measured(folder: pathlib.Path) -> list[dict[str, Any]]:
+        return [row for row in rows(folder, "gpu") if "steps_per_second" in row and "unfinished" not in row]
+
+    killed = subprocess.Popen(
+        [*command, "--minutes", "9"], env=environment, start_new_session=True, stdout=subprocess.DEVNULL
+    )
+    deadline = time.monotonic() + 200
+    while not measured(copy):
+        assert killed.poll() is None
+        assert time.monotonic() < deadline, "nothing was measured in 200 s"
+        time.sleep(0.1)
+    os.killpg(killed.pid, signal.SIGKILL)
+    killed.wait()
+    came_back = measured(copy)
+    tests = rows(copy, "gpu_tests")
+    assert {row["test"].partition("::")[2]: row["outcome"] for row in tests} == {
+        "test_passes": "passed", "test_hangs_in_c": "lost", "test_hangs_in_c_no_more": "passed", "test_fails": "failed",
+        "test_crashes": "lost", "test_breaks_cuda": "failed", "test_comes_last": "passed",
+    }  # fmt: skip
+
+    again = subprocess.run(
+        [*command, "--minutes", "2.5"], env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert again.returncode == 1, again.stderr  # some tests have failed
+    assert [row for row in measured(copy) if row in came_back] == came_back  # and were not measured again
+    assert rows(copy, "gpu_tests") == tests
+    assert {row["part"] for row in measured(copy)} >= {"policy", "simulation", "learning"}
+    steps = {row["step"]: row for row in rows(copy, "gpu_run")}
+    assert list(steps) == [step.name for step in on_gpu.gpu_plan.steps_of(1, [])]
+    assert "error" not in {key for row in steps.values() for key in row}
+    left_out = {row["rung"]: row["left_out"] for row in steps["targets"]["left_out"]}
+    assert left_out["torch eager"] == "RuntimeError: CUDA error: unspecified launch failure"
+    assert "warp" in left_out["Warp fused policy"]
+    assert not (tmp_path / "tried").exists(), (tmp_path / "tried").read_text()
