@@ -158,6 +158,33 @@ def test_a_simulation_is_few_nodes_of_a_graph(n_games: int, most: int, monkeypat
     assert (many - few) / 8 <= most
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("reuse_tree", [False, True])
+def test_a_captured_search_finds_the_same(reuse_tree: bool) -> None:
+    """In other positions, too, and with new weights, which a replay reads."""
+    config = SearchConfig(method="puct", n_simulations=8, max_depth=4, reuse_tree=reuse_tree)
+    network = decided(torch.float32, torch.device("cuda:0"))
+    agents = [
+        SearchAgent(network, create_simulator=ConnectFour, config=replace(config, backend=backend))
+        for backend in ("torch", "warp")
+    ]
+    game = ConnectFour(9, device="cuda:0")
+    frame = game.reset()[0]
+    states = [agent.initial_state(DictTensor(), 9) for agent in agents]
+    for move in range(5):  # eager, captured, replayed
+        rng = {"rng": child_key(torch.arange(9), move).to("cuda:0")}
+        both = [
+            agent(state, frame + DictTensor(rng), DictTensor()) for agent, state in zip(agents, states, strict=True)
+        ]
+        (expected, _), (found, _) = both
+        for key, value in expected.items():
+            torch.testing.assert_close(found[key], value, rtol=1e-4, atol=1e-5)
+        states = [state for _, state in both]
+        for agent in agents:
+            agent.update({name: weight * (1.0 + 0.1 * move) for name, weight in network.state_dict().items()})
+        frame = game.step(found)[1][0]
+
+
 def n_nodes(graph: Any) -> int:
     n = ctypes.c_size_t(0)
     assert ctypes.CDLL(None).cudaGraphGetNodes(ctypes.c_void_p(graph.raw_cuda_graph()), None, ctypes.byref(n)) == 0
