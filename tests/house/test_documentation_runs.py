@@ -7,12 +7,15 @@ import importlib
 import os
 import pathlib
 import re
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import pytest
 
 from checkers import ROOT, library_files, module_name
+from warm_python import WarmPython
 
 pytestmark = pytest.mark.timeout(310)  # of a machine that has other things to do
 
@@ -20,8 +23,11 @@ TUTORIALS = sorted((ROOT / "tutorials").glob("[0-9]*.py"))
 # What takes half a minute runs as well in a few seconds: the text, and what stands there instead.
 SHORTER = {
     "08_evaluation_checkpoints_and_plots.py": {"--n-env-steps 15000": "--n-env-steps 3000"},
+    "10_four_thousand_environments.py": {"n_env_steps=400_000": "n_env_steps=150_000"},
     "13_connect_four.py": {"n_env_steps=8_000": "n_env_steps=3_000", "n_updates=8": "n_updates=4"},
     "18_tuning.py": {"seconds=30.0": "seconds=6.0"},
+    "20_evolution_strategies.py": {"n_generations=16": "n_generations=4", "mean_return > 475": "mean_return > 60"},
+    "21_roles.py": {"N_COLLECTORS, N_ENVS, T = 300": "N_COLLECTORS, N_ENVS, T = 100", "[-1] > 100": "[-1] > 20"},
 }
 # What `import rlstruct` must leave alone: environments and everything optional.
 HEAVY = {"gymnasium", "tqdm", "tensorboard", "matplotlib", "tyro", "ale_py", "envpool", "warp", "tensordict", "ray"}
@@ -46,6 +52,13 @@ def run_python(arguments: list[str], folder: pathlib.Path) -> subprocess.Complet
     )
 
 
+@pytest.fixture(scope="module")
+def python() -> Iterator[WarmPython]:
+    warm = WarmPython()
+    yield warm
+    warm.close()
+
+
 def run_doctests(module: object) -> doctest.TestResults:
     return doctest.testmod(module, optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)  # type: ignore[arg-type]
 
@@ -64,25 +77,27 @@ def test_a_wrong_docstring_example_is_noticed(capsys: pytest.CaptureFixture[str]
 
 @pytest.mark.slow
 @pytest.mark.parametrize("tutorial", TUTORIALS[:1] + TUTORIALS[2:], ids=lambda file: file.name)  # 02 runs as a notebook
-def test_tutorial_warns_of_nothing(tutorial: pathlib.Path, tmp_path: pathlib.Path) -> None:
+def test_tutorial_warns_of_nothing(tutorial: pathlib.Path, tmp_path: pathlib.Path, python: WarmPython) -> None:
     script, text = tutorial, tutorial.read_text()
     for shown, shorter in SHORTER.get(tutorial.name, {}).items():
         assert shown in text
         text, script = text.replace(shown, shorter), tmp_path / tutorial.name
         script.write_text(text)
-    run = run_python([str(script)], tmp_path)
+    run = python.run(script, tmp_path)
     assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-4000:]
     assert "Warning" not in run.stderr
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("package", "block"), BLOCKS)
-def test_page_block_marked_to_run_does(package: str | None, block: str, tmp_path: pathlib.Path) -> None:
+def test_page_block_marked_to_run_does(
+    package: str | None, block: str, tmp_path: pathlib.Path, python: WarmPython
+) -> None:
     if package:
         pytest.importorskip(package)
     script = tmp_path / "block.py"
     script.write_text(block)
-    run = run_python([str(script)], tmp_path)
+    run = python.run(script, tmp_path)
     assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-4000:]
     assert "Warning" not in run.stderr
 
@@ -129,3 +144,28 @@ def test_import_rlstruct_brings_in_nothing_heavy(tmp_path: pathlib.Path) -> None
     added = set(run.stdout.split())
     assert "rlstruct" in added
     assert added & HEAVY == set()
+
+
+def test_a_script_in_a_copy_of_a_warm_process_is_an_ordinary_one(tmp_path: pathlib.Path, python: WarmPython) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import atexit, multiprocessing, sys, torch\n"
+        "def square(x): return x * x\n"
+        "if __name__ == '__main__':\n"
+        "    atexit.register(print, 'the end')\n"
+        "    with multiprocessing.get_context('spawn').Pool(1) as pool: print(pool.map(square, [3]))\n"
+        "    print(sys.argv, sys.stdin.read(), hasattr(torch, 'seen'))\n"
+        "    torch.seen = True\n"
+        "    import warnings; warnings.warn('look')\n"
+        "    sys.exit(3)\n"
+    )
+    for _ in range(2):
+        run = python.run(script, tmp_path)
+        assert (run.returncode, run.stdout) == (3, f"[9]\n{[str(script)]}  False\nthe end\n")
+        assert "UserWarning: look" in run.stderr
+    script.write_text("raise ValueError('wrong')")
+    run = python.run(script, tmp_path)
+    assert run.returncode == 1
+    assert "ValueError: wrong" in run.stderr
+    script.write_text("import time; time.sleep(60)")
+    assert python.run(script, tmp_path, seconds=1).returncode == -signal.SIGALRM
