@@ -32,7 +32,7 @@ GAMES = ("Breakout", "Pong", "Seaquest", "SpaceInvaders")
 MULTIPROCESSORS, SCHEDULERS, REGISTERS, CLOCK = 132, 4, 65536, 1.755e9  # of an H100
 LATENCY = 10  # cycles from an instruction of a warp to its next: about 5 for arithmetic, 30 for memory in the cache
 SIZES = (4096, 32768)
-WIDTHS = (32, 16, 4, 2)  # consoles in a warp, which SIZES ask for
+WIDTHS = (32, 4)  # consoles in a warp, which SIZES ask for
 ROOT = Path(__file__).parents[1]
 
 
@@ -66,6 +66,7 @@ class Emulator:
         }  # fmt: skip
         wp.compile_aot_module(frame, arch=90, module_dir=folder, use_ptx=True)
         self.run = ptx.Kernel(frame.run_frame, folder, r"[<>] \(int32_t\)\(24999ll\)")
+        self.draw = ptx.Kernel(frame.draw_frame, folder)
         self._ptx, self._wp = ptx, wp
 
     def frame(self, consoles: Any, actions: torch.Tensor, *, draw: bool) -> list[Cost]:  # noqa: ANN401
@@ -77,24 +78,43 @@ class Emulator:
         from rlstruct.atari.machine import place_consoles
 
         lasting = consoles.registers, consoles.ram, consoles._screens
-        memory = [one.clone() for one in lasting]
-        spare = [one.clone() for one in memory]
-        n = len(actions)
-        shape, everybody = (n,), torch.ones_like(actions)
-        inputs = [consoles.board, self._wp.from_torch(actions), self._wp.from_torch(everybody), 1]
-        consoles.board.draw = int(draw)
-        taken: dict[int, float] = {}
-        for width in WIDTHS:
-            for one, kept in zip(spare, memory, strict=True):
-                one.copy_(kept)
-            place = place_consoles(consoles.board, tuple(spare))
-            taken[width] = float(self.run.paid(shape, [place, *inputs], width).mean())
-        passes = self.run.passes(shape, [place_consoles(consoles.board, tuple(memory)), *inputs])
-        slowest = {width: float(self._ptx.slowest(passes, width).mean()) for width in WIDTHS}
+        memory = tuple(one.clone() for one in lasting)
+        n, everybody, board = len(actions), torch.ones_like(actions), consoles.board
+        place = place_consoles(board, memory, puts_off=True)
+        board.draw = int(draw)
+        inputs = [place, board, self._wp.from_torch(actions), self._wp.from_torch(everybody), 1]
+        costs = [self._cost(self.run, (n,), inputs, memory, WIDTHS)]
+        if draw:
+            shape = n, int(consoles.register("n_lines")[0])
+            costs.append(self._cost(self.draw, shape, [place, board, self._wp.from_torch(everybody)], memory, (32,)))
         consoles.run(actions, draw=draw)
         if not all(torch.equal(one, other) for one, other in zip(lasting, memory, strict=True)):
             raise ArithmeticError(f"atari_divergence: {consoles.game}: the kernels of CPU and GPU differ.")
-        return [Cost(passes[:, -1].sum() / n, slowest, taken, 1)]
+        return costs
+
+    def _cost(
+        self,
+        kernel: Any,  # noqa: ANN401
+        shape: tuple[int, ...],
+        inputs: list[Any],
+        memory: Sequence[torch.Tensor],
+        widths: Sequence[int],
+    ) -> Cost:
+        """Count a kernel, which changes ``memory`` once."""
+        kept = [one.clone() for one in memory]
+
+        def again() -> None:
+            for one, before in zip(memory, kept, strict=True):
+                one.copy_(before)
+
+        paid = {}
+        for width in widths:
+            again()
+            paid[width] = float(kernel.paid(shape, inputs, width).mean())
+        again()
+        passes = kernel.passes(shape, inputs)
+        slowest = {width: float(self._ptx.slowest(passes, width).mean()) for width in widths}
+        return Cost(passes[:, -1].sum() / math.prod(shape), slowest, paid, math.prod(shape) / shape[0])
 
 
 def measure(emulator: Emulator, game: str, n: int, warm_up: int) -> Row:

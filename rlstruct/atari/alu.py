@@ -45,7 +45,7 @@ def add(m: Registers, value: int, subtract: int):
     else:
         if subtract != 0:
             total = decimal_value(m.a) - decimal_value(value) - 1 + m.carry
-            result = decimal_digits(total + wp.where(total < 0, 100, 0))
+            result = decimal_digits(total + wp.where(total < 0, 100, 0)) & 0xFF  # of digits above 9, too
         else:
             total = decimal_value(m.a) + decimal_value(value) + m.carry
             carry = wp.where(total > 99, 1, 0)

@@ -1,15 +1,13 @@
-"""The beam: collisions, and pixels on request, for all clocks since the last write that changed the picture.
-
-Most writes to the TIA repeat the current value, so the beam need not catch up for them.
-"""
+"""The beam: collisions, and pixels on request, of a span of clocks in which no write changes the picture."""
 
 import warp as wp
 
-from rlstruct.atari.state import MOST_INSTRUCTIONS, Outer, Registers, Shared, Two, pixels, set_pixels
-from rlstruct.atari.tia import BLANK, LINE, is_late, write_delay
+from rlstruct.atari.state import Outer, Registers, Shared, Two, pixels, set_pixels
+from rlstruct.atari.tia import BLANK, LINE
 from rlstruct.atari.tia_objects import NO_PIXELS, around, ball, missile, player, playfield
 
 WORDS = 40  # of four pixels in a line
+UNBLANKED = BLANK + 8  # clock of a line at which the blank of an HMOVE ends
 FULL = wp.uint32(0xFFFFFFFF)
 EACH_BYTE = wp.uint32(0x01010101)
 STAR_SHIFTS = wp.uint32(0x11002112)
@@ -45,6 +43,16 @@ def move_star(m: Registers):
 
 
 @wp.func
+def end_lines(m: Registers, n_lines: int):
+    """Do what happens at the ends of lines."""
+    m.skip = Two()
+    m.mirror_playfield = m.control & 1
+    if m.stars != 0:
+        for _line in range(n_lines):
+            move_star(m)
+
+
+@wp.func(inline=True)
 def overlap(objects: Objects) -> wp.uint32:
     """Return the pixels covered by at least two objects."""
     twice = NO_PIXELS
@@ -55,7 +63,7 @@ def overlap(objects: Objects) -> wp.uint32:
     return twice
 
 
-@wp.func
+@wp.func(inline=True)
 def sweep_word(board: Shared, i: int, m: Registers, outer: Outer, word: int, begin: int, end: int):
     """Process pixels `begin` to `end` of a line, all within one 32-pixel word."""
     inside = (FULL << wp.uint32(begin & 31)) & (FULL >> wp.uint32(31 - ((end - 1) & 31)))
@@ -76,7 +84,7 @@ def sweep_word(board: Shared, i: int, m: Registers, outer: Outer, word: int, beg
         draw_word(board, i, m, outer, word, inside, black, objects)
 
 
-@wp.func
+@wp.func(inline=True)
 def draw_word(
     board: Shared, i: int, m: Registers, outer: Outer, word: int, inside: wp.uint32, black: wp.uint32, objects: Objects
 ):
@@ -116,7 +124,7 @@ def draw_word(
         k += 1
 
 
-@wp.func
+@wp.func(inline=True)
 def repeat_line(board: Shared, i: int, m: Registers, outer: Outer, n_lines: int):
     """Copy the last line to the next whole lines: nothing changes, so they have no new collisions."""
     if board.draw != 0:
@@ -130,85 +138,52 @@ def repeat_line(board: Shared, i: int, m: Registers, outer: Outer, n_lines: int)
 
 
 @wp.func
+def picture_end(m: Registers, outer: Outer) -> int:
+    """Return the clock at which the last line of the picture ends."""
+    return m.frame_start + LINE * (outer.first_line + outer.n_lines)
+
+
+@wp.func(inline=True)
+def sweep_line(board: Shared, i: int, m: Registers, outer: Outer, stop: int):
+    """Follow the beam to the end of a line, or to a clock before; or on through lines that repeat it."""
+    clock = (m.swept - m.frame_start) % LINE
+    n = wp.min(LINE - clock, stop - m.swept)
+    begin = wp.max(clock - BLANK, 0)
+    end = clock + n - BLANK
+    x = int(begin)
+    if board.draw == 0 and (m.vblank & 2) != 0:
+        x = end
+    while x < end:
+        next_x = wp.min((x | 31) + 1, end)
+        sweep_word(board, i, m, outer, x >> 5, x, next_x)
+        x = next_x
+    # Nonzero if this line may differ from the next.
+    special = m.skip[0] | m.skip[1] | m.stars | m.hmove_blank | (m.mirror_playfield ^ (m.control & 1))
+    if begin < 8 and end >= 8:
+        m.hmove_blank = 0
+    m.swept += n
+    if clock + n == LINE:
+        end_lines(m, 1)
+        if begin == 0 and special == 0:
+            repeat_line(board, i, m, outer, (stop - m.swept) // LINE)
+
+
+@wp.func(inline=True)
 def sweep(board: Shared, i: int, m: Registers, outer: Outer, until: int):
     """Follow the beam to a clock, line by line, within the picture; the last line may be partial."""
-    last_line = outer.first_line + outer.n_lines
-    stop = wp.min(until, m.frame_start + LINE * last_line)
+    stop = wp.min(until, picture_end(m, outer))
     while m.swept < stop:
-        clock = (m.swept - m.frame_start) % LINE
-        n = wp.min(LINE - clock, stop - m.swept)
-        begin = wp.max(clock - BLANK, 0)
-        end = clock + n - BLANK
-        x = int(begin)
-        if board.draw == 0 and (m.vblank & 2) != 0:
-            x = end
-        while x < end:
-            next_x = wp.min((x | 31) + 1, end)
-            sweep_word(board, i, m, outer, x >> 5, x, next_x)
-            x = next_x
-        # Nonzero if this line may differ from the next.
-        special = m.skip[0] | m.skip[1] | m.stars | m.hmove_blank | (m.mirror_playfield ^ (m.control & 1))
-        if begin < 8 and end >= 8:
+        sweep_line(board, i, m, outer, stop)
+
+
+@wp.func
+def pass_by(m: Registers, until: int):
+    """Change the registers as the beam does on its way to a clock within the picture."""
+    if m.swept < until:
+        begin = m.swept - m.frame_start
+        end = until - m.frame_start
+        if (end - UNBLANKED + LINE) // LINE > (begin - UNBLANKED + LINE) // LINE:
             m.hmove_blank = 0
-        m.swept += n
-        if clock + n == LINE:
-            m.skip = Two()
-            m.mirror_playfield = m.control & 1
-            if m.stars != 0:
-                move_star(m)
-            if begin == 0 and special == 0:
-                repeat_line(board, i, m, outer, (stop - m.swept) // LINE)
-
-
-@wp.func
-def looks_the_same(m: Registers, outer: Outer, register: int, value: int, draw: int) -> bool:
-    """Return True if a write certainly changes no pixel and no collision, so the beam need not catch up first.
-
-    These are sounds, motions before HMOVE, and repeated values; also colours while nothing is drawn.
-    """
-    if is_late(m, outer) or register == 0x00:
-        return False
-    if register == 0x01:
-        return (value & 2) == (m.vblank & 2)
-    for k in range(4):
-        if register == 0x06 + k:
-            return draw == 0 or (value >> 1) == (m.color[k] >> 1)
-    if register == 0x0D:
-        return (value >> 4) == (m.playfield & 0x0F)
-    if register == 0x0E:
-        return value == ((m.playfield >> 4) & 0xFF)
-    if register == 0x0F:
-        return value == (m.playfield >> 12)
-    for k in range(2):
-        if register == 0x1B + k:
-            other = 1 - k
-            its_own = m.delay[k] != 0 or value == m.shape[k]
-            its_twin = m.delay[other] == 0 or m.old_shape[other] == m.shape[other]
-            return its_own and its_twin and (k == 0 or m.delay[2] == 0 or m.old_ball == m.enabled[2])
-        if register == 0x1D + k:
-            return m.hide[k] != 0 or ((value >> 1) & 1) == m.enabled[k]
-    if register == 0x1F:
-        return m.delay[2] != 0 or ((value >> 1) & 1) == m.enabled[2]
-    if register == 0x22:
-        return m.cycles * 3 != outer.hmove_clock + 63  # else stars begin
-    sound = register >= 0x15 and register <= 0x1A
-    motion = (register >= 0x20 and register <= 0x24) or register == 0x2B
-    return sound or motion or register == 0x02 or register == 0x03 or register > 0x2C
-
-
-@wp.func
-def follow_beam(board: Shared, i: int, m: Registers, outer: Outer, touches: int, reads: int, writes: int):
-    """Follow the beam before a write changes the picture, a collision is read, or the frame is cut short."""
-    is_last = m.n_instructions == MOST_INSTRUCTIONS - 1
-    until = outer.unfollowed
-    if touches != 0 and writes != 0:
-        register = m.address & 0x3F
-        until = m.cycles * 3 + write_delay(m, register)
-        if reads == 0 and not is_last and looks_the_same(m, outer, register, m.value, board.draw):
-            outer.unfollowed = until
-            return
-    elif touches != 0 and (m.address & 8) == 0:
-        until = m.cycles * 3
-    elif not is_last:
-        return
-    sweep(board, i, m, outer, until)
+        if end // LINE > begin // LINE:
+            end_lines(m, end // LINE - begin // LINE)
+        m.swept = until

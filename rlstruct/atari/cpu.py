@@ -7,9 +7,9 @@ import warp as wp
 
 from rlstruct.atari import opcodes as op
 from rlstruct.atari.alu import combine, shift_or_count
-from rlstruct.atari.beam import follow_beam
 from rlstruct.atari.cartridge import rom_byte, rom_place, switch_bank, write_cartridge
 from rlstruct.atari.riot import read_riot, wait, write_riot
+from rlstruct.atari.spans import CATCH_UP, catch_up, follow_beam
 from rlstruct.atari.state import (
     MOST_INSTRUCTIONS,
     Outer,
@@ -17,8 +17,11 @@ from rlstruct.atari.state import (
     Shared,
     byte_of_ram,
     instruction,
+    noinline,
     on_a_cpu,
+    puts_off,
     set_byte_of_ram,
+    unknown,
 )
 from rlstruct.atari.tia import read_tia, write_tia
 
@@ -129,15 +132,8 @@ def write_chip(m: Registers, outer: Outer):
         write_riot(m, outer, m.address, m.value)
 
 
-def noinline(function: wp.Function) -> wp.Function:
-    """Copy a Warp function without inlining: CPU code exists once per frequent opcode, and shares what is large."""
-    return wp.func(function.func, name=f"{function.key}_noinline", inline=False)
-
-
-read_chip_noinline, write_chip_noinline, follow_beam_noinline = (
-    noinline(read_chip),
-    noinline(write_chip),
-    noinline(follow_beam),
+read_chip_noinline, write_chip_noinline, follow_beam_noinline, catch_up_noinline = map(
+    noinline, (read_chip, write_chip, follow_beam, catch_up)
 )
 
 
@@ -291,8 +287,17 @@ def compute(board: Shared, i: int, m: Registers, outer: Outer, word: int):
     if touches != 0 or m.n_instructions == MOST_INSTRUCTIONS - 1:
         if on_a_cpu():
             follow_beam_noinline(board, i, m, outer, touches, reads, writes)
+            if reads != 0:  # noqa: SIM102 - a constant for frequent opcodes, and Warp evaluates both sides of `and`
+                if board.waits != 0:
+                    board.word = word
+                    return
         else:
             follow_beam(board, i, m, outer, touches, reads, writes)
+            # A console that waits does nothing, but does it together with the others of its warp.
+            keep = unknown(board.waits) - 1
+            word &= keep
+            reads &= keep
+            writes &= keep
     if reads != 0:
         read_memory(board, i, m, outer)
         m.value = m.bus
@@ -308,10 +313,15 @@ def compute(board: Shared, i: int, m: Registers, outer: Outer, word: int):
 
 
 @wp.func
-def execute(board: Shared, i: int, m: Registers, outer: Outer, word: int, operand: int, opcode: int):
-    """Run all phases after the fetch."""
+def begin_instruction(board: Shared, i: int, m: Registers, word: int, operand: int):
+    """Count cycles and find the operand."""
     m.cycles += (word >> op.CYCLES) & 15
     find_operand(board, i, m, word, operand)
+
+
+@wp.func
+def finish_instruction(board: Shared, i: int, m: Registers, outer: Outer, word: int, opcode: int):
+    """Run all phases after `begin_instruction`."""
     flow = (word >> op.FLOW) & 15
     if flow < op.BRANCH or m.n_instructions == MOST_INSTRUCTIONS - 1:
         compute(board, i, m, outer, word)
@@ -333,9 +343,14 @@ def execute(board: Shared, i: int, m: Registers, outer: Outer, word: int, operan
 
 @wp.func
 def step(board: Shared, i: int, m: Registers, outer: Outer):
-    """Run an instruction."""
-    text = fetch_instruction(board, i, m)
-    execute(board, i, m, outer, int(text >> wp.uint64(32)), int(text >> wp.uint64(8)) & 0xFFFF, int(text) & 0xFF)
+    """Run an instruction, or finish the one that waits for collisions."""
+    if board.waits == 0:
+        text = fetch_instruction(board, i, m)
+        board.word = int(text >> wp.uint64(32))
+        board.opcode = int(text) & 0xFF
+        begin_instruction(board, i, m, board.word, int(text >> wp.uint64(8)) & 0xFFFF)
+    board.waits = 0
+    finish_instruction(board, i, m, outer, board.word, board.opcode)
 
 
 step_noinline = noinline(step)
@@ -356,17 +371,32 @@ def step_on_a_cpu(board: Shared, i: int, m: Registers, outer: Outer):
             operand = int(text >> wp.uint64(8)) & 0xFFFF
             m.pc += wp.static(op.LENGTHS[op.FREQUENT[k]])
             m.bus = int(text >> wp.static(wp.uint64(8 * op.LENGTHS[op.FREQUENT[k]] - 8))) & 0xFF
-            execute(board, i, m, outer, wp.static(op.WORDS[op.FREQUENT[k]]), operand, wp.static(op.FREQUENT[k]))
+            begin_instruction(board, i, m, wp.static(op.WORDS[op.FREQUENT[k]]), operand)
+            finish_instruction(board, i, m, outer, wp.static(op.WORDS[op.FREQUENT[k]]), wp.static(op.FREQUENT[k]))
             return
     step_noinline(board, i, m, outer)
 
 
 @wp.func
 def run(board: Shared, i: int, m: Registers, outer: Outer):
-    """Run instructions until the frame ends."""
-    while m.ended == 0 and m.n_instructions < MOST_INSTRUCTIONS:
-        if on_a_cpu():
-            step_on_a_cpu(board, i, m, outer)
-        else:
-            step(board, i, m, outer)
-        m.n_instructions += 1
+    """Run instructions until the frame ends. All consoles of a warp catch up with their beams together."""
+    goes_on = int(1)
+    while goes_on != 0:
+        while m.ended == 0 and m.n_instructions < MOST_INSTRUCTIONS:
+            if on_a_cpu():
+                step_on_a_cpu(board, i, m, outer)
+            else:
+                step(board, i, m, outer)
+            m.n_instructions += 1
+        goes_on = 0
+        if puts_off(board):
+            if on_a_cpu():
+                catch_up_noinline(board, i, m, outer)
+            else:
+                catch_up(board, i, m, outer)
+            if m.ended == CATCH_UP:
+                goes_on = 1
+                m.ended = 0
+                if on_a_cpu() and board.waits != 0:
+                    step_noinline(board, i, m, outer)
+                    m.n_instructions += 1

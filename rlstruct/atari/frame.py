@@ -4,7 +4,8 @@ import warp as wp
 
 from rlstruct.atari.cpu import run
 from rlstruct.atari.games import JOYSTICK, PADDLE
-from rlstruct.atari.state import Board, Console, Outer, Registers, Two
+from rlstruct.atari.spans import draw_line
+from rlstruct.atari.state import MOST_SPANS, Board, Console, Outer, Registers, Two, log_word, puts_off, set_log_word
 from rlstruct.atari.tia import LINE, gray
 
 PADDLE_STEP = 23000  # change of a paddle's resistance per frame, ohms
@@ -92,3 +93,19 @@ def run_frame(
     run(board, i, m, board.outer[i])
     end_frame(m, board.outer[i])
     consoles[i] = m
+    if puts_off(board):
+        set_log_word(board.log, i, MOST_SPANS, 0, wp.uint32(board.n_spans))
+
+
+@wp.kernel(enable_backward=False)
+def draw_frame(consoles: wp.array(dtype=Console), initial_board: Board, running: wp.array(dtype=int)):
+    """Draw what `run_frame` has put off, each line of each console in a thread."""
+    i, line = wp.tid()
+    if running[i] == 0:
+        return
+    board = initial_board
+    board.n_spans = int(log_word(board.log, i, MOST_SPANS, 0))
+    m = Console()
+    m.frame_start = consoles[i].frame_start
+    begin = m.frame_start + LINE * (board.outer[i].first_line + line)
+    draw_line(board, i, m, board.outer[i], begin, wp.min(begin + LINE, consoles[i].swept))

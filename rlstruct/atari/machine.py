@@ -12,10 +12,11 @@ from torch import Tensor
 
 from rlstruct.atari import cartridge, games
 from rlstruct.atari.ale_state import AleState
-from rlstruct.atari.frame import run_frame
+from rlstruct.atari.beam import WORDS as WORDS_OF_A_LINE
+from rlstruct.atari.frame import draw_frame, run_frame
 from rlstruct.atari.games import JOYSTICK, PADDLE, SECOND_PADDLE
 from rlstruct.atari.opcodes import WORDS, make_program
-from rlstruct.atari.state import NAMES, Board, Console, Periphery
+from rlstruct.atari.state import MOST_SPANS, NAMES, SPAN_WORDS, Board, Console, Periphery
 from rlstruct.device import DeviceLike, resolve_device
 from rlstruct.errors import BadValueError
 from rlstruct.sims.kernels import launch, start
@@ -30,9 +31,11 @@ MAPPERS = {
 """Supported cartridge types, by ALE's names."""
 MOST_PICTURE_LINES = PAL_LINES = 250
 BLOCK = 32
-"""Threads per block: one warp, so that 4,096 consoles occupy nearly all multiprocessors of a large GPU."""
-THREADS_PER_CONSOLE = 1
-"""Threads per console, of which one works: 32 would give each console its own warp."""
+"""Threads per block: one warp, so that few consoles occupy many multiprocessors of a GPU."""
+THREADS_PER_CONSOLE: int | None = None
+"""Threads per console, of which one works; None chooses by `threads_per_console`."""
+RESIDENT_WARPS = 8
+"""Warps of `run_frame` that a multiprocessor holds: its registers are enough for no more."""
 
 _NOT_IN_ALE = frozenset({"switches", "controller", "blanks", "input2", "mirror_playfield"})
 """Registers that ALE's states do not contain."""
@@ -46,6 +49,7 @@ class Consoles:
         ram: 128 bytes of the console, 128 of the cartridge.  [B, 256] uint8
         program: the instructions of the ROM, from `opcodes.make_program`.  [bytes of the ROM] int64
         board: the arrays and constants that kernels receive.
+        puts_off: the argument of this name.
 
     Args:
         rom: the bytes of the cartridge.
@@ -53,15 +57,26 @@ class Consoles:
         n: B.
         game: ALE's name of the game, which selects its settings in `games`.
         device: the CPU or a CUDA device.
+        puts_off: follow the beam later, see `spans`; the result is the same. None on a GPU only.
     """
 
-    def __init__(self, rom: bytes, mapper: str, n: int, *, game: str = "", device: DeviceLike = "cpu") -> None:
+    def __init__(
+        self,
+        rom: bytes,
+        mapper: str,
+        n: int,
+        *,
+        game: str = "",
+        device: DeviceLike = "cpu",
+        puts_off: bool | None = None,
+    ) -> None:
         if mapper not in MAPPERS:
             raise BadValueError(f"Consoles: got mapper={mapper!r}, expected one of {', '.join(MAPPERS)}.")
         expected = {"2K": 2048, "4K": 4096, "F6": 16384, "F6SC": 16384}.get(mapper, 8192)
         if len(rom) != expected:
             raise BadValueError(f"Consoles: got a ROM of {len(rom)} bytes, expected {expected} with mapper={mapper!r}.")
         self.device, self.mapper, self.game = resolve_device(device), mapper, game
+        self.puts_off = puts_off
         self.registers = torch.zeros(n, len(FIELDS), dtype=torch.int32, device=self.device)
         self.ram = torch.zeros(n, 256, dtype=torch.uint8, device=self.device)
         self._screens = torch.zeros(n, 2, MOST_PICTURE_LINES * 160, dtype=torch.uint8, device=self.device)
@@ -100,7 +115,7 @@ class Consoles:
 
     def run(self, actions: Tensor, *, draw: bool = False) -> None:
         """Run a frame with ALE's actions 0 to 17, [B] int32. Set ``draw`` if `screen` will be called afterwards."""
-        consoles = place_consoles(self.board, (self.registers, self.ram, self._screens))
+        consoles = place_consoles(self.board, (self.registers, self.ram, self._screens), puts_off=self.puts_off)
         run_consoles(self.board, consoles, actions.contiguous(), self._everybody, draw=draw)
 
     def register(self, name: str) -> Tensor:
@@ -164,11 +179,11 @@ class Consoles:
         return 0x03020100 + 0x04040404 * bank
 
 
-def place_consoles(board: Any, memory: tuple[Tensor, Tensor, Tensor]) -> Any:
+def place_consoles(board: Any, memory: tuple[Tensor, Tensor, Tensor], *, puts_off: bool | None = None) -> Any:
     """Point a `Board` at the memory of B consoles without a copy, and return the consoles for `run_consoles`.
 
     ``memory``: registers [B, F] int32, RAM [B, 256] uint8, and screens [B, 2, lines * 160] uint8. The first two need
-    not be contiguous along B.
+    not be contiguous along B. With ``puts_off`` the beam is followed later, see `spans`; None does so on a GPU only.
     """
     registers, ram, screens = memory
     begin, strides, device = registers.data_ptr(), (4 * registers.stride(0),), str(ram.device)
@@ -177,6 +192,11 @@ def place_consoles(board: Any, memory: tuple[Tensor, Tensor, Tensor]) -> Any:
     board.ram = wp.from_torch(ram)
     board.screen = wp.from_torch(screens.view(torch.int32).view(-1), dtype=wp.uint32)
     board.picture = screens.shape[2] // 4
+    board.puts_off = int(registers.is_cuda if puts_off is None else puts_off)
+    if board.puts_off:
+        n_words = len(ram) * (MOST_SPANS + 1) * SPAN_WORDS
+        log = torch.empty(n_words, dtype=torch.int32, device=ram.device)
+        board.log = wp.from_torch(log, dtype=wp.uint32)
     return wp.array(ptr=begin, dtype=Console, **place)
 
 
@@ -185,16 +205,19 @@ def run_consoles(board: Any, consoles: Any, actions: Tensor, running: Any, *, dr
 
     Consoles where ``running`` [B] int32 (a torch or Warp array) is 0 do not change.
     """
-    board.draw = int(draw)
-    threads_per_console = THREADS_PER_CONSOLE if actions.is_cuda else 1
-    launch(
-        actions.device,
-        run_frame,
-        len(actions) * threads_per_console,
-        consoles,
-        board,
-        actions,
-        running,
-        threads_per_console,
-        block=BLOCK,
-    )
+    board.draw, device = int(draw), actions.device
+    apart = THREADS_PER_CONSOLE or threads_per_console(len(actions), device)
+    launch(device, run_frame, len(actions) * apart, consoles, board, actions, running, apart, block=BLOCK)
+    if draw and board.puts_off:
+        launch(device, draw_frame, (len(actions), board.picture // WORDS_OF_A_LINE), consoles, board, running)
+
+
+def threads_per_console(n: int, device: torch.device) -> int:
+    """Return how many threads each of n consoles gets, 1 to 32, so that few consoles fill a GPU's warps, too.
+
+    The fewer consoles share a warp, the less they wait for each other.
+    """
+    if device.type != "cuda":
+        return 1
+    warps = RESIDENT_WARPS * torch.cuda.get_device_properties(device).multi_processor_count
+    return 1 << max(0, min(32, 32 * warps // n).bit_length() - 1)

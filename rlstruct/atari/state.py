@@ -3,6 +3,8 @@
 import warp as wp
 
 MOST_INSTRUCTIONS = 25000  # per frame, as in ALE
+MOST_SPANS = 1000  # in the log of a frame; see `spans`
+SPAN_WORDS = 6
 
 Two, Three, Four = wp.vec2i, wp.vec3i, wp.vec4i
 Five = wp.types.vector(length=5, dtype=wp.int32)
@@ -52,7 +54,7 @@ class Console:
     value: int  # that the instruction works on
     # TIA, the video chip
     frame_start: int  # clock at which the first line began, at most 0
-    swept: int  # clock up to which `beam` has followed the beam
+    swept: int  # clock up to which `beam` has followed the beam, or has put it off
     vsync: int
     vblank: int
     size: Two  # NUSIZ0, NUSIZ1
@@ -133,6 +135,15 @@ class Board:
     picture: int  # numbers in a picture: lines * 40
     mapper: int  # see `cartridge`
     draw: int  # 0: only find collisions
+    # The beam is put off on a GPU, and if `puts_off` is 1; see `spans`.
+    puts_off: int
+    log: wp.array(dtype=wp.uint32)  # [B, MOST_SPANS + 1, SPAN_WORDS]
+    n_spans: int  # in the log of this console
+    n_followed: int  # of these, those whose collisions were found
+    # the instruction, if it must wait for its collisions
+    waits: int
+    word: int
+    opcode: int
 
 
 Registers = wp.ref[Console]
@@ -148,6 +159,29 @@ Shared = wp.ref[Board]
 @wp.func_native(snippet="\n#ifdef __CUDA_ARCH__\nreturn false;\n#else\nreturn true;\n#endif\n")
 def on_a_cpu() -> bool:
     """Return True if a kernel is compiled for a CPU: a constant, so that the compiler removes the other branch."""
+
+
+@wp.func_native(
+    snippet="""
+#ifdef __CUDA_ARCH__
+    asm volatile("" : "+r"(number));
+#endif
+    return number;
+"""
+)
+def unknown(number: int) -> int:
+    """Return a number of which the compiler for a GPU knows nothing, so that it makes no branches for its values."""
+
+
+def noinline(function: wp.Function) -> wp.Function:
+    """Copy a Warp function without inlining: CPU code exists once per frequent opcode, and shares what is large."""
+    return wp.func(function.func, name=f"{function.key}_noinline", inline=False)
+
+
+@wp.func
+def puts_off(board: Shared) -> bool:
+    """Return True if the beam is followed later; a constant on a GPU."""
+    return not on_a_cpu() or board.puts_off != 0
 
 
 @wp.func_native(snippet="return program.data[at];")
@@ -168,6 +202,16 @@ def byte_of_ram(ram: wp.array2d(dtype=wp.uint8), i: int, at: int) -> int:
 @wp.func_native(snippet="ram.data[size_t(i) * ram.strides[0] + at * ram.strides[1]] = wp::uint8(byte);")
 def set_byte_of_ram(ram: wp.array2d(dtype=wp.uint8), i: int, at: int, byte: int):
     """Write an entry of `Board.ram`."""
+
+
+@wp.func_native(snippet=f"return log.data[(size_t(i) * {MOST_SPANS + 1} + span) * {SPAN_WORDS} + word];")
+def log_word(log: wp.array(dtype=wp.uint32), i: int, span: int, word: int) -> wp.uint32:
+    """Read a word of `Board.log`."""
+
+
+@wp.func_native(snippet=f"log.data[(size_t(i) * {MOST_SPANS + 1} + span) * {SPAN_WORDS} + word] = bits;")
+def set_log_word(log: wp.array(dtype=wp.uint32), i: int, span: int, word: int, bits: wp.uint32):
+    """Write a word of `Board.log`."""
 
 
 @wp.func_native(snippet="return screen.data[size_t(which) * size + at];")

@@ -37,7 +37,9 @@ class Comparison:
     wrong_pixels: int
 
 
-def compare_with_ale(game: str, n_frames: int = 1000, *, seed: int = 0, device: DeviceLike = "cpu") -> Comparison:
+def compare_with_ale(
+    game: str, n_frames: int = 1000, *, seed: int = 0, device: DeviceLike = "cpu", puts_off: bool | None = None
+) -> Comparison:
     """Play a game with random actions in ALE and here, and compare registers, RAM and pixels after each frame.
 
     A game that is over begins again from ALE's state. Pixels are compared from the third frame of a game on, because
@@ -48,6 +50,7 @@ def compare_with_ale(game: str, n_frames: int = 1000, *, seed: int = 0, device: 
         n_frames: how many frames; it ends earlier where registers differ.
         seed: of the actions and of ALE.
         device: where ours runs.
+        puts_off: as `Consoles` takes it.
 
     Raises:
         ImportError: ale-py is not installed.
@@ -55,6 +58,7 @@ def compare_with_ale(game: str, n_frames: int = 1000, *, seed: int = 0, device: 
     """
     ale = open_ale(game, seed)
     consoles = open_consoles(game, ale, 1, device)
+    consoles.puts_off = puts_off
     actions = [action.value for action in ale.getLegalActionSet()]
     drawn = np.random.default_rng(seed).choice(actions, n_frames)
     differences: dict[str, tuple[int, int]] = {}

@@ -16,18 +16,18 @@ from cubins import LOCAL_BYTES, REGISTERS, compiled, resources
 import rlstruct.atari
 
 MODULES = [f"rlstruct.atari.{module.name}" for module in pkgutil.iter_modules(rlstruct.atari.__path__)]
-KERNELS = {"rlstruct.atari.frame": "run_frame", "rlstruct.atari.scoring": "score_frame",
-           "rlstruct.atari.picture": "render"}  # fmt: skip
-MOST_REGISTERS = 208  # of 255: 65,536 of a multiprocessor are enough for 9 warps
+KERNELS = {"rlstruct.atari.frame": {"run_frame", "draw_frame"}, "rlstruct.atari.scoring": {"score_frame"},
+           "rlstruct.atari.picture": {"render"}}  # fmt: skip
+# Of 255. A multiprocessor has 65,536 for its warps: 8 of `run_frame`, 16 of `draw_frame`.
+MOST_REGISTERS = {"run_frame": 208, "draw_frame": 128, "score_frame": 64, "render": 128}
 
 
 def test_all_kernels_are_looked_at() -> None:
-    found = {
-        module: name
-        for module in MODULES
-        for name, value in vars(importlib.import_module(module)).items()
-        if isinstance(value, wp.Kernel) and value.module.name == module
-    }
+    found: dict[str, set[str]] = {}
+    for module in MODULES:
+        for name, value in vars(importlib.import_module(module)).items():
+            if isinstance(value, wp.Kernel) and value.module.name == module:
+                found.setdefault(module, set()).add(name)
     assert found == KERNELS
 
 
@@ -36,8 +36,9 @@ def test_all_kernels_are_looked_at() -> None:
 @pytest.mark.parametrize("module", KERNELS)
 def test_a_kernel_neither_spills_nor_takes_more_registers_than_it_may(module: str, tmp_path: pathlib.Path) -> None:
     needs = compiled(importlib.import_module(module), tmp_path)
-    kernel = next(need for name, need in needs.items() if KERNELS[module] in name)
-    assert 16 < kernel[REGISTERS] <= MOST_REGISTERS
+    for kernel in KERNELS[module]:
+        (need,) = (need for name, need in needs.items() if name.startswith(kernel))
+        assert 16 < need[REGISTERS] <= MOST_REGISTERS[kernel]
     assert {name: need[LOCAL_BYTES] for name, need in needs.items() if need.get(LOCAL_BYTES)} == {}
 
 

@@ -17,6 +17,7 @@ pytest.importorskip("ale_py", reason="needs the extra atari: its ROMs are the or
 
 import ale_py
 from ale_comparison import compare_with_ale
+from random_programs import RANDOM, compare_random_programs
 
 from rlstruct.atari import (
     FIELDS,
@@ -28,6 +29,7 @@ from rlstruct.atari import (
     write_ale_state,
 )
 from rlstruct.atari.opcodes import BRANCH, CARRY_IS_SIGN, CYCLES, FLOW, FREQUENT, JAM, LENGTHS, WORDS
+from rlstruct.atari.state import MOST_SPANS
 
 SAMPLE = {
     "breakout": "2K, paddles",
@@ -48,9 +50,10 @@ RESULTS = ROOT / "benchmarks" / "results" / "atari_exact.json"
 MEASURED = {row["game"]: row for row in json.loads(RESULTS.read_text())["rows"]}
 
 
+@pytest.mark.parametrize("puts_off", [False, True], ids=["at once", "put off"])
 @pytest.mark.parametrize("game", SAMPLE, ids=[f"{game}: {why}" for game, why in SAMPLE.items()])
-def test_a_sample_of_games_is_equal_to_ale(game: str) -> None:
-    seen = compare_with_ale(game, 60, seed=1)
+def test_a_sample_of_games_is_equal_to_ale(game: str, puts_off: bool) -> None:
+    seen = compare_with_ale(game, 60, seed=1, puts_off=puts_off)
     assert seen.differences == {}
     assert seen.n_frames == 60
     assert seen.n_wrong_pictures == 0
@@ -58,14 +61,15 @@ def test_a_sample_of_games_is_equal_to_ale(game: str) -> None:
 
 @pytest.mark.exhaustive
 @pytest.mark.timeout(600)
+@pytest.mark.parametrize("puts_off", [False, True], ids=["at once", "put off"])
 @pytest.mark.parametrize("game", MEASURED)
-def test_games_are_as_exact_as_the_table_says(game: str) -> None:
+def test_games_are_as_exact_as_the_table_says(game: str, puts_off: bool) -> None:
     row = MEASURED[game]
     if "left_out" in row:
         with pytest.raises(ValueError, match="mapper"):
             compare_with_ale(game, 1)
         return
-    seen = compare_with_ale(game, 1000)
+    seen = compare_with_ale(game, 1000, puts_off=puts_off)
     assert (seen.n_frames, sorted(seen.differences), seen.n_wrong_pictures) == (
         row["n_frames"],
         sorted(row["differences"]),
@@ -152,7 +156,8 @@ def test_frequent_opcodes_do_at_once_what_the_phases_do(mapper: str) -> None:
         elif code[begin] in (0x20, 0x4C):
             code[begin + 1 : begin + 3] = divmod(0xF000 + int(rng.choice(begins)), 256)[::-1]
     rom = np.array([*code, 0x4C, 0x00, 0xF1] + [0xEA] * (4093 - len(code)), np.uint8)
-    twins = [Consoles(rom.tobytes() * (1 if mapper == "4K" else 2), mapper, 64) for _ in range(2)]
+    roms = rom.tobytes() * (1 if mapper == "4K" else 2)
+    twins = [Consoles(roms, mapper, 64, puts_off=puts_off) for puts_off in (False, True)]
     numbers = twins[1].program >> 26 & 63
     assert len(set(numbers.tolist())) == 64
     twins[1].program &= ~(63 << 26)
@@ -172,6 +177,43 @@ def test_frequent_opcodes_do_at_once_what_the_phases_do(mapper: str) -> None:
         assert torch.equal(twins[0].ram, twins[1].ram)
         assert torch.equal(twins[0].screen(), twins[1].screen())
     assert (twins[0].ram[:, :128] != memory[:, :128]).sum(1).float().mean() > 8
+
+
+@pytest.mark.parametrize("mapper", RANDOM)
+def test_random_programs_do_the_same_if_the_beam_is_put_off(mapper: str) -> None:
+    compare_random_programs(mapper, {"puts_off": False}, {"puts_off": True})
+
+
+@pytest.mark.parametrize("draw", [False, True])
+def test_a_beam_that_is_put_off_meets_the_same_when_its_log_is_full(draw: bool) -> None:
+    # A loop of 21 cycles, with stars of all lengths: writes to GRP0 and COLUBK, a read of a collision, or CXCLR.
+    end = [0x4C, 0x00, 0xF0]  # JMP $F000
+    writes = [0xE6, 0x80, 0xA5, 0x80, 0x85, 0x1B, 0x85, 0x09]  # INC $80, LDA $80, STA GRP0, STA COLUBK
+    looks = {"nothing": [], "read": [0xA5, 0x02, 0x85, 0x81], "RMW": [0xC6, 0x07], "CXCLR": [0x85, 0x2C]}
+    # CXCLR, LDA CXP0FB, ORA $81, STA $81, then STX COLUBK, LDA $80, STA COLUBK, STX COLUBK: seven changes in each round
+    looks["CXCLR, read"] = [0x85, 0x2C, 0xA5, 0x02, 0x05, 0x81, 0x85, 0x81, 0x86, 9, 0xA5, 0x80, 0x85, 9, 0x86, 9]
+    start = {"pc": 0xF000, "pages": 0x03020100, "first_line": 34, "n_lines": 210, "vsync_end": 0x7FFFFFFF}
+    start |= {"playfield": 0x35A3C, "control": 1, "ball": 1, "x0": 70, "x_ball": 75, "blanks": 1, "color_playfield": 40}
+    for name, look in looks.items():
+        rom = bytes([*writes, *look, *end]).ljust(4096, b"\xea")
+        twins = [Consoles(rom, "4K", 5, puts_off=puts_off) for puts_off in (False, True)]
+        for consoles in twins:
+            for register, value in start.items():
+                consoles.register(register).fill_(value)
+            consoles.register("pc").add_(torch.arange(0, 10, 2))
+            consoles.register("stars").copy_(torch.arange(5) % 2)
+            consoles.register("missile0").fill_(1)
+            consoles.ram[:, 0] = torch.arange(0, 250, 50)
+        for _ in range(9):
+            for consoles in twins:
+                consoles.run(torch.zeros(5, dtype=torch.int32), draw=draw)
+            differences = (twins[0].registers != twins[1].registers).any(0)
+            assert [name for name, differs in zip(FIELDS, differences.tolist(), strict=True) if differs] == []
+            assert torch.equal(twins[0].ram, twins[1].ram)
+            assert torch.equal(twins[0].screen(), twins[1].screen())
+        assert name.startswith("CXCLR") != bool(twins[0].register("collisions").ne(0).any())
+        row = twins[0].screen()[0].flatten()
+        assert not draw or (row[1:] != row[:-1]).sum() > MOST_SPANS
 
 
 def test_consoles_go_on_in_other_memory() -> None:
