@@ -152,7 +152,6 @@ class Compiled:
             self._trace(args)
 
     def _trace(self, args: tuple[Any, ...]) -> None:
-        from torch._inductor.compile_fx import compile_fx_inner
         from torch._inductor.decomposition import select_decomp_table
         from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -218,9 +217,23 @@ class Compiled:
             answer.meta["user_visible_output_idxs"] = range(len(outputs))  # outputs keep their strides:
             answer.meta["original_output_strides"] = [tensor.stride() for tensor in outputs]
             graph.recompile()
-            run = compile_fx_inner(graph, [*inputs, *held])
+            run = _generated(graph, [*inputs, *held])
         self._strides = [tensor.stride() for tensor in inputs]
-        self.held, self._run = held, getattr(run, "current_callable", run)  # without Inductor's wrapper
+        self.held, self._run = held, run
+
+
+def _generated(graph: torch.fx.GraphModule, inputs: Sequence[Tensor]) -> Callable[[list[Tensor]], Sequence[Tensor]]:
+    """Let Inductor generate code, or load what it has generated for an equal graph, from its cache on disk."""
+    from torch._guards import TracingContext, tracing
+    from torch._inductor.compile_fx import compile_fx_inner
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    # The cache is only used in a context in which sizes might be symbols.
+    fake = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
+    with tracing(TracingContext(fake)):
+        run = compile_fx_inner(graph, [fake.from_tensor(tensor, static_shapes=True) for tensor in inputs])
+    return getattr(run, "current_callable", run)  # without Inductor's wrapper
 
 
 def is_mask(value: Tensor) -> bool:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import threading
+from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 from rlstruct.core import DictTensor
 from rlstruct.engine.compiled import Compiled
@@ -231,3 +234,21 @@ def test_a_donated_argument_of_another_shape_is_refused() -> None:
     wide = Compiled(lambda state: (state["a"].sum(), {"a": state["a"].expand(2, 3)}), donates=True)
     with pytest.raises(ShapeMismatchError, match=r"'a' is torch.float32 \[2, 3\], and the argument .* \[3\]"):
         wide({"a": torch.ones(3)})
+
+
+@pytest.mark.slow
+def test_code_is_generated_once_and_then_loaded_from_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    counters = importlib.import_module("torch._dynamo.utils").counters
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+
+    def step(x: Tensor, y: Tensor) -> dict[str, Tensor]:
+        return {"sum": (x * y).sum(1), "same": x.gt(0).any(1)}
+
+    x, y = torch.randn(7, 5), torch.randn(7, 5)
+    for n_hits in (0, 1):
+        counters.clear()
+        found = Compiled(step)(x, y)
+        counted = counters["inductor"]
+        assert (counted["fxgraph_cache_hit"], counted["fxgraph_cache_bypass"]) == (n_hits, 0)
+        torch.testing.assert_close(found["sum"], step(x, y)["sum"])
+        assert found["same"].tolist() == step(x, y)["same"].tolist()
