@@ -350,7 +350,7 @@ TABLES: dict[str, tuple[str, Table]] = {
     "reasons": ("", reasons),
     "settings": ("", common_settings),
     "games": ("", games),
-    **{f"published_{name}": ("", partial(published_table, name)) for name in ("classic", "defaults", "minatar")},
+    "published_classic": ("", partial(published_table, "classic")),
     "sharing": ("", sharing),
     "atari_exact": ("", lambda _: [atari_exact.render(json.loads(atari_exact.FILE.read_text()))]),
     "strength": ("connect_four_strength", strength),
