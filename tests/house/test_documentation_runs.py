@@ -7,10 +7,13 @@ import importlib
 import os
 import pathlib
 import re
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import pytest
+from warm_python import WarmPython
 
 from checkers import ROOT, library_files, module_name
 
@@ -46,6 +49,13 @@ def run_python(arguments: list[str], folder: pathlib.Path) -> subprocess.Complet
     )
 
 
+@pytest.fixture(scope="session")
+def python() -> Iterator[WarmPython]:
+    """Run scripts in processes that need not import torch."""
+    with WarmPython() as server:
+        yield server
+
+
 def run_doctests(module: object) -> doctest.TestResults:
     return doctest.testmod(module, optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)  # type: ignore[arg-type]
 
@@ -64,27 +74,59 @@ def test_a_wrong_docstring_example_is_noticed(capsys: pytest.CaptureFixture[str]
 
 @pytest.mark.slow
 @pytest.mark.parametrize("tutorial", TUTORIALS[:1] + TUTORIALS[2:], ids=lambda file: file.name)  # 02 runs as a notebook
-def test_tutorial_warns_of_nothing(tutorial: pathlib.Path, tmp_path: pathlib.Path) -> None:
+def test_tutorial_warns_of_nothing(tutorial: pathlib.Path, python: WarmPython, tmp_path: pathlib.Path) -> None:
     script, text = tutorial, tutorial.read_text()
     for shown, shorter in SHORTER.get(tutorial.name, {}).items():
         assert shown in text
         text, script = text.replace(shown, shorter), tmp_path / tutorial.name
         script.write_text(text)
-    run = run_python([str(script)], tmp_path)
+    run = python.run(script, tmp_path, seconds=300)
     assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-4000:]
     assert "Warning" not in run.stderr
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("package", "block"), BLOCKS)
-def test_page_block_marked_to_run_does(package: str | None, block: str, tmp_path: pathlib.Path) -> None:
+def test_page_block_marked_to_run_does(
+    package: str | None, block: str, python: WarmPython, tmp_path: pathlib.Path
+) -> None:
     if package:
         pytest.importorskip(package)
     script = tmp_path / "block.py"
     script.write_text(block)
-    run = run_python([str(script)], tmp_path)
+    run = python.run(script, tmp_path, seconds=300)
     assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-4000:]
     assert "Warning" not in run.stderr
+
+
+@pytest.mark.slow
+def test_a_script_in_a_process_with_torch_ends_as_it_would_elsewhere(
+    python: WarmPython, tmp_path: pathlib.Path
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import multiprocessing, sys, warnings\n"
+        "class Mine: pass\n"
+        "def put(queue): queue.put(Mine())\n"
+        "if __name__ == '__main__':\n"
+        "    assert not [name for name in sys.modules if name.startswith('rlstruct')]\n"
+        "    spawning = multiprocessing.get_context('spawn')\n"
+        "    queue = spawning.Queue()\n"
+        "    spawning.Process(target=put, args=(queue,)).start()\n"
+        "    print(type(queue.get()) is Mine, sys.argv)\n"
+        "    warnings.warn('careful', DeprecationWarning)\n"
+        "    sys.exit('the end')\n"
+    )
+    found, expected = python.run(script, tmp_path, seconds=60), run_python([str(script)], tmp_path)
+    assert expected.stderr.endswith("the end\n")
+    assert (found.returncode, found.stdout, found.stderr) == (1, f"True {[str(script)]}\n", expected.stderr)
+    script.write_text("def fail():\n    raise ValueError('wrong')\nfail()\n")
+    found, expected = python.run(script, tmp_path, seconds=60), run_python([str(script)], tmp_path)
+    assert found.returncode == expected.returncode == 1
+    where = f'  File "{script}", line 3, in <module>\n'  # below it, tracebacks are equal
+    assert found.stderr.partition(where)[1:] == expected.stderr.partition(where)[1:] != ("", "")
+    script.write_text("while True: pass\n")
+    assert python.run(script, tmp_path, seconds=1).returncode == -signal.SIGALRM
 
 
 @pytest.mark.slow
