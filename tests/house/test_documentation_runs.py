@@ -23,8 +23,12 @@ TUTORIALS = sorted((ROOT / "tutorials").glob("[0-9]*.py"))
 # What takes half a minute runs as well in a few seconds: the text, and what stands there instead.
 SHORTER = {
     "08_evaluation_checkpoints_and_plots.py": {"--n-env-steps 15000": "--n-env-steps 3000"},
+    "10_four_thousand_environments.py": {"n_env_steps=400_000": "n_env_steps=100_000"},
     "13_connect_four.py": {"n_env_steps=8_000": "n_env_steps=3_000", "n_updates=8": "n_updates=4"},
     "18_tuning.py": {"seconds=30.0": "seconds=6.0"},
+    "19_start_states.py": {"default=8192": "default=4096"},
+    "20_evolution_strategies.py": {"n_generations=16": "n_generations=5", "mean_return > 475": "mean_return > 150"},
+    "21_roles.py": {"T = 300": "T = 100"},
 }
 # What `import rlstruct` must leave alone: environments and everything optional.
 HEAVY = {"gymnasium", "tqdm", "tensorboard", "matplotlib", "tyro", "ale_py", "envpool", "warp", "tensordict", "ray"}
@@ -130,12 +134,12 @@ def test_a_script_in_a_process_with_torch_ends_as_it_would_elsewhere(
 
 
 @pytest.mark.slow
-def test_the_first_lines_of_the_readme_print_the_result_below_them(tmp_path: pathlib.Path) -> None:
+def test_the_first_lines_of_the_readme_print_the_result_below_them(python: WarmPython, tmp_path: pathlib.Path) -> None:
     readme = (ROOT / "README.md").read_text()
     shown = re.search(r"```python\n(.*?)```\n\n```\n(.*?)```", readme, re.DOTALL)
     assert shown is not None
     (tmp_path / "first.py").write_text(shown[1])
-    run = run_python(["first.py"], tmp_path)
+    run = python.run(tmp_path / "first.py", tmp_path, seconds=300)
     assert run.returncode == 0, run.stderr
     words, expected = (re.sub(r"[-+\d.,e]*\d", "N", text) for text in (run.stdout, shown[2]))
     assert words == expected  # numbers depend on the machine and on the version of torch
@@ -146,16 +150,17 @@ def test_the_first_lines_of_the_readme_print_the_result_below_them(tmp_path: pat
 
 @pytest.mark.slow
 def test_the_device_mistake_of_the_documentation_is_found_with_the_message_that_it_shows(
-    tmp_path: pathlib.Path,
+    python: WarmPython, tmp_path: pathlib.Path
 ) -> None:
     section = (ROOT / "docs" / "devices.md").read_text().partition("## Device mistakes, found on a laptop")[2]
     shown = re.search(r"```python\n(.*?)```\n\n```\nSimDeviceMismatchError: (.*?)```", section, re.DOTALL)
     assert shown is not None
     (tmp_path / "agent.py").write_text(shown[1])
-    run = run_python(["agent.py"], tmp_path)
+    run = python.run(tmp_path / "agent.py", tmp_path, seconds=60)
+    assert run.returncode == 1
     assert " ".join(shown[2].split()) in run.stderr
     (tmp_path / "right.py").write_text(shown[1].replace("torch.nn.Linear(4, 2)", 'torch.nn.Linear(4, 2).to("sim:1")'))
-    run = run_python(["right.py"], tmp_path)
+    run = python.run(tmp_path / "right.py", tmp_path, seconds=60)
     assert run.returncode == 0, run.stderr
 
 
