@@ -26,7 +26,7 @@ SHORTER = {
     "10_four_thousand_environments.py": {"n_env_steps=400_000": "n_env_steps=100_000"},
     "13_connect_four.py": {"n_env_steps=8_000": "n_env_steps=3_000", "n_updates=8": "n_updates=4"},
     "18_tuning.py": {"seconds=30.0": "seconds=6.0"},
-    "19_start_states.py": {"default=8192": "default=4096"},
+    "19_start_states.py": {"default=8192": "default=4096", "JUDGED = 16, 8": "JUDGED = 16, 4"},
     "20_evolution_strategies.py": {"n_generations=16": "n_generations=5", "mean_return > 475": "mean_return > 150"},
     "21_roles.py": {"T = 300": "T = 100"},
 }
