@@ -5,7 +5,8 @@ RUN := $(VENV)/bin/python
 # One more than two cores: a third of the time tests wait for processes that they start, stop or kill.
 JOBS ?= 3
 PYTEST := $(VENV)/bin/pytest --numprocesses $(JOBS) --dist worksteal
-PIP := $(RUN) -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
+# Python compiles what is imported. To compile all that gets installed would take a minute.
+PIP := $(RUN) -m pip --disable-pip-version-check install --quiet --no-compile --constraint constraints.txt
 # Extra flags for the torch line alone, for example an index of wheels for another CUDA version, or for the CPU.
 TORCH_FLAGS ?=
 # Passed on to the command: make test ARGS="-k masks", make test ARGS="-n 0 --pdb" (in one process), make demo ARGS="--help".

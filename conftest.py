@@ -25,6 +25,8 @@ torch.set_num_threads(1)
 # Programs that tests start, too: threads of OpenMP spin while they wait, and while other tests run
 # the training of the README takes 180 seconds of processor time in place of 22.
 os.environ.update(dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"))
+# TorchInductor would try in every process that compiles whether it may use what the processor has, for two seconds.
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 # Programs that tests start find fake_envs and fake_agents too.
 shared = os.path.join(ROOT, "tests")
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [shared, os.environ.get("PYTHONPATH")]))

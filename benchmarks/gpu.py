@@ -158,7 +158,7 @@ def training_loop(config: EpochConfig, backend: str) -> ladder_rungs.Loop:
         config.n_timesteps, agent, partial(make, "CartPole-v1", backend=backend, device=device),
         agent_args={"model": learner.model, "copy_model": True, "device": device},
         env_args={"n_envs": config.n_envs}, device=device, seed=0,
-        compile_agent=config.compile_update and device.type == "cpu",
+        compile_agent=config.compile_update is True and device.type == "cpu",
     )  # fmt: skip
     loop = ladder_rungs.Loop(batcher, device, learner)
     for _ in range(2):  # the first update runs eagerly, the second is recorded

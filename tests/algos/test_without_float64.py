@@ -73,7 +73,7 @@ TRAININGS: dict[str, tuple[Algorithm[Any], TrainingConfig, Any, Any, str]] = {
     ),
     "sac": (
         sac.train,
-        sac.SACConfig(**SHORT, learning_starts=60, batch_size=16),
+        sac.SACConfig(**SHORT, learning_starts=60, batch_size=16, n_updates=4),
         partial(agents.SoftActorCritic, 3, (-2.0,), (2.0,), hidden=(16,)),
         agents.SquashedGaussianAgent,
         "Pendulum-v1",

@@ -30,10 +30,9 @@ pytestmark = [pytest.mark.timeout(600), pytest.mark.slow, pytest.mark.filterwarn
 B, T = 9, 21
 
 CASES: dict[str, tuple[str, dict[str, Any], Callable[[], RL_Agent]]] = {
-    "masks and integers": ("Breakout-MinAtar", {"time_limit": 8}, lambda: ActorCriticAgent(ActorCritic(400, 3))),
     "floats": ("Pendulum-v1", {"time_limit": 6}, lambda: GaussianAgent(GaussianActorCritic(3, 1))),
     "agent_info": ("CartPole-v1", {}, lambda: QAgent(QNetwork(4, 2, hidden=(8,)))),
-    "memory of images": (
+    "masks, integers and a memory of images": (
         "Breakout-MinAtar",
         {"time_limit": 8},
         lambda: RecurrentAgent(

@@ -167,7 +167,9 @@ def test_a_published_training_that_was_cut_goes_on_with_its_last_episodes(
             if context.env_steps >= 9_000:
                 raise KeyboardInterrupt
 
-    entry = published.Entry("ppo_pendulum", 12_000)  # a simulator, whose state a checkpoint holds
+    entry = published.Entry("a2c_acrobot", 12_000)  # a simulator, whose state a checkpoint holds
+    settings = {**entry.settings(), "evaluation_interval": 6_000}  # one on the way, and not nine
+    monkeypatch.setattr(published.Entry, "settings", lambda self: settings)
     monkeypatch.setattr(published, "RUNS", tmp_path / "whole")
     uncut = published.measure(entry, 7)
     assert uncut["final_episodes"] == 100

@@ -196,6 +196,7 @@ class Listing:
 
 ON_CUDA = ('"cuda:0" if torch.cuda.is_available() else "cpu"', f'"{SIM}"')
 SHARED = ('"cuda:0" if torch.cuda.device_count() else "cpu"', f'"{SIM}"')
+SHORT_EPISODES = ("500, PopulationAgent", "50, PopulationAgent")
 GMI = ('"cuda" if torch.cuda.device_count() else "cpu"', f'"{SIM}"')
 ONE_LEARNER = (("n_learners=2", "n_learners=1"), ('sharing="auto"', 'sharing="none"'))
 # Batches of whole episodes differ in shape: AWR's updates are no graph, its batches are.
@@ -215,7 +216,7 @@ LISTINGS = [
     Listing("tutorials/09_write_a_simulator.py", "class Catch(", simulator("Catch")),
     Listing("tutorials/10_four_thousand_environments.py", "def collect(", function("collect", 8), (ON_CUDA,)),
     Listing("tutorials/17_sharing_a_gpu.py", "def speed(", function("speed", 0, 8), (SHARED,)),
-    Listing("tutorials/20_evolution_strategies.py", "def evolve(", function("evolve", 8, 2), (ON_CUDA,)),
+    Listing("tutorials/20_evolution_strategies.py", "def evolve(", function("evolve", 8, 2), (ON_CUDA, SHORT_EPISODES)),
 ]
 
 

@@ -257,8 +257,11 @@ STARTED = "serving"  # shows that the command starts experiments.py, whose other
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_quick_look_takes_its_steps_in_order_and_writes_what_came_of_it(tmp_path: pathlib.Path, on_gpu: Any) -> None:
-    pytest.importorskip("warp", reason="needs the extra warp")
+    warp = pytest.importorskip("warp", reason="needs the extra warp")
     pytest.importorskip("ale_py", reason="needs the extra atari")
+    warp.init()
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "warp").symlink_to(warp.config.kernel_cache_dir)  # other tests compile the same kernels
     command = [sys.executable, str(ROOT / ".ci" / "on_gpu.py"), "--quick", "--minutes", "20"]
     command += ["--out", str(tmp_path), "--cache", str(tmp_path / "cache"), "--commit", "abc", "--tests", "random"]
     chosen = {
