@@ -320,6 +320,7 @@ def test_a_compiled_update_is_the_update_to_rounding(kind: str, monkeypatch: pyt
     "kind",
     [pytest.param("sac", marks=pytest.mark.exhaustive), pytest.param("sac, distributional", marks=pytest.mark.slow)],
 )
+@pytest.mark.timeout(600)
 def test_a_compiled_gradient_step_of_sac_is_the_step_to_rounding(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plain, compiled = (replaying(kind, "cpu", False, compile_update=compiled) for compiled in (False, True))
     losses = []
