@@ -29,9 +29,8 @@ from rlstruct.errors import Explained, ShapeMismatchError, warn_user
 _simulators_compiled: ContextVar[bool] = ContextVar("simulators_compiled", default=False)
 _compiling = threading.RLock()  # tracing and Inductor's settings belong to the process, not to a thread
 
-MAX_FUSED = 4097
-"""Largest number of stores in one loop. Inductor's default is 64, and large games need more. Inductor's cache on disk
-knows the number, but not the change by `torch_private.scalar_loops_of_bools`: before it, the number was 4096."""
+MAX_FUSED = 4096
+"""Largest number of stores in one loop. Inductor's default is 64, and large games need more."""
 _MOST_DONATED = 1 << 13  # dicts that are remembered; each step of a batch has one
 _aten: Any = torch.ops.aten
 _ARRANGING = {
@@ -152,6 +151,7 @@ class Compiled:
             self._trace(args)
 
     def _trace(self, args: tuple[Any, ...]) -> None:
+        from torch._inductor.compile_fx import compile_fx_inner
         from torch._inductor.decomposition import select_decomp_table
         from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -215,25 +215,12 @@ class Compiled:
                 outputs = outputs[: len(outputs) - len(self._new)]
             answer = graph.graph.find_nodes(op="output")[0]
             answer.meta["user_visible_output_idxs"] = range(len(outputs))  # outputs keep their strides:
-            answer.meta["original_output_strides"] = [tensor.stride() for tensor in outputs]
+            answer.meta["original_output_strides"] = strides = [tensor.stride() for tensor in outputs]
             graph.recompile()
-            run = _generated(graph, [*inputs, *held])
+            with torch_private.code_on_disk([*inputs, *held], strides) as fakes:
+                run = compile_fx_inner(graph, fakes)
         self._strides = [tensor.stride() for tensor in inputs]
-        self.held, self._run = held, run
-
-
-def _generated(graph: torch.fx.GraphModule, inputs: Sequence[Tensor]) -> Callable[[list[Tensor]], Sequence[Tensor]]:
-    """Let Inductor generate code, or load what it has generated for an equal graph, from its cache on disk."""
-    from torch._guards import TracingContext, tracing
-    from torch._inductor.compile_fx import compile_fx_inner
-    from torch._subclasses.fake_tensor import FakeTensorMode
-    from torch.fx.experimental.symbolic_shapes import ShapeEnv
-
-    # The cache is only used in a context in which sizes might be symbols.
-    fake = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
-    with tracing(TracingContext(fake)):
-        run = compile_fx_inner(graph, [fake.from_tensor(tensor, static_shapes=True) for tensor in inputs])
-    return getattr(run, "current_callable", run)  # without Inductor's wrapper
+        self.held, self._run = held, getattr(run, "current_callable", run)  # without Inductor's wrapper
 
 
 def is_mask(value: Tensor) -> bool:

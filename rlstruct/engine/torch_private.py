@@ -57,6 +57,13 @@ NEEDED: Final[dict[str, tuple[str, ...]]] = {
         "torch._inductor.codegen.cpp_utils:_get_loop_body",
         "torch._inductor.virtualized:V",
     ),
+    "code on disk": (
+        "torch._guards:TracingContext",
+        "torch._guards:tracing",
+        "torch._subclasses.fake_tensor:FakeTensorMode",
+        "torch.compiler.config:cache_key_tag",
+        "torch.fx.experimental.symbolic_shapes:ShapeEnv",
+    ),
     "bfloat16": ("torch.cpu:_is_avx512_bf16_supported", "torch.cpu:_is_amx_tile_supported"),
     "kernel": ("torch.nn.modules.module:_global_forward_hooks", "torch.nn.modules.module:_global_forward_pre_hooks"),
     "fused optimiser": tuple(f"torch.optim.{name}#found_inf" for name in ("adam", "sgd", "adagrad")),
@@ -91,6 +98,8 @@ def check() -> None:
             without = f"the executor {executor!r} is disabled and steps run eagerly, slower"
             if executor == "scalar loops":
                 without = "compiled steps that compute with bools are slower than they could be"
+            if executor == "code on disk":
+                without = "every process generates the code of its steps anew"
             warnings.warn(
                 f"rlstruct: torch {torch.__version__} has no {spelt}, so {without}. "
                 f"The tests have run with torch {TESTED}: install one of these.",
@@ -164,6 +173,33 @@ def foreach_decompositions() -> dict[Any, Callable[..., Any]]:
             if func.has_kernel_for_dispatch_key(key):
                 decompositions[func] = functools.partial(func._op_dk, key)
     return decompositions
+
+
+@contextlib.contextmanager
+def code_on_disk(inputs: list[torch.Tensor], strides: list[tuple[int, ...]]) -> Iterator[list[torch.Tensor]]:
+    """Let TorchInductor take the code of a graph from its folder on disk, or keep it there, in a with block.
+
+    It does so for fake inputs of a context that traces. Without the names that this needs, nothing changes.
+
+    Args:
+        inputs: of the graph.
+        strides: of its outputs, which TorchInductor obeys and does not compare.
+
+    Yields:
+        The inputs to compile the graph with.
+    """
+    if missing("code on disk"):
+        yield inputs
+        return
+    import torch.compiler.config as settings
+    from torch._guards import TracingContext, tracing
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    fake = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
+    tag = f"rlstruct {strides} {missing('scalar loops')}"  # what differs from the code of torch.compile
+    with settings.patch(cache_key_tag=tag), tracing(TracingContext(fake)):  # type: ignore[attr-defined]
+        yield [fake.from_tensor(one, static_shapes=True) for one in inputs]
 
 
 @contextlib.contextmanager

@@ -65,6 +65,17 @@ def test_without_a_name_steps_with_bools_are_compiled_all_the_same(monkeypatch: 
             assert torch.equal(got, expected)
 
 
+@pytest.mark.slow
+def test_without_a_name_code_is_generated_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(torch_private.NEEDED, "code on disk", ("torch._guards:TracingContexts",))
+    with pytest.warns(UserWarning, match=r"TracingContexts, so every process generates the code of its steps anew"):
+        torch_private.check()
+    x = torch.arange(24.0).view(6, 4)
+    (found,) = Compiled(lambda x: (x.sum(1) > 30.0,))(x)
+    assert found.tolist() == [False, False, True, True, True, True]
+    assert torch._dynamo.utils.counters["inductor"]["fxgraph_cache_bypass"] > 0
+
+
 def test_without_a_name_nothing_is_captured_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
     names = [name for names in torch_private.NEEDED["graph"] for name in names.split(":")[1].split("|")]
