@@ -71,7 +71,10 @@ ON_CUDA = [Work("a2c", mode=f"simulator, {mode}", settings={"graph": mode == "gr
 
 def works(*, cuda: bool, workers: Iterable[int], quick: bool) -> list[Work]:
     """List the trainings; on a GPU, where time may run out, first those that RL-Scope's findings compare."""
-    play = {"n_timesteps": 4, "n_updates": 20, "learning_starts": 1, "n_simulations": 16, "evaluation_simulations": 2}
+    play: dict[str, Any] = {
+        "n_timesteps": 4, "n_updates": 20, "learning_starts": 1, "n_simulations": 16, "evaluation_simulations": 2,
+        **({"opponent": "random"} if quick else {}),  # the others search, which takes most of the time
+    }  # fmt: skip
     games = [Work("alphazero", "ConnectFour-v0", settings={**play, "n_processes": k}) for k in workers]
     if quick:
         return [Work("a2c"), *games]
