@@ -16,6 +16,7 @@ from rlstruct.agents import ActorCritic, ActorCriticAgent, QAgent, QNetwork
 from rlstruct.algos.ppo import PPOConfig, PPOLearner
 from rlstruct.algos.pqn import PQNConfig, PQNLearner
 from rlstruct.batchers import RL_Batcher
+from rlstruct.engine.compiled import Compiled
 from rlstruct.sims import make
 
 OPTIONS = {**{f"{game}-MinAtar": {"sticky_probability": 0.0, "time_limit": 1000} for game in GAMES}, "CartPole-v1": {}}
@@ -63,6 +64,12 @@ class Training:
         self.batcher.update(self.learner.model.state_dict())
 
 
+def product(a: torch.Tensor, b: torch.Tensor) -> Work:
+    """Return a call that multiplies two matrices with the library that compiled code calls."""
+    multiply = Compiled(torch.mm)
+    return lambda: multiply(a, b)
+
+
 def products(task: Task, name: str) -> Work:
     """The matrix products of an iteration: acting, the values of the last observations, and the gradient steps."""
     space, (wide, narrow) = simulator(task), NETWORKS[name, task.environment]
@@ -74,19 +81,17 @@ def products(task: Task, name: str) -> Work:
     def layers(n: int) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
         return [(torch.ones(n, a), torch.ones(b, a), torch.ones(n, b)) for a, b in ((n_in, wide), (wide, narrow))]
 
-    acting, learning = layers(task.n_envs), layers(rows)
+    acting = [product(x, weight.t()) for x, weight, _y in layers(task.n_envs)]
+    learning = []
+    for layer, (x, weight, y) in enumerate(layers(rows)):
+        learning += [product(x, weight.t()), product(y.t(), x)]
+        if layer:  # nothing needs the gradient of the observations
+            learning.append(product(y, weight))
+    n_steps = settings["n_epochs"] * settings["n_minibatches"]
 
     def work() -> None:
-        for _ in range(n_networks):
-            for _ in range(task.n_timesteps + 1):
-                for x, weight, _y in acting:
-                    x @ weight.t()
-            for _ in range(settings["n_epochs"] * settings["n_minibatches"]):
-                for layer, (x, weight, y) in enumerate(learning):
-                    x @ weight.t()
-                    y.t() @ x
-                    if layer:  # nothing needs the gradient of the observations
-                        y @ weight
+        for multiply in n_networks * ((task.n_timesteps + 1) * acting + n_steps * learning):
+            multiply()
 
     return work
 

@@ -40,6 +40,8 @@ _ARRANGING = {
 }  # fmt: skip
 MAX_ROWS, MAX_PRODUCTS = 8, 1 << 15
 """Largest linear layer that is fused as a loop. Calling the matrix library would take longer than its arithmetic."""
+MIN_ONEDNN = 1 << 20
+"""Fewest multiplications of a product that oneDNN computes. A call of it costs 10 us more than one of MKL."""
 
 
 class NotPureError(Explained, RuntimeError):
@@ -186,10 +188,11 @@ class Compiled:
         # __call__ compares strides. Random numbers must equal those of eager torch.
         settings = {"max_fusion_size": MAX_FUSED, "size_asserts": False, "fallback_random": True}
         patched = torch._inductor.config.patch(settings)
-        with torch.no_grad(), patched, torch_private.scalar_loops_of_bools():
+        scalar, onednn = torch_private.scalar_loops_of_bools(), torch_private.onednn_in_generated_code()
+        with torch.no_grad(), patched, scalar, onednn:
             # On CUDA, Inductor generates wrong code for foreach operators.
             foreach = torch_private.foreach_decompositions()
-            table = {**select_decomp_table(), torch.ops.aten.addmm.default: _few_rows, **foreach}
+            table = {**select_decomp_table(), _aten.addmm.default: _linear, _aten.mm.default: _product, **foreach}
             # Fake tensors have no values: a function that asks for one raises instead of specialising on the value.
             traced = make_fx(flat, tracing_mode="fake", _allow_non_fake_inputs=True)(*inputs)
             if not self.writes:
@@ -341,15 +344,19 @@ def _lift_held(module: torch.fx.GraphModule, arguments: Sequence[Tensor] = ()) -
     return list(held.values())
 
 
-def _few_rows(bias: Tensor, x: Tensor, weight: Tensor, *, beta: float = 1, alpha: float = 1) -> object:
+def _linear(bias: Tensor, x: Tensor, weight: Tensor, *, beta: float = 1, alpha: float = 1) -> object:
     """Decompose a small linear layer on the CPU into products and sums, which Inductor fuses with other operations."""
-    rows, small = x.shape[0], x.shape[0] * weight.numel() <= MAX_PRODUCTS
-    if (
-        x.device.type != "cpu"
-        or x.dtype is not torch.float32
-        or rows > MAX_ROWS
-        or not small
-        or (beta, alpha) != (1, 1)
-    ):
+    if (beta, alpha) != (1, 1):
         return NotImplemented
+    rows, small = x.shape[0], x.shape[0] * weight.numel() <= MAX_PRODUCTS
+    if x.device.type != "cpu" or x.dtype is not torch.float32 or rows > MAX_ROWS or not small:
+        return _product(x, weight, bias)
     return (x.unsqueeze(1) * weight.t()).sum(-1) + bias
+
+
+def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> object:
+    """Leave large products of float32 on the CPU to oneDNN, where it is faster than MKL."""
+    large = x.shape[0] * weight.numel() >= MIN_ONEDNN and x.dtype is torch.float32 and x.device.type == "cpu"
+    if not (large and torch_private.onednn_is_faster()):
+        return NotImplemented
+    return torch_private.onednn_linear(x, weight.t(), bias)

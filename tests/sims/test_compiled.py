@@ -6,12 +6,14 @@ import dataclasses
 import importlib
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from rlstruct.core import DictTensor
+from rlstruct.engine import torch_private
 from rlstruct.engine.compiled import Compiled
 from rlstruct.errors import ShapeMismatchError
 from rlstruct.functional.random import categorical, child_key, randint, split, symmetric_uniform, uniform
@@ -112,6 +114,47 @@ def test_pictures_of_bools_are_gathered_and_turned_into_floats() -> None:
             assert one.dtype == other.dtype
             assert torch.equal(one, other)
         arguments = (~frames, ~only_shown, rows.flip(0))
+
+
+class _Products(torch_private.OperatorObserver):
+    """Names of the operators that multiply matrices."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.name() in ("aten::mm", "aten::addmm", "aten::mm.out", "aten::addmm.out", "mkldnn::_linear_pointwise"):
+            self.seen.add(func.name())
+        return func(*args, **kwargs or {})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("faster", [True, False])
+@pytest.mark.parametrize("rows", [64, 8192])
+def test_large_products_are_those_of_onednn_where_mkl_is_slower(
+    rows: int, faster: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Forward and backward: a layer of 65 x 33 units, whose products are smaller or larger than the limit."""
+    monkeypatch.setattr(torch_private, "onednn_is_faster", lambda: faster)
+    generator = torch.Generator().manual_seed(rows)
+    x, weight, bias = (torch.randn(shape, generator=generator) for shape in ((rows, 65), (33, 65), (33,)))
+
+    def step(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
+        with torch.enable_grad():
+            leaves = [one.detach().requires_grad_() for one in (x, weight, bias)]
+            y = torch.nn.functional.linear(*leaves).relu() @ torch.ones(33, 40)
+            return (y.detach(), *torch.autograd.grad(y.square().sum(), leaves))
+
+    compiled = Compiled(step)
+    compiled(x, weight, bias)
+    x, weight = x * 0.5, weight * 3.0  # nothing of the first call is kept
+    with _Products() as products:
+        found = compiled(x, weight, bias)
+    for one, other in zip(found, step(x, weight, bias), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3)
+    assert ("mkldnn::_linear_pointwise" in products.seen) == (faster and rows == 8192)
+    assert bool(products.seen - {"mkldnn::_linear_pointwise"}) == (not faster or rows == 64)
 
 
 @pytest.mark.slow
