@@ -279,6 +279,12 @@ TASKS["ppo_atari_freeway"] = _task(
     network={"n_features": 256, "layers": ((16, 8, 4), (32, 4, 2))}, episodes=16, tuned_on=(200,),
 )  # fmt: skip
 
+TASKS["ppo_atari_pong"] = _tuned(
+    "ppo", "ALE/Pong-v5", ((4, 84, 84), 6), 18.0, "PPO on ALE/Pong-v5, products in bfloat16",
+    agent=(agents.ConvolutionalActorCritic, agents.ActorCriticAgent), create_env=partial(sims.make, "ALE/Pong-v5"),
+    changes={"precision": "bfloat16", "compile_update": True}, episodes=20, tuned_on=(),
+)  # fmt: skip
+
 # Four algorithms with as many steps, to the end, and with the settings that were chosen on Breakout.
 _GAMES = {
     "Breakout": (400, 3), "Asterix": (400, 5), "Freeway": (700, 3), "SpaceInvaders": (600, 4), "Seaquest": (1000, 6),
