@@ -125,7 +125,7 @@ class Atari(TensorEnv[AtariState]):
         self.observation_space = spaces.Box(0, 255, shape, np.uint8)
         limit = MOST_FRAMES // frame_skip if time_limit == "default" else time_limit
         self._reader = Consoles(self.game.rom, first.state.mapper, 1, game=name, device=device)
-        super().__init__(n_envs, seed, device=device, auto_reset=auto_reset, time_limit=limit)
+        super().__init__(n_envs, seed, device=device, auto_reset=auto_reset, time_limit=limit, backend="torch")
         self.backend = "warp"
         self._prepare(gray, brighter and frame_skip > 1, lines, height, width)
         self._places = self.from_start_states(begun)

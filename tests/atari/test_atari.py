@@ -23,6 +23,7 @@ from rlstruct.atari.picture import area_weights
 from rlstruct.atari.rules import DROPS, Rules, tables
 from rlstruct.atari.scoring import OVER, Scorer
 from rlstruct.core import DictTensor
+from rlstruct.engine.compiled import compiling_simulators
 from rlstruct.testing import check_vec_env
 
 
@@ -185,6 +186,15 @@ def test_an_episode_is_cut_after_half_an_hour(frame_skip: int, n_steps: int) -> 
         (seen, _), _ = env.step(DictTensor({"action": torch.zeros(2, dtype=torch.int64)}))
         assert seen["truncated"].tolist() == [cut, False]
         assert seen["terminated"].tolist() == [False, False]
+
+
+def test_a_training_that_compiles_simulators_leaves_consoles_to_their_kernel() -> None:
+    with compiling_simulators(compiled=True):
+        env = sims.make("ALE/Pong-v5", n_envs=2)
+    env.reset()
+    (observation, _), _ = env.step(DictTensor({"action": torch.zeros(2, dtype=torch.int64)}))
+    assert env.backend == "warp"
+    assert observation["frame"].shape == (2, 4, 84, 84)
 
 
 def test_wrong_settings_are_named() -> None:
