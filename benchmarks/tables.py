@@ -138,6 +138,26 @@ def published_table(name: str, _: Rows = ()) -> list[str]:
     return table(f"{head} | others | seconds of learning | commit", lines, 7) if lines else [NOT_MEASURED]
 
 
+def precisions(rows: Rows) -> list[str]:
+    """Return the returns of trainings in float32 and bfloat16, by task, and what the second took of the first's time."""
+    lines = []
+    for task in dict.fromkeys(row["task"] for row in rows):
+        found = {
+            precision: [row for row in rows if (row["task"], row["precision"]) == (task, precision)]
+            for precision in ("float32", "bfloat16")
+        }
+        cells = [
+            f"{_rounded(statistics.fmean(row['return'] for row in some))} "
+            f"({', '.join(_rounded(row['return']) for row in some)})"
+            for some in found.values()
+        ]
+        seconds = [statistics.median(row["seconds"] for row in some) for some in found.values()]
+        lines.append([task, *cells, *(f"{one:.0f}" for one in seconds), f"{seconds[0] / seconds[1]:.2f}"])
+    seeds = ", ".join(map(str, dict.fromkeys(row["seed"] for row in rows)))
+    head = f"task | float32: mean return (seeds {seeds}) | bfloat16 | float32, seconds | bfloat16 | times as fast"
+    return table(head, lines, 3)
+
+
 def compared(algorithm: str, others: dict[str, str], _: Rows) -> list[str]:
     """Return the final returns of an algorithm next to those of other libraries with equal steps and seeds."""
     libraries, lines = {"rlstruct": "", **others}, []
@@ -325,6 +345,7 @@ TABLES: dict[str, tuple[str, Table]] = {
         "task | cores | ms | rejax 0.1.3, ms | rejax's / ours, in turn",
         "{task} | {cores} | {ours} | {theirs} | {ratio}",
     )),
+    "precision": ("precision", precisions),
     "learning_parts": ("learning_parts", columns(
         "task | part | ms | rejax 0.1.3, ms", "{task} | {part} | {ours} | {theirs}", 2,
     )),
@@ -350,7 +371,7 @@ TABLES: dict[str, tuple[str, Table]] = {
     "reasons": ("", reasons),
     "settings": ("", common_settings),
     "games": ("", games),
-    "published_classic": ("", partial(published_table, "classic")),
+    **{f"published_{name}": ("", partial(published_table, name)) for name in ("classic", "minatar")},
     "sharing": ("", sharing),
     "atari_exact": ("", lambda _: [atari_exact.render(json.loads(atari_exact.FILE.read_text()))]),
     "strength": ("connect_four_strength", strength),
