@@ -139,7 +139,7 @@ def published_table(name: str, _: Rows = ()) -> list[str]:
 
 
 def precisions(rows: Rows) -> list[str]:
-    """Return the returns of trainings in float32 and bfloat16, by task, and what the second took of the first's time."""
+    """Return the returns of trainings in float32 and bfloat16, by task, and the median seconds of both."""
     lines = []
     for task in dict.fromkeys(row["task"] for row in rows):
         found = {

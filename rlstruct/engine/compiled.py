@@ -40,8 +40,8 @@ _ARRANGING = {
 }  # fmt: skip
 MAX_ROWS, MAX_PRODUCTS = 8, 1 << 15
 """Largest linear layer that is fused as a loop. Calling the matrix library would take longer than its arithmetic."""
-MIN_ONEDNN = 1 << 20
-"""Fewest multiplications of a product that oneDNN computes. A call of it costs 10 us more than one of MKL."""
+MIN_ONEDNN, MAX_APART = 1 << 20, 4
+"""Fewest multiplications of a product for oneDNN, a call of which costs 10 us more; and the largest batch of these."""
 
 
 class NotPureError(Explained, RuntimeError):
@@ -188,11 +188,10 @@ class Compiled:
         # __call__ compares strides. Random numbers must equal those of eager torch.
         settings = {"max_fusion_size": MAX_FUSED, "size_asserts": False, "fallback_random": True}
         patched = torch._inductor.config.patch(settings)
-        scalar, onednn = torch_private.scalar_loops_of_bools(), torch_private.onednn_in_generated_code()
-        with torch.no_grad(), patched, scalar, onednn:
+        with torch.no_grad(), patched, torch_private.scalar_loops_of_bools():
             # On CUDA, Inductor generates wrong code for foreach operators.
             foreach = torch_private.foreach_decompositions()
-            table = {**select_decomp_table(), _aten.addmm.default: _linear, _aten.mm.default: _product, **foreach}
+            table = {**select_decomp_table(), **_PRODUCTS, **foreach}
             # Fake tensors have no values: a function that asks for one raises instead of specialising on the value.
             traced = make_fx(flat, tracing_mode="fake", _allow_non_fake_inputs=True)(*inputs)
             if not self.writes:
@@ -350,13 +349,43 @@ def _linear(bias: Tensor, x: Tensor, weight: Tensor, *, beta: float = 1, alpha: 
         return NotImplemented
     rows, small = x.shape[0], x.shape[0] * weight.numel() <= MAX_PRODUCTS
     if x.device.type != "cpu" or x.dtype is not torch.float32 or rows > MAX_ROWS or not small:
-        return _product(x, weight, bias)
+        return _plus(bias, _product(x, weight))
     return (x.unsqueeze(1) * weight.t()).sum(-1) + bias
 
 
-def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> object:
-    """Leave large products of float32 on the CPU to oneDNN, where it is faster than MKL."""
-    large = x.shape[0] * weight.numel() >= MIN_ONEDNN and x.dtype is torch.float32 and x.device.type == "cpu"
-    if not (large and torch_private.onednn_is_faster()):
+def _product(x: Tensor, weight: Tensor) -> Any:  # noqa: ANN401 - a tensor, or NotImplemented
+    """Leave a large product to oneDNN, where that is faster."""
+    large = _is_for_onednn(x, x.shape[0] * weight.numel())
+    return torch.ops.rlstruct.product(x, weight) if large else NotImplemented
+
+
+def _batch_product(x: Tensor, weight: Tensor) -> Any:  # noqa: ANN401
+    """Do the same for a few products at once, as of twin critics."""
+    n, rows, _ = x.shape
+    if n > MAX_APART or not _is_for_onednn(x, rows * weight[0].numel()):
         return NotImplemented
-    return torch_private.onednn_linear(x, weight.t(), bias)
+    return torch.stack([torch.ops.rlstruct.product(*pair) for pair in zip(x.unbind(), weight.unbind(), strict=True)])
+
+
+def _batch_linear(bias: Tensor, x: Tensor, weight: Tensor, *, beta: float = 1, alpha: float = 1) -> object:
+    return _plus(bias, _batch_product(x, weight)) if (beta, alpha) == (1, 1) else NotImplemented
+
+
+def _plus(bias: Tensor, product: Any) -> object:  # noqa: ANN401
+    return product if product is NotImplemented else product + bias
+
+
+def _is_for_onednn(x: Tensor, n_multiplications: int) -> bool:
+    large = n_multiplications >= MIN_ONEDNN and x.dtype is torch.float32 and x.device.type == "cpu"
+    return large and torch_private.onednn_is_faster()
+
+
+_PRODUCTS = {
+    _aten.mm.default: _product, _aten.addmm.default: _linear,
+    _aten.bmm.default: _batch_product, _aten.baddbmm.default: _batch_linear,
+}  # fmt: skip
+# An operator of our own, because Inductor would fuse oneDNN's with others, and expects constant weights there.
+_operators = torch.library.Library("rlstruct", "DEF")
+_operators.define("product(Tensor x, Tensor weight) -> Tensor", tags=(torch.Tag.flexible_layout,))
+_operators.impl("product", torch_private.onednn_product, "CPU")
+_operators.impl("product", lambda x, weight: x.new_empty((x.shape[0], weight.shape[1])), "Meta")

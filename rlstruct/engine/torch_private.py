@@ -65,7 +65,6 @@ NEEDED: Final[dict[str, tuple[str, ...]]] = {
         "torch.compiler.config:cache_key_tag",
         "torch.fx.experimental.symbolic_shapes:ShapeEnv",
     ),
-    "oneDNN": ("torch._inductor.lowering:lowerings", "torch._inductor.lowering:fallback_handler"),
     "bfloat16": ("torch.cpu:_is_avx512_bf16_supported", "torch.cpu:_is_amx_tile_supported"),
     "kernel": ("torch.nn.modules.module:_global_forward_hooks", "torch.nn.modules.module:_global_forward_pre_hooks"),
     "fused optimiser": tuple(f"torch.optim.{name}#found_inf" for name in ("adam", "sgd", "adagrad")),
@@ -100,10 +99,6 @@ def check() -> None:
             without = f"the executor {executor!r} is disabled and steps run eagerly, slower"
             if executor == "scalar loops":
                 without = "compiled steps that compute with bools are slower than they could be"
-            if executor == "oneDNN":
-                without = (
-                    "compiled products of matrices are slower than they could be on processors that are not Intel's"
-                )
             if executor == "code on disk":
                 without = "every process generates the code of its steps anew"
             warnings.warn(
@@ -245,33 +240,16 @@ def scalar_loops_of_bools() -> Iterator[None]:
 @functools.cache
 def onednn_is_faster() -> bool:
     """Return True if MKL multiplies without AVX512, which it does on all processors but Intel's, and oneDNN with it."""
-    if missing("oneDNN") or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+    if not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
         return False
     instructions = torch.backends.cpu.get_cpu_capability()
     return torch.backends.mkl.is_available() and instructions == "AVX512" and "Intel" not in _maker_of_processor()
 
 
-def onednn_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """Compute a linear layer with oneDNN; float32 on the CPU. [B, N] from x [B, M], weight [N, M] and bias [N]."""
-    result: torch.Tensor = torch.ops.mkldnn._linear_pointwise.default(x, weight, bias, "none", [], "")
+def onednn_product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """Multiply matrices of float32 on the CPU with oneDNN.  [R, C] from [R, K] and [K, C]."""
+    result: torch.Tensor = torch.ops.mkldnn._linear_pointwise.default(x, weight.t(), None, "none", [], "")
     return result
-
-
-@contextlib.contextmanager
-def onednn_in_generated_code() -> Iterator[None]:
-    """Let TorchInductor accept weights that change in `onednn_linear`, in a with block."""
-    if not onednn_is_faster():
-        yield
-        return
-    from torch._inductor import lowering, mkldnn_lowerings  # noqa: F401 - the second one adds to the first one's dict
-
-    operator = torch.ops.mkldnn._linear_pointwise.default
-    before = lowering.lowerings[operator]
-    lowering.lowerings[operator] = lowering.fallback_handler(operator)
-    try:
-        yield
-    finally:
-        lowering.lowerings[operator] = before
 
 
 def clear_cublas_workspaces() -> None:

@@ -116,6 +116,9 @@ def test_pictures_of_bools_are_gathered_and_turned_into_floats() -> None:
         arguments = (~frames, ~only_shown, rows.flip(0))
 
 
+ONEDNN = "rlstruct::product"
+
+
 class _Products(torch_private.OperatorObserver):
     """Names of the operators that multiply matrices."""
 
@@ -124,7 +127,7 @@ class _Products(torch_private.OperatorObserver):
         self.seen: set[str] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.name() in ("aten::mm", "aten::addmm", "aten::mm.out", "aten::addmm.out", "mkldnn::_linear_pointwise"):
+        if func.name().split(".")[0] in ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", ONEDNN):
             self.seen.add(func.name())
         return func(*args, **kwargs or {})
 
@@ -138,23 +141,25 @@ def test_large_products_are_those_of_onednn_where_mkl_is_slower(
     """Forward and backward: a layer of 65 x 33 units, whose products are smaller or larger than the limit."""
     monkeypatch.setattr(torch_private, "onednn_is_faster", lambda: faster)
     generator = torch.Generator().manual_seed(rows)
-    x, weight, bias = (torch.randn(shape, generator=generator) for shape in ((rows, 65), (33, 65), (33,)))
+    shapes = (rows, 65), (33, 65), (33,), (2, 1, 40), (2, 33, 40)
+    given = [torch.randn(shape, generator=generator) for shape in shapes]
 
-    def step(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, ...]:
+    def step(*given: Tensor) -> tuple[Tensor, ...]:
         with torch.enable_grad():
-            leaves = [one.detach().requires_grad_() for one in (x, weight, bias)]
-            y = torch.nn.functional.linear(*leaves).relu() @ torch.ones(33, 40)
-            return (y.detach(), *torch.autograd.grad(y.square().sum(), leaves))
+            x, weight, bias, biases, weights = leaves = [one.detach().requires_grad_() for one in given]
+            y = torch.nn.functional.linear(x, weight, bias).relu()
+            twins = torch.baddbmm(biases, y.expand(2, -1, -1), weights)  # as of twin critics
+            return (twins.detach(), *torch.autograd.grad(twins.square().sum() + (y @ torch.ones(33, 40)).sum(), leaves))
 
     compiled = Compiled(step)
-    compiled(x, weight, bias)
-    x, weight = x * 0.5, weight * 3.0  # nothing of the first call is kept
+    compiled(*given)
+    given = [one * factor for one, factor in zip(given, (0.5, 3.0, 2.0, 0.1, 0.7), strict=True)]  # nothing is kept
     with _Products() as products:
-        found = compiled(x, weight, bias)
-    for one, other in zip(found, step(x, weight, bias), strict=True):
+        found = compiled(*given)
+    for one, other in zip(found, step(*given), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3)
-    assert ("mkldnn::_linear_pointwise" in products.seen) == (faster and rows == 8192)
-    assert bool(products.seen - {"mkldnn::_linear_pointwise"}) == (not faster or rows == 64)
+    assert (ONEDNN in products.seen) == (faster and rows == 8192)
+    assert bool(products.seen - {ONEDNN}) == (not faster or rows == 64)
 
 
 @pytest.mark.slow
