@@ -103,7 +103,7 @@ def test_figures_have_the_numbers_of_the_papers_as_lines(monkeypatch: pytest.Mon
     lines = {name: set().union(*(known.values() for known in figure.papers.values()))
              for name, make in tables.FIGURES.items() if (figure := make()) is not None and figure.papers}  # fmt: skip
     assert lines == {
-        "survey": {3.5}, "frameworks": {2.3, 3.5, 16.8}, "serving": {2.08}, "training": {1.69},
+        "survey": {3.5}, "frameworks": {2.3, 3.5, 16.8}, "serving": {2.08}, "training": {1.69, 3.88},
         "atari_score": {18.0, 31.8}, "atari_starts": {0.7}, "sums": {1.025},
     }  # fmt: skip
     for name, values in lines.items():
