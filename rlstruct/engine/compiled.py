@@ -385,7 +385,8 @@ _PRODUCTS = {
     _aten.bmm.default: _batch_product, _aten.baddbmm.default: _batch_linear,
 }  # fmt: skip
 # An operator of our own, because Inductor would fuse oneDNN's with others, and expects constant weights there.
-_operators = torch.library.Library("rlstruct", "DEF")
-_operators.define("product(Tensor x, Tensor weight) -> Tensor", tags=(torch.Tag.flexible_layout,))
-_operators.impl("product", torch_private.onednn_product, "CPU")
-_operators.impl("product", lambda x, weight: x.new_empty((x.shape[0], weight.shape[1])), "Meta")
+if not hasattr(torch.ops.rlstruct, "product"):  # a notebook that reloads this module has it already
+    _operators = torch.library.Library("rlstruct", "FRAGMENT")
+    _operators.define("product(Tensor x, Tensor weight) -> Tensor", tags=(torch.Tag.flexible_layout,))
+    _operators.impl("product", torch_private.onednn_product, "CPU")
+    _operators.impl("product", lambda x, weight: x.new_empty((x.shape[0], weight.shape[1])), "Meta")
