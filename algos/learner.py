@@ -22,6 +22,7 @@ from rlstruct.device import resolve_device
 from rlstruct.engine.compiled import warn_uncompiled
 from rlstruct.engine.executors import EXECUTORS, PROMISE
 from rlstruct.engine.host_syncs import intended
+from rlstruct.engine.memory import keep_freed_memory
 from rlstruct.engine.mixed_precision import Bfloat16Products, why_not_bfloat16
 from rlstruct.engine.runner import Make, Runner
 from rlstruct.engine.streams import stream_on
@@ -100,6 +101,7 @@ class GradientLearner(ABC):
     reuse_batches: bool = False
 
     def __init__(self, model: nn.Module, agent: RL_Agent, config: TrainingConfig) -> None:
+        keep_freed_memory()
         self.model, self.agent, self.config = model, agent, config
         self.device = resolve_device(config.learner_device)
         self._coarse = config.precision == "bfloat16"

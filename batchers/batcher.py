@@ -21,6 +21,7 @@ from rlstruct.batchers.workers.placement import Mode, place_workers
 from rlstruct.core import DictTensor, Trajectories
 from rlstruct.device import DeviceLike, resolve_device
 from rlstruct.engine.compiled import warn_uncompiled
+from rlstruct.engine.memory import keep_freed_memory
 from rlstruct.engine.streams import move
 from rlstruct.errors import BatcherStateError, WorkerTimeout
 from rlstruct.profiling import Clock, operation
@@ -120,6 +121,7 @@ class RL_Batcher:  # noqa: N801 - the name in rlstructures
         arguments.check_choices(on_worker_error, n_processes, cluster, sharing, device)
         self.seeds = arguments.choose_seeds(seed, seeds, n := max(1, n_processes))
         agent_seeds = None if agent_seeds is None else arguments.one_each("agent_seeds", agent_seeds, n)
+        keep_freed_memory()
         self.device = device = resolve_device(device)
         self.timeout, max_restarts = timeout, max_restarts if on_worker_error == "restart" else 0
         agent_args, env_args = (
