@@ -158,6 +158,7 @@ PRESETS: Registry[tuple[str, str], Preset] = Registry({
         ))
         for game, reward_scale in (("Pong", 1.0), ("Breakout", 0.5), ("Freeway", 1.0), ("MsPacman", 0.02))
     },
+    # For consoles on one core of a CPU; nothing was tuned.
     ("ppo", "ALE/Pong-v5"): Preset(PPOConfig(
         n_env_steps=4_000_000, n_envs=16, n_epochs=3, n_minibatches=8, reward_scale=1.0, learning_rate=0.0005,
         clip=0.1, value_clip=None, evaluation_interval=250_000, evaluation_episodes=20, evaluation_processes=0,
