@@ -380,13 +380,14 @@ def _is_for_onednn(x: Tensor, n_multiplications: int) -> bool:
     return large and torch_private.onednn_is_faster()
 
 
-_PRODUCTS = {
+_PRODUCTS: dict[Any, Callable[..., Any]] = {
     _aten.mm.default: _product, _aten.addmm.default: _linear,
     _aten.bmm.default: _batch_product, _aten.baddbmm.default: _batch_linear,
 }  # fmt: skip
 # An operator of our own, because Inductor would fuse oneDNN's with others, and expects constant weights there.
+_library: Any = torch.library
 if not hasattr(torch.ops.rlstruct, "product"):  # a notebook that reloads this module has it already
-    _operators = torch.library.Library("rlstruct", "FRAGMENT")
+    _operators = _library.Library("rlstruct", "FRAGMENT")
     _operators.define("product(Tensor x, Tensor weight) -> Tensor", tags=(torch.Tag.flexible_layout,))
     _operators.impl("product", torch_private.onednn_product, "CPU")
     _operators.impl("product", lambda x, weight: x.new_empty((x.shape[0], weight.shape[1])), "Meta")

@@ -242,8 +242,9 @@ def onednn_is_faster() -> bool:
     """Return True if MKL multiplies without AVX512, which it does on all processors but Intel's, and oneDNN with it."""
     if not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
         return False
-    instructions = torch.backends.cpu.get_cpu_capability()
-    return torch.backends.mkl.is_available() and instructions == "AVX512" and "Intel" not in _maker_of_processor()
+    wide = torch.backends.cpu.get_cpu_capability() == "AVX512"
+    mkl: bool = torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
+    return mkl and wide and "Intel" not in _maker_of_processor()
 
 
 def onednn_product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
