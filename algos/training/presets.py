@@ -162,7 +162,6 @@ PRESETS: Registry[tuple[str, str], Preset] = Registry({
     ("ppo", "ALE/Pong-v5"): Preset(PPOConfig(
         n_env_steps=4_000_000, n_envs=16, n_epochs=3, n_minibatches=8, reward_scale=1.0, learning_rate=0.0005,
         clip=0.1, value_clip=None, evaluation_interval=250_000, evaluation_episodes=20, evaluation_processes=0,
-        target_return=18.0,
     )),
     ("reinforce", "Breakout-MinAtar"): Preset(ReinforceConfig(
         n_env_steps=2_000_000, n_processes=0, n_envs=64, reward_scale=1.0, learning_rate=0.002,
