@@ -11,7 +11,7 @@ import json
 import re
 import statistics
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
@@ -120,16 +120,12 @@ def published_table(name: str, _: Rows = ()) -> list[str]:
         rows, commit = load(entry.name)
         if not rows:
             continue
-        cells = [
-            f"{_rounded(statistics.fmean(row[key] for row in rows))} ({', '.join(_rounded(row[key]) for row in rows)})"
-            for key in ("final_return", "last_100")
-        ]
+        cells = [_mean_and_seeds([row[key] for row in rows]) for key in ("final_return", "last_100")]
         others = [f"{who} {_rounded(value)}" for who, value in entry.others.items()]
         if entry.half_way is not None:
             others.insert(0, f"half of the way {_rounded(entry.half_way)}")
         if peer := load(f"{entry.name}_rejax")[0]:
-            returns = [row["final_return"] for row in peer]
-            others.append(f"rejax {_rounded(statistics.fmean(returns))} ({', '.join(map(_rounded, returns))})")
+            others.append(f"rejax {_mean_and_seeds([row['final_return'] for row in peer])}")
         seconds = f"{statistics.median(row['learning_seconds'] for row in rows):.0f}"
         task = TASKS[entry.task].about
         lines.append([task, f"{entry.n_env_steps:,}", *cells, ", ".join(others), seconds, f"`{commit}`"])
@@ -146,11 +142,7 @@ def precisions(rows: Rows) -> list[str]:
             precision: [row for row in rows if (row["task"], row["precision"]) == (task, precision)]
             for precision in ("float32", "bfloat16")
         }
-        cells = [
-            f"{_rounded(statistics.fmean(row['return'] for row in some))} "
-            f"({', '.join(_rounded(row['return']) for row in some)})"
-            for some in found.values()
-        ]
+        cells = [_mean_and_seeds([row["return"] for row in some]) for some in found.values()]
         seconds = [statistics.median(row["seconds"] for row in some) for some in found.values()]
         lines.append([task, *cells, *(f"{one:.0f}" for one in seconds), f"{seconds[0] / seconds[1]:.2f}"])
     seeds = ", ".join(map(str, dict.fromkeys(row["seed"] for row in rows)))
@@ -165,13 +157,18 @@ def compared(algorithm: str, others: dict[str, str], _: Rows) -> list[str]:
         found = [load(name + ending) for ending in libraries.values()]
         if name.startswith(algorithm) and all(rows for rows, _ in found):
             returns = [[row["final_return"] for row in rows] for rows, _ in found]
-            cells = [f"{_rounded(statistics.fmean(some))} ({', '.join(map(_rounded, some))})" for some in returns]
+            cells = [_mean_and_seeds(some) for some in returns]
             lines.append([TASKS[name].about, f"{found[0][0][0]['env_steps']:,}", *cells, f"`{found[0][1]}`"])
     return table(
         " | ".join(["task | steps", *(f"{one}: mean (seeds)" for one in libraries), "commit"]),
         lines,
         3 + len(libraries),
     )
+
+
+def _mean_and_seeds(values: Sequence[float]) -> str:
+    """Return the mean of a number for each seed, and all of them in brackets."""
+    return f"{_rounded(statistics.fmean(values))} ({', '.join(map(_rounded, values))})"
 
 
 def _rounded(value: float) -> str:

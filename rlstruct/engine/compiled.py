@@ -388,9 +388,8 @@ _PRODUCTS: dict[Any, Callable[..., Any]] = {
 _library: Any = torch.library
 if not hasattr(torch.ops.rlstruct, "product"):  # a notebook that reloads this module has it already
     _operators = _library.Library("rlstruct", "FRAGMENT")
-    _layout = getattr(
-        torch.Tag, "flexible_layout", torch.Tag.pt2_compliant_tag
-    )  # without it, Inductor copies arguments
+    # Without this tag, Inductor copies arguments whose layout it has chosen itself.
+    _layout = getattr(torch.Tag, "flexible_layout", torch.Tag.pt2_compliant_tag)
     _operators.define("product(Tensor x, Tensor weight) -> Tensor", tags=(_layout,))
     _operators.impl("product", torch_private.onednn_product, "CPU")
     _operators.impl("product", lambda x, weight: x.new_empty((x.shape[0], weight.shape[1])), "Meta")
