@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import pathlib
 import re
+from collections import Counter
 from collections.abc import Callable
 
 import pytest
@@ -47,6 +48,12 @@ def test_no_test_knows_a_private_name_of_the_library() -> None:
     own = set().union(*(names_of_classes(file.read_text()) for file in files))
     complaints = in_all(files, lambda source: known_private_complaints(source, own))
     assert not complaints, "\n".join(complaints)
+
+
+def test_no_two_files_of_tests_have_the_same_name() -> None:
+    """pytest imports a file by its name alone: of two in different folders only one would run."""
+    names = Counter(file.name for file in (ROOT / "tests").rglob("*.py") if file.name != "__init__.py")
+    assert [name for name, count in names.items() if count > 1] == []
 
 
 @pytest.mark.parametrize(
