@@ -30,6 +30,20 @@ def test_a_module_that_is_not_imported_is_read(monkeypatch: pytest.MonkeyPatch) 
     assert torch_private.missing("compiled") == absent
 
 
+@pytest.mark.parametrize(
+    ("processor", "family"),
+    [
+        ("processor\t: 0\nvendor_id\t: AuthenticAMD\ncpu family\t: 25\nmodel\t\t: 1\n", 25),
+        ("processor\t: 0\nvendor_id\t: GenuineIntel\ncpu family\t: 26\nmodel\t\t: 143\n", 0),
+        ("AMD64 Family 26 Model 68 Stepping 0, AuthenticAMD", 26),
+        ("arm", 0),
+        ("", 0),
+    ],
+)
+def test_the_family_of_a_processor(processor: str, family: int) -> None:
+    assert torch_private.family_of_amd(processor) == family
+
+
 def test_without_a_name_agents_act_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch imports some of its deprecated parts

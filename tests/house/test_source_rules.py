@@ -51,7 +51,7 @@ def test_no_test_knows_a_private_name_of_the_library() -> None:
 
 
 def test_no_two_files_of_tests_have_the_same_name() -> None:
-    """pytest imports a file by its name alone: of two in different folders only one would run."""
+    """Of two in different folders only one would run, since pytest imports a file by its name alone."""
     names = Counter(file.name for file in (ROOT / "tests").rglob("*.py") if file.name != "__init__.py")
     assert [name for name, count in names.items() if count > 1] == []
 
