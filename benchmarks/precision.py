@@ -19,7 +19,6 @@ from common.reporting import write, written
 
 from rlstruct import agents
 from rlstruct.algos import ppo, sac
-from rlstruct.algos.training.presets import PRESETS
 from rlstruct.sims import make
 
 COMPILED = {"compile_update": True, "compile_simulator": True, "threads": 1, "evaluation_processes": 0}
@@ -27,9 +26,10 @@ EVALUATED = {"evaluation_episodes": 100, "evaluation_interval": 1_000_000}
 
 
 def minatar(game: str, channels: int, n_actions: int) -> Callable[..., Any]:
-    config = dataclasses.replace(
-        PRESETS["ppo", "Breakout-MinAtar"].config, n_env_steps=1_000_000, n_processes=0, **COMPILED, **EVALUATED
-    )
+    config = ppo.PPOConfig(
+        n_env_steps=1_000_000, n_envs=128, n_timesteps=32, n_minibatches=8, reward_scale=1.0, value_clip=None,
+        evaluation_timesteps=200, **COMPILED, **EVALUATED,
+    )  # fmt: skip
     create_model = partial(agents.ActorCritic, 100 * channels, n_actions, hidden=(128, 128))
 
     def train(**changes: Any) -> Any:  # noqa: ANN401 - a TrainingResult

@@ -31,6 +31,7 @@ class Preset:
 
 
 _CARTPOLE: Mapping[str, Any] = {"target_return": 490.0, "evaluation_episodes": 100, "evaluation_processes": 0}
+_MINATAR = [f"{game}-MinAtar" for game in ("Breakout", "Asterix", "Freeway", "SpaceInvaders", "Seaquest")]
 PRESETS: Registry[tuple[str, str], Preset] = Registry({
     ("reinforce", "CartPole-v1"): Preset(ReinforceConfig(evaluation_interval=5_000, **_CARTPOLE)),
     ("a2c", "CartPole-v1"): Preset(A2CConfig(**_CARTPOLE)),
@@ -143,11 +144,14 @@ PRESETS: Registry[tuple[str, str], Preset] = Registry({
     },
     # When the next ball seems lost anyway, all actions have the same value. Only high entropy, and advantages with
     # little noise, keep all of them in use.
-    ("a2c", "Breakout-MinAtar"): Preset(A2CConfig(
-        n_env_steps=4_000_000, n_envs=64, n_timesteps=16, reward_scale=1.0, learning_rate=0.002, trace_decay=0.8,
-        entropy_coefficient=0.05, vtrace=True, n_minibatches=4, rho_clip=4.0,
-        evaluation_interval=100_000, evaluation_timesteps=200, evaluation_stochastic=False,
-    ), {"hidden": (128, 128)}),
+    **{
+        ("a2c", f"{game}-MinAtar"): Preset(A2CConfig(
+            n_env_steps=4_000_000, n_envs=64, n_timesteps=16, reward_scale=1.0, learning_rate=0.002, trace_decay=0.8,
+            entropy_coefficient=0.05, vtrace=True, n_minibatches=4, rho_clip=4.0, evaluation_interval=100_000,
+            evaluation_timesteps=200, evaluation_stochastic=game != "Breakout",
+        ), {"hidden": (128, 128)})
+        for game in ("Breakout", "Asterix")
+    },
     # CuLE's settings: 1,200 games on the network's device, and after each step one of 20 groups learns. CuLE uses the
     # signs of rewards; ours are scaled instead. Not measured to the end yet.
     **{
@@ -167,20 +171,31 @@ PRESETS: Registry[tuple[str, str], Preset] = Registry({
         n_env_steps=2_000_000, n_processes=0, n_envs=64, reward_scale=1.0, learning_rate=0.002,
         entropy_coefficient=0.02, evaluation_interval=100_000, evaluation_timesteps=500, evaluation_stochastic=False,
     ), {"hidden": (128, 128)}),
-    ("ppo", "Breakout-MinAtar"): Preset(PPOConfig(
-        n_env_steps=2_000_000, n_envs=128, n_timesteps=32, n_minibatches=8, reward_scale=1.0, value_clip=None,
-        evaluation_interval=100_000, evaluation_timesteps=200,
-    ), {"hidden": (128, 128)}),
-    ("dqn", "Breakout-MinAtar"): Preset(DQNConfig(
-        n_env_steps=2_000_000, n_envs=64, n_timesteps=4, discount=0.99, learning_rate=0.0005, n_updates=8,
-        replay_capacity=200_000, learning_starts=5_000, epsilon_fraction=0.05, epsilon_exponent=1.0,
-        evaluation_interval=100_000, evaluation_timesteps=200,
-    ), {"hidden": (128, 128)}),
+    # Advantages that are not whitened fade where the next ball seems lost, and the entropy keeps all actions in use.
+    **{
+        ("ppo", game): Preset(PPOConfig(
+            n_env_steps=2_000_000, n_envs=128, n_timesteps=32, n_epochs=2, n_minibatches=8, reward_scale=1.0,
+            value_clip=None, whiten_advantages=False, entropy_coefficient=0.03, evaluation_interval=100_000,
+            evaluation_timesteps=200,
+        ))
+        for game in _MINATAR
+    },
+    **{
+        ("dqn", game): Preset(DQNConfig(
+            n_env_steps=2_000_000, n_envs=64, n_timesteps=4, discount=0.99, learning_rate=0.0005, n_updates=8,
+            replay_capacity=200_000, learning_starts=5_000, epsilon_fraction=0.05, epsilon_exponent=1.0,
+            evaluation_interval=100_000, evaluation_timesteps=200,
+        ), {"hidden": (128, 128)})
+        for game in _MINATAR
+    },
     # purejaxql's settings for MinAtar, which it trains for 10,000,000 steps.
-    ("pqn", "Breakout-MinAtar"): Preset(PQNConfig(
-        n_env_steps=2_000_000, n_envs=128, n_timesteps=32, n_epochs=2, n_minibatches=32, reward_scale=1.0,
-        trace_decay=0.65, epsilon_fraction=0.1, evaluation_interval=100_000, evaluation_timesteps=200,
-    ), {"hidden": (64, 64)}),
+    **{
+        ("pqn", game): Preset(PQNConfig(
+            n_env_steps=2_000_000, n_envs=128, n_timesteps=32, n_epochs=2, n_minibatches=32, reward_scale=1.0,
+            trace_decay=0.65, epsilon_fraction=0.1, evaluation_interval=100_000, evaluation_timesteps=200,
+        ), {"hidden": (64, 64)})
+        for game in _MINATAR
+    },
     ("alphazero", "ConnectFour-v0"): "rlstruct.search.presets:CONNECT_FOUR",
 })  # fmt: skip
 """Presets by algorithm (a module of `rlstruct.algos`) and environment (of gymnasium or `rlstruct.sims`); further

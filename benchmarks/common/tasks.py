@@ -99,6 +99,7 @@ def normalised(kind: Callable[..., nn.Module], n_inputs: int, *sizes: Any, disco
 
 
 DISCRETE = agents.ActorCritic, agents.ActorCriticAgent
+CONVOLUTIONS = partial(agents.ConvolutionalActorCritic, channels_last=True, n_features=128), agents.ActorCriticAgent
 CONTINUOUS = agents.GaussianActorCritic, agents.GaussianAgent
 MEMORY = agents.RecurrentActorCritic, agents.RecurrentAgent
 VALUES = partial(agents.QNetwork, duelling=True), agents.QAgent
@@ -286,52 +287,56 @@ TASKS["ppo_atari_pong"] = _tuned(
 )  # fmt: skip
 
 # Four algorithms with as many steps, to the end, and with the settings that were chosen on Breakout.
-_GAMES = {
-    "Breakout": (400, 3), "Asterix": (400, 5), "Freeway": (700, 3), "SpaceInvaders": (600, 4), "Seaquest": (1000, 6),
-}  # fmt: skip
+_GAMES = {"Breakout": (4, 3), "Asterix": (4, 5), "Freeway": (7, 3), "SpaceInvaders": (6, 4), "Seaquest": (10, 6)}
+
+
+def _minatar(algorithm: str, game: str, **words: Any) -> Task:  # noqa: ANN401 - of `_tuned`
+    """Make a task of one of MinAtar's games: PPO's network has convolutions, the others see one row of cells."""
+    n_channels, n_actions = _GAMES[game]
+    convolutional = algorithm == "ppo"
+    inputs = (10, 10, n_channels) if convolutional else 100 * n_channels
+    agent = CONVOLUTIONS if convolutional else None
+    words = {"preset": "Breakout-MinAtar", "target": None, **words}
+    return _tuned(algorithm, f"{game}-MinAtar", (inputs, n_actions), agent=agent, **words)
+
+
+_CHOSEN_WITH = {("pqn", "Breakout"): (100, 101), ("ppo", "Breakout"): (100, 101, 102), ("ppo", "Asterix"): (101,)}
 # gymnax's rules: no action sticks, and episodes end after 1,000 steps, of Freeway after 2,500.
 TASKS |= {
-    f"{algorithm}_{name.lower()}_plain": _tuned(
+    f"{algorithm}_{game.lower()}_plain": _minatar(
         algorithm,
-        f"{name}-MinAtar",
-        sizes,
-        25.0 if (algorithm, name) == ("pqn", "Breakout") else None,
-        f"{algorithm.upper()} on MinAtar's {name} with gymnax's rules",
-        preset="Breakout-MinAtar",
+        game,
+        target=25.0 if (algorithm, game) == ("pqn", "Breakout") else None,
+        about=f"{algorithm.upper()} on MinAtar's {game} with gymnax's rules",
         changes={"n_env_steps": 1_800_000, **_COMPILED},
-        tuned_on=(100, 101) if (algorithm, name) == ("pqn", "Breakout") else (),
+        tuned_on=_CHOSEN_WITH.get((algorithm, game), ()),
         create_env=partial(
             sims.make,
-            f"{name}-MinAtar",
+            f"{game}-MinAtar",
             backend="compile",
             sticky_probability=0.0,
-            time_limit=2_500 if name == "Freeway" else 1_000,
+            time_limit=2_500 if game == "Freeway" else 1_000,
         ),
     )
-    for name, sizes in _GAMES.items()
+    for game in _GAMES
     for algorithm in ("ppo", "a2c", "dqn", "pqn")
 }
 # A greedy player of Seaquest may stay at the surface for ever: an evaluation ends all episodes after 2,500 steps.
-_MINATAR = partial(
-    _tuned, preset="Breakout-MinAtar",
-    changes={
-        "n_env_steps": 300_000, "evaluation_interval": 30_000, "evaluation_step_limit": 2_500, "target_return": None
-    },
-)  # fmt: skip
+_SHORT = {"n_env_steps": 300_000, "evaluation_interval": 30_000, "evaluation_step_limit": 2_500, "target_return": None}
 TASKS |= {
-    f"{algorithm}_minatar_{name.lower()}": _MINATAR(
-        algorithm, f"{name}-MinAtar", sizes, None, f"{algorithm.upper()} on MinAtar's {name}"
+    f"{algorithm}_minatar_{game.lower()}": _minatar(
+        algorithm, game, about=f"{algorithm.upper()} on MinAtar's {game}", changes=_SHORT
     )
-    for name, sizes in _GAMES.items()
+    for game in _GAMES
     for algorithm in ("ppo", "a2c", "dqn", "pqn")
 }
-TASKS["ppo_gymnax_breakout"] = _MINATAR(
-    "ppo", "Breakout-MinAtar", _GAMES["Breakout"], 5.0, "PPO on gymnax's Breakout-MinAtar",
+TASKS["ppo_gymnax_breakout"] = _minatar(
+    "ppo", "Breakout", target=5.0, about="PPO on gymnax's Breakout-MinAtar", changes=_SHORT,
     create_env=partial(functional, "Breakout-MinAtar"), tuned_on=(),
 )  # fmt: skip
 # gymnax's rules: no action sticks, and episodes end after 1,000 steps.
-TASKS["ppo_minatar_breakout_plain"] = _MINATAR(
-    "ppo", "Breakout-MinAtar", _GAMES["Breakout"], None, "PPO on MinAtar's Breakout with gymnax's rules", tuned_on=(),
+TASKS["ppo_minatar_breakout_plain"] = _minatar(
+    "ppo", "Breakout", about="PPO on MinAtar's Breakout with gymnax's rules", changes=_SHORT, tuned_on=(),
     create_env=partial(sims.make, "Breakout-MinAtar", auto_reset=True, sticky_probability=0.0, time_limit=1_000),
 )  # fmt: skip
 TASKS["ppo_cartpole_balance"] = _task(

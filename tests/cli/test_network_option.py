@@ -239,7 +239,7 @@ def test_algorithms_without_a_memory_refuse_it(algorithm: str, actions: spaces.S
 def test_initial_settings_fit_an_agent_with_a_memory(words: list[str]) -> None:
     def settings(*more: str) -> tuple[Task, argparse.Namespace]:
         options = read_initial_options(["--env", "Breakout-MinAtar", "--n-envs", "2", *more])
-        begun, _ = settings_for("ppo", options, None)
+        begun, _ = settings_for("pqn", options, None)
         assert begun is not None
         return begun
 
@@ -248,7 +248,7 @@ def test_initial_settings_fit_an_agent_with_a_memory(words: list[str]) -> None:
     assert task.network == ()  # the widths of a perceptron are not for it
     task, config = settings()
     assert config.n_minibatches > 2
-    assert task.network == ("hidden=[128, 128]",)
+    assert task.network == ("hidden=[64, 64]",)
 
 
 BOARD = spaces.Dict(frame=spaces.Box(0, 1, (2, 6, 7), "uint8"), legal=spaces.MultiBinary(7))
