@@ -38,7 +38,7 @@ _ADVANTAGE = "learner/advantage"
 
 @dataclass(frozen=True, kw_only=True)
 class PPOConfig(EpochConfig):
-    """Settings of PPO, and those of `EpochConfig` and `TrainingConfig`; the defaults are for CartPole-v1.
+    """Settings of PPO, and those of `EpochConfig` and `TrainingConfig`; the defaults are for classic tasks.
 
     Attributes:
         trace_decay: lambda of GAE: 0 trusts the critic, 1 the rewards.
@@ -62,11 +62,11 @@ class PPOConfig(EpochConfig):
     max_gradient_norm: float | None = 0.5
     evaluation_timesteps: int | None = 100
     evaluation_interval: int = 20_000
-    trace_decay: float = option(0.95, at_least=0, at_most=1)
+    trace_decay: float = option(0.98, at_least=0, at_most=1)
     value_coefficient: float = 0.5
     entropy_coefficient: float = 0.01
     clip: float = option(0.2, above=0)
-    value_clip: float | None = option(0.2, above=0)
+    value_clip: float | None = option(None, above=0)
     whiten_advantages: bool = True
     target_kl: float | None = option(None, above=0)
 

@@ -27,7 +27,7 @@ EVALUATED = {"evaluation_episodes": 100, "evaluation_interval": 1_000_000}
 
 def minatar(game: str, channels: int, n_actions: int) -> Callable[..., Any]:
     config = ppo.PPOConfig(
-        n_env_steps=1_000_000, n_envs=128, n_timesteps=32, n_minibatches=8, reward_scale=1.0, value_clip=None,
+        n_env_steps=1_000_000, n_envs=128, n_timesteps=32, n_minibatches=8, reward_scale=1.0, trace_decay=0.95,
         evaluation_timesteps=200, **COMPILED, **EVALUATED,
     )  # fmt: skip
     create_model = partial(agents.ActorCritic, 100 * channels, n_actions, hidden=(128, 128))

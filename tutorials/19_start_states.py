@@ -63,6 +63,7 @@ def with_starts(n_envs, seed):
 def train(create_env, seed, steps, evaluations):
     config = ppo.PPOConfig(
         n_env_steps=steps, n_envs=GAMES, n_timesteps=64, n_minibatches=4, learning_rate=0.001, reward_scale=1.0,
+        trace_decay=0.95, value_clip=0.2,
         evaluation_interval=steps // evaluations, evaluation_episodes=JUDGED, evaluation_processes=0, seed=seed,
     )  # fmt: skip
     model = partial(ConvolutionalActorCritic, (4, 84, 84), 3, n_features=64, layers=((8, 8, 8), (16, 4, 2)))

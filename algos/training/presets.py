@@ -41,9 +41,12 @@ PRESETS: Registry[tuple[str, str], Preset] = Registry({
         evaluation_interval=100_000, **_CARTPOLE,
     )),
     ("ppo", "CartPole-v1-recurrent"): Preset(PPOConfig(
-        n_env_steps=500_000, n_envs=64, n_timesteps=32, entropy_coefficient=0.0, **_CARTPOLE,
+        n_env_steps=500_000, n_envs=64, n_timesteps=32, entropy_coefficient=0.0, trace_decay=0.95, value_clip=0.2,
+        **_CARTPOLE,
     )),
-    ("ppo", "CartPole-v1"): Preset(PPOConfig(n_env_steps=500_000, evaluation_interval=10_000, **_CARTPOLE)),
+    ("ppo", "CartPole-v1"): Preset(PPOConfig(
+        n_env_steps=500_000, trace_decay=0.95, value_clip=0.2, evaluation_interval=10_000, **_CARTPOLE,
+    )),
     ("pqn", "CartPole-v1"): Preset(PQNConfig(evaluation_interval=10_000, **_CARTPOLE)),
     ("dqn", "CartPole-v1"): Preset(DQNConfig(evaluation_interval=2000, target_return=490.0, evaluation_processes=0)),
     # Five times the steps, but the return no longer goes up and down: the buffer remembers how poles fall.
@@ -57,8 +60,8 @@ PRESETS: Registry[tuple[str, str], Preset] = Registry({
         evaluation_processes=0,
     )),
     ("ppo", "Acrobot-v1"): Preset(PPOConfig(
-        n_env_steps=300_000, n_envs=16, value_clip=None, evaluation_interval=10_000,
-        evaluation_timesteps=500, target_return=-85.0, evaluation_episodes=100, evaluation_processes=0,
+        n_env_steps=300_000, n_envs=16, evaluation_interval=10_000, evaluation_timesteps=500, target_return=-85.0,
+        evaluation_episodes=100, evaluation_processes=0, trace_decay=0.95,
     )),
     ("dqn", "Acrobot-v1"): Preset(DQNConfig(evaluation_interval=2500, target_return=-85.0, evaluation_processes=0)),
     ("a2c", "Pendulum-v1"): Preset(A2CConfig(
@@ -79,17 +82,17 @@ PRESETS: Registry[tuple[str, str], Preset] = Registry({
     )),
     ("ppo", "LunarLander-v3"): Preset(PPOConfig(
         n_env_steps=1_000_000, n_envs=16, n_timesteps=512, n_minibatches=32, discount=0.995, reward_scale=0.05,
-        learning_rate=0.001, trace_decay=0.98, value_clip=None, evaluation_interval=25_000,
-        evaluation_timesteps=200, evaluation_stochastic=False, target_return=220.0, evaluation_episodes=50,
+        learning_rate=0.001, trace_decay=0.98, evaluation_interval=25_000, evaluation_timesteps=200,
+        evaluation_stochastic=False, target_return=220.0, evaluation_episodes=50,
         evaluation_processes=0,
     )),
     ("ppo", "LunarLanderContinuous-v3"): Preset(PPOConfig(
         n_env_steps=300_000, n_envs=16, n_epochs=6, n_minibatches=16, discount=0.995, reward_scale=0.05,
-        learning_rate=0.001, trace_decay=0.98, value_clip=None, evaluation_interval=25_000, evaluation_timesteps=200,
+        learning_rate=0.001, trace_decay=0.98, evaluation_interval=25_000, evaluation_timesteps=200,
         evaluation_stochastic=False, target_return=220.0, evaluation_episodes=50, evaluation_processes=0,
     ), {"initial_log_std": -0.5}),
     ("ppo", "Pendulum-v1"): Preset(PPOConfig(
-        n_env_steps=150_000, n_envs=16, n_epochs=10, n_minibatches=8, discount=0.9, value_clip=None,
+        n_env_steps=150_000, n_envs=16, n_epochs=10, n_minibatches=8, discount=0.9, trace_decay=0.95,
         entropy_coefficient=0.0, evaluation_interval=15_000, evaluation_timesteps=200, evaluation_stochastic=False,
     ), {"initial_log_std": 0.5}),
     ("sac", "Pendulum-v1"): Preset(SACConfig(
@@ -129,16 +132,16 @@ PRESETS: Registry[tuple[str, str], Preset] = Registry({
         for name in ("HalfCheetah", "Hopper", "Walker2d")
     },
     ("dqn", "LunarLander-v3"): Preset(DQNConfig(
-        n_env_steps=300_000, n_timesteps=8, discount=0.99, learning_rate=0.001, n_updates=16, target_update_rate=0.01,
-        epsilon_fraction=0.12, evaluation_interval=20_000, evaluation_timesteps=200, target_return=220.0,
+        n_env_steps=300_000, n_timesteps=8, learning_rate=0.001, target_update_rate=0.01,
+        evaluation_interval=20_000, evaluation_timesteps=200, target_return=220.0,
         evaluation_episodes=50, evaluation_processes=0,
     )),
     **{
         # CleanRL's settings, see docs/algorithms/ppo.md, with 8 environments of 256 steps instead of one of 2,048.
         ("ppo", f"{name}-v5"): Preset(PPOConfig(
             n_env_steps=1_000_000, n_timesteps=256, n_epochs=10, n_minibatches=32, reward_scale=1.0,
-            learning_rate=0.0003, entropy_coefficient=0.0, evaluation_interval=100_000,
-            evaluation_timesteps=1_000, evaluation_episodes=10,
+            learning_rate=0.0003, entropy_coefficient=0.0, value_clip=0.2, evaluation_interval=100_000,
+            evaluation_timesteps=1_000, evaluation_episodes=10, trace_decay=0.95,
         ), {"normalise": True})
         for name in ("HalfCheetah", "Hopper", "Walker2d")
     },
@@ -165,7 +168,7 @@ PRESETS: Registry[tuple[str, str], Preset] = Registry({
     # For consoles on one core of a CPU; nothing was tuned.
     ("ppo", "ALE/Pong-v5"): Preset(PPOConfig(
         n_env_steps=4_000_000, n_envs=16, n_epochs=3, n_minibatches=8, reward_scale=1.0, learning_rate=0.0005,
-        clip=0.1, value_clip=None, evaluation_interval=250_000, evaluation_episodes=20, evaluation_processes=0,
+        clip=0.1, evaluation_interval=250_000, evaluation_episodes=20, evaluation_processes=0, trace_decay=0.95,
     )),
     ("reinforce", "Breakout-MinAtar"): Preset(ReinforceConfig(
         n_env_steps=2_000_000, n_processes=0, n_envs=64, reward_scale=1.0, learning_rate=0.002,
@@ -175,8 +178,8 @@ PRESETS: Registry[tuple[str, str], Preset] = Registry({
     **{
         ("ppo", game): Preset(PPOConfig(
             n_env_steps=2_000_000, n_envs=128, n_timesteps=32, n_epochs=2, n_minibatches=8, reward_scale=1.0,
-            value_clip=None, whiten_advantages=False, entropy_coefficient=0.03, evaluation_interval=100_000,
-            evaluation_timesteps=200,
+            whiten_advantages=False, entropy_coefficient=0.03, evaluation_interval=100_000, evaluation_timesteps=200,
+            trace_decay=0.95,
         ))
         for game in _MINATAR
     },

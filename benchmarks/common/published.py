@@ -164,6 +164,6 @@ def _run_of(entry: Entry, seed: int) -> RunFolder:
     """Return the run folder of a training of this commit, with its checkpoint if there is one."""
     root = RUNS / "published" / reporting.machine()["commit"] / entry.name / str(seed)
     settings: dict[str, Any] = {"progress": False, "loggers": ()}
-    if folders := sorted(root.glob("run-*")):
-        return RunFolder.resume(folders[-1], **settings)
+    if checkpoints := sorted(root.glob("run-*/checkpoint.pt")):
+        return RunFolder.resume(checkpoints[-1].parent, **settings)
     return RunFolder("run", entry, n_env_steps=entry.n_env_steps, root=root, **settings)

@@ -152,11 +152,11 @@ _MEMORY = A2CConfig(
 )  # fmt: skip
 _HURRIED = PPOConfig(
     n_env_steps=100_000, n_envs=16, n_timesteps=64, n_minibatches=2, n_epochs=8, learning_rate=0.01,
-    entropy_coefficient=0.0, value_clip=None, evaluation_interval=2_500,
+    entropy_coefficient=0.0, evaluation_interval=2_500, trace_decay=0.95,
 )  # fmt: skip
 _OF_1024 = PPOConfig(
     n_env_steps=1_000_000, n_envs=1024, n_timesteps=16, n_minibatches=16, learning_rate=0.005,
-    entropy_coefficient=0.0, value_clip=None, evaluation_interval=16_000,
+    entropy_coefficient=0.0, evaluation_interval=16_000, trace_decay=0.95,
 )  # fmt: skip
 
 TASKS: dict[str, Task] = {
@@ -201,7 +201,7 @@ TASKS: dict[str, Task] = {
         "A2C without memory there, which should stay below", tuned_on=(),
     ),
     "a2c_lunar_lander": _tuned("a2c", "LunarLander-v3", (8, 4), 150.0, **_LUNAR_LANDER, tuned_on=(0, 1, 2)),
-    "dqn_lunar_lander": _tuned("dqn", "LunarLander-v3", (8, 4), 100.0, **_LUNAR_LANDER, tuned_on=(100,)),
+    "dqn_lunar_lander": _tuned("dqn", "LunarLander-v3", (8, 4), 100.0, **_LUNAR_LANDER, tuned_on=(100, 101)),
     "a2c_breakout": _tuned("a2c", "Breakout-MinAtar", (400, 3), 10.0, "A2C on MinAtar's Breakout"),
     "dqn_breakout": _tuned("dqn", "Breakout-MinAtar", (400, 3), 10.0, "DQN on MinAtar's Breakout"),
     "pqn_cartpole": _tuned("pqn", CARTPOLE, (4, 2), 490.0, create_env=_VECTORISED, tuned_on=(100, 101)),
@@ -273,7 +273,7 @@ TASKS["ppo_atari_freeway"] = _task(
     "ppo",
     PPOConfig(
         n_env_steps=6_144, n_envs=16, n_timesteps=64, n_minibatches=8, learning_rate=0.0005, reward_scale=1.0,
-        evaluation_interval=2_048,
+        value_clip=0.2, evaluation_interval=2_048, trace_decay=0.95,
     ),
     (agents.ConvolutionalActorCritic, _STACKING), ((4, 84, 84), 3), _FREEWAY, 10.0,
     "PPO on Atari's Freeway, an action every 32 frames",
@@ -322,28 +322,28 @@ TASKS |= {
     for algorithm in ("ppo", "a2c", "dqn", "pqn")
 }
 # A greedy player of Seaquest may stay at the surface for ever: an evaluation ends all episodes after 2,500 steps.
-_SHORT = {"n_env_steps": 300_000, "evaluation_interval": 30_000, "evaluation_step_limit": 2_500, "target_return": None}
+_300K = {"n_env_steps": 300_000, "evaluation_interval": 30_000, "evaluation_step_limit": 2_500, "target_return": None}
 TASKS |= {
     f"{algorithm}_minatar_{game.lower()}": _minatar(
-        algorithm, game, about=f"{algorithm.upper()} on MinAtar's {game}", changes=_SHORT
+        algorithm, game, about=f"{algorithm.upper()} on MinAtar's {game}", changes=_300K
     )
     for game in _GAMES
     for algorithm in ("ppo", "a2c", "dqn", "pqn")
 }
 TASKS["ppo_gymnax_breakout"] = _minatar(
-    "ppo", "Breakout", target=5.0, about="PPO on gymnax's Breakout-MinAtar", changes=_SHORT,
+    "ppo", "Breakout", target=5.0, about="PPO on gymnax's Breakout-MinAtar", changes=_300K,
     create_env=partial(functional, "Breakout-MinAtar"), tuned_on=(),
 )  # fmt: skip
 # gymnax's rules: no action sticks, and episodes end after 1,000 steps.
 TASKS["ppo_minatar_breakout_plain"] = _minatar(
-    "ppo", "Breakout", about="PPO on MinAtar's Breakout with gymnax's rules", changes=_SHORT, tuned_on=(),
+    "ppo", "Breakout", about="PPO on MinAtar's Breakout with gymnax's rules", changes=_300K, tuned_on=(),
     create_env=partial(sims.make, "Breakout-MinAtar", auto_reset=True, sticky_probability=0.0, time_limit=1_000),
 )  # fmt: skip
 TASKS["ppo_cartpole_balance"] = _task(
     "ppo",
     PPOConfig(
         n_env_steps=300_000, n_envs=64, n_timesteps=64, n_epochs=10, n_minibatches=8, discount=0.995, reward_scale=0.1,
-        learning_rate=0.001, value_clip=None, entropy_coefficient=0.0, evaluation_interval=50_000,
+        learning_rate=0.001, trace_decay=0.95, entropy_coefficient=0.0, evaluation_interval=50_000,
         evaluation_timesteps=1_000, evaluation_stochastic=False,
     ),
     CONTINUOUS, (5, 1), partial(playground, "CartpoleBalance"), 900.0, "PPO on MuJoCo Playground's CartpoleBalance",
@@ -353,7 +353,7 @@ TASKS["ppo_mujoco_warp"] = _task(
     "ppo",
     PPOConfig(
         n_env_steps=163_840, n_envs=64, n_timesteps=32, n_minibatches=4, discount=0.98, reward_scale=0.1,
-        learning_rate=0.003, value_clip=None, entropy_coefficient=0.0, evaluation_interval=16_384,
+        learning_rate=0.003, trace_decay=0.95, entropy_coefficient=0.0, evaluation_interval=16_384,
         evaluation_timesteps=500,
     ),
     CONTINUOUS, (4, 1), worlds, 475.0, "PPO on a cart and pole of MuJoCo Warp", episodes=16, tuned_on=(100,),

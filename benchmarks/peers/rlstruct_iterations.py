@@ -44,7 +44,7 @@ class Training:
             model, agent = ActorCritic(n_in, n_actions, hidden=hidden), ActorCriticAgent
             for network in (model.actor, model.critic):
                 network.layers[1] = network.layers[3] = nn.ReLU()
-            self.learner = PPOLearner.create(model, agent, PPOConfig(**settings))
+            self.learner = PPOLearner.create(model, agent, PPOConfig(**settings, value_clip=0.2))  # as in rejax
         self.info = self.learner.agent_info(0.05, task.n_envs)
 
         def create_agent() -> Any:  # noqa: ANN401

@@ -21,7 +21,8 @@ def iterations(task: Task) -> Batches:
     compiled = sys.argv[2] == "compiled"
     model = RecurrentActorCritic(4, 2, n_hidden=HIDDEN)
     sizes = {"n_envs": task.n_envs, "n_timesteps": task.n_timesteps}
-    learner = PPOLearner.create(model, RecurrentAgent, PPOConfig(**sizes, **SETTINGS, compile_update=compiled))
+    config = PPOConfig(**sizes, **SETTINGS, value_clip=0.2, compile_update=compiled)  # which CleanRL clips, too
+    learner = PPOLearner.create(model, RecurrentAgent, config)
 
     def create_env(seed: int) -> GymEnvInf:
         return GymEnvInf([gymnasium.make(task.environment) for _ in range(task.n_envs)], seed)

@@ -48,6 +48,7 @@ SMALL = PPOConfig(
     evaluation_interval=10**6,
     evaluation_timesteps=25,
     log_interval=3,
+    value_clip=0.2,
 )
 
 
