@@ -56,6 +56,7 @@ def draw_panels(
         panels: by title, such as the environment: the curves of each setting's trainings, by label. Each curve is a
             thin line, with the mean over the steps that all of them cover, and a band from the lowest to the highest.
             The legend is inside a single panel with few labels, or a small one, and otherwise next to the panels.
+            If a label is in several panels, it has the same colour in all of them.
         path: file of the picture; its suffix selects the format.
         metric: name of the values.
         columns: number of columns; more than one makes the panels small.
@@ -78,8 +79,11 @@ def draw_panels(
     everything = figure.subplots(len(heights), columns, squeeze=False, height_ratios=heights).flatten()
     for axes in everything[len(panels) :]:
         axes.remove()
+    labels = [label for groups in panels.values() for label in groups]
+    order = list(dict.fromkeys(labels))
     for axes, (title, groups) in zip(everything, panels.items(), strict=False):
-        for i, (label, curves) in enumerate(groups.items()):
+        for place, (label, curves) in enumerate(groups.items()):
+            i = order.index(label) if len(order) < len(labels) else place
             line = _LINES[i // len(_COLOURS) % len(_LINES)]
             _draw(axes, in_lines(label), curves, _COLOURS[i % len(_COLOURS)], line, ended)
         if groups:

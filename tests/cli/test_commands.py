@@ -395,6 +395,26 @@ def test_panels_stand_below_each_other_or_in_a_grid(tmp_path: pathlib.Path) -> N
     assert sizes[5] == (1760, 297)
 
 
+def test_a_label_has_the_same_colour_in_all_panels(tmp_path: pathlib.Path) -> None:
+    def colours(second: str) -> list[set[tuple[int, ...]]]:
+        up, down = [Curve([0, 10], [0.0, 1.0])], [Curve([0, 10], [1.0, 0.0])]
+        panels = {"left": {"PPO": up, "PQN": down}, "right": {second: up}}
+        draw_panels(panels, tmp_path / "panels.png", metric="return", columns=2)
+        with Image.open(tmp_path / "panels.png") as picture:
+            both = np.asarray(picture.convert("RGB"))
+        middle = both.shape[1] // 2
+        found = [
+            np.unique(half.reshape(-1, 3), axis=0, return_counts=True) for half in (both[:, :middle], both[:, middle:])
+        ]
+        # A line has more than a hundred pixels of one colour, which is not grey.
+        return [{tuple(c) for c, n in zip(*one, strict=True) if n > 100 and np.ptp(c) > 60} for one in found]
+
+    left, right = colours("PQN")
+    assert (len(left), len(right)) == (2, 1)
+    assert right < left
+    assert colours("PPO")[1] == left - right
+
+
 def frames_differ(path: pathlib.Path) -> int:
     """Count the frames of a gif that differ from the one before."""
     with Image.open(path) as film:
