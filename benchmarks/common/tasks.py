@@ -291,13 +291,14 @@ _GAMES = {"Breakout": (4, 3), "Asterix": (4, 5), "Freeway": (7, 3), "SpaceInvade
 
 
 def _minatar(algorithm: str, game: str, **words: Any) -> Task:  # noqa: ANN401 - of `_tuned`
-    """Make a task of one of MinAtar's games: PPO's network has convolutions, the others see one row of cells."""
+    """Make a task of one of MinAtar's games; networks have convolutions unless the preset says how wide they are."""
     n_channels, n_actions = _GAMES[game]
-    convolutional = algorithm == "ppo"
+    env = f"{game}-MinAtar"
+    words = {"preset": env if algorithm == "ppo" else "Breakout-MinAtar", "target": None, **words}
+    convolutional = "hidden" not in PRESETS[algorithm, words["preset"]].network
     inputs = (10, 10, n_channels) if convolutional else 100 * n_channels
     agent = CONVOLUTIONS if convolutional else None
-    words = {"preset": "Breakout-MinAtar", "target": None, **words}
-    return _tuned(algorithm, f"{game}-MinAtar", (inputs, n_actions), agent=agent, **words)
+    return _tuned(algorithm, env, (inputs, n_actions), agent=agent, **words)
 
 
 _CHOSEN_WITH = {("pqn", "Breakout"): (100, 101), ("ppo", "Breakout"): (100, 101, 102), ("ppo", "Asterix"): (101,)}
@@ -323,20 +324,24 @@ TASKS |= {
 }
 # A greedy player of Seaquest may stay at the surface for ever: an evaluation ends all episodes after 2,500 steps.
 _300K = {"n_env_steps": 300_000, "evaluation_interval": 30_000, "evaluation_step_limit": 2_500, "target_return": None}
+_USUAL = {"preset": "Freeway-MinAtar", "changes": _300K}  # settings of PPO that were not chosen on any game
 TASKS |= {
     f"{algorithm}_minatar_{game.lower()}": _minatar(
-        algorithm, game, about=f"{algorithm.upper()} on MinAtar's {game}", changes=_300K
+        algorithm,
+        game,
+        about=f"{algorithm.upper()} on MinAtar's {game}",
+        **(_USUAL if algorithm == "ppo" else {"changes": _300K}),
     )
     for game in _GAMES
     for algorithm in ("ppo", "a2c", "dqn", "pqn")
 }
 TASKS["ppo_gymnax_breakout"] = _minatar(
-    "ppo", "Breakout", target=5.0, about="PPO on gymnax's Breakout-MinAtar", changes=_300K,
+    "ppo", "Breakout", target=5.0, about="PPO on gymnax's Breakout-MinAtar", **_USUAL,
     create_env=partial(functional, "Breakout-MinAtar"), tuned_on=(),
 )  # fmt: skip
 # gymnax's rules: no action sticks, and episodes end after 1,000 steps.
 TASKS["ppo_minatar_breakout_plain"] = _minatar(
-    "ppo", "Breakout", about="PPO on MinAtar's Breakout with gymnax's rules", changes=_300K, tuned_on=(),
+    "ppo", "Breakout", about="PPO on MinAtar's Breakout with gymnax's rules", **_USUAL, tuned_on=(),
     create_env=partial(sims.make, "Breakout-MinAtar", auto_reset=True, sticky_probability=0.0, time_limit=1_000),
 )  # fmt: skip
 TASKS["ppo_cartpole_balance"] = _task(

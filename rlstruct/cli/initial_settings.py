@@ -18,7 +18,8 @@ from rlstruct.cli.stored_run import RunSettings
 from rlstruct.cli.tasks import Task, find, is_image, registered_id, spaces_of
 
 _TUNED_FOR_CARTPOLE = ("reinforce", "a2c", "ppo", "dqn", "pqn")  # their defaults
-_IMAGES = "Breakout-MinAtar"  # its settings are used for environments with images that have none
+# The game whose settings are used for environments with images that have none.
+_IMAGES = {**dict.fromkeys(("reinforce", "a2c", "dqn", "pqn"), "Breakout-MinAtar"), "ppo": "Freeway-MinAtar"}
 
 
 def settings_for(
@@ -56,11 +57,11 @@ def settings_for(
             gpu = "cuda:0"
             config = replace(config, learner_device=gpu, batcher_device=gpu, evaluation_device=gpu)
             notes.append(f"learner, games and evaluations are on {gpu}, except those for which you name a device")
-    elif env and (algorithm, _IMAGES) in PRESETS and not chosen and _shows_images(options):
-        config = PRESETS[algorithm, _IMAGES].config
+    elif env and algorithm in _IMAGES and not chosen and _shows_images(options):
+        config = PRESETS[algorithm, _IMAGES[algorithm]].config
         # In another game, a greedy player that has learned little may never end its episode.
         config = replace(config, target_return=None, evaluation_stochastic=type(config).evaluation_stochastic)
-        notes = [f"settings: those for {_IMAGES}, which also shows images{others}"]
+        notes = [f"settings: those for {_IMAGES[algorithm]}, which also shows images{others}"]
     else:
         made_for = ", tuned for CartPole-v1" if algorithm in _TUNED_FOR_CARTPOLE else ""
         return None, [f"settings: the defaults{made_for}{others}"]
