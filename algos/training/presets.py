@@ -32,6 +32,16 @@ class Preset:
 
 _CARTPOLE: Mapping[str, Any] = {"target_return": 490.0, "evaluation_episodes": 100, "evaluation_processes": 0}
 _MINATAR = [f"{game}-MinAtar" for game in ("Breakout", "Asterix", "Freeway", "SpaceInvaders", "Seaquest")]
+_PPO_IN_MINATAR: Mapping[str, Any] = {
+    "n_env_steps": 2_000_000,
+    "n_envs": 128,
+    "n_timesteps": 32,
+    "n_minibatches": 8,
+    "reward_scale": 1.0,
+    "trace_decay": 0.95,
+    "evaluation_interval": 100_000,
+    "evaluation_timesteps": 200,
+}
 PRESETS: Registry[tuple[str, str], Preset] = Registry({
     ("reinforce", "CartPole-v1"): Preset(ReinforceConfig(evaluation_interval=5_000, **_CARTPOLE)),
     ("a2c", "CartPole-v1"): Preset(A2CConfig(**_CARTPOLE)),
@@ -176,19 +186,14 @@ PRESETS: Registry[tuple[str, str], Preset] = Registry({
     ), {"hidden": (128, 128)}),
     # Advantages that are not whitened fade where the next ball seems lost, and the entropy keeps all actions in use.
     **{
-        ("ppo", f"{game}-MinAtar"): Preset(PPOConfig(
-            n_env_steps=2_000_000, n_envs=128, n_timesteps=32, n_epochs=2, n_minibatches=8, reward_scale=1.0,
-            trace_decay=0.95, whiten_advantages=False, entropy_coefficient=0.03, evaluation_interval=100_000,
-            evaluation_timesteps=200,
-        ))
+        ("ppo", f"{game}-MinAtar"): Preset(
+            PPOConfig(n_epochs=2, whiten_advantages=False, entropy_coefficient=0.03, **_PPO_IN_MINATAR)
+        )
         for game in ("Breakout", "Asterix")
     },
     # Not tuned: where rewards are rare, as in Freeway, PPO learns faster with whitened advantages.
     **{
-        ("ppo", f"{game}-MinAtar"): Preset(PPOConfig(
-            n_env_steps=2_000_000, n_envs=128, n_timesteps=32, n_minibatches=8, reward_scale=1.0, trace_decay=0.95,
-            evaluation_interval=100_000, evaluation_timesteps=200,
-        ), {"hidden": (128, 128)})
+        ("ppo", f"{game}-MinAtar"): Preset(PPOConfig(**_PPO_IN_MINATAR), {"hidden": (128, 128)})
         for game in ("Freeway", "SpaceInvaders", "Seaquest")
     },
     **{
