@@ -42,6 +42,8 @@ _PPO_IN_MINATAR: Mapping[str, Any] = {
     "evaluation_interval": 100_000,
     "evaluation_timesteps": 200,
 }
+# A greedy player of Seaquest may stay at the surface for ever.
+_STEP_LIMITS: Mapping[str, Mapping[str, Any]] = {"Seaquest-MinAtar": {"evaluation_step_limit": 2_500}}
 PRESETS: Registry[tuple[str, str], Preset] = Registry({
     ("reinforce", "CartPole-v1"): Preset(ReinforceConfig(evaluation_interval=5_000, **_CARTPOLE)),
     ("a2c", "CartPole-v1"): Preset(A2CConfig(**_CARTPOLE)),
@@ -200,7 +202,7 @@ PRESETS: Registry[tuple[str, str], Preset] = Registry({
         ("dqn", game): Preset(DQNConfig(
             n_env_steps=2_000_000, n_envs=64, n_timesteps=4, discount=0.99, learning_rate=0.0005, n_updates=8,
             replay_capacity=200_000, learning_starts=5_000, epsilon_fraction=0.05, epsilon_exponent=1.0,
-            evaluation_interval=100_000, evaluation_timesteps=200,
+            evaluation_interval=100_000, evaluation_timesteps=200, **_STEP_LIMITS.get(game, {}),
         ), {"hidden": (128, 128)})
         for game in _MINATAR
     },
@@ -209,6 +211,7 @@ PRESETS: Registry[tuple[str, str], Preset] = Registry({
         ("pqn", game): Preset(PQNConfig(
             n_env_steps=2_000_000, n_envs=128, n_timesteps=32, n_epochs=2, n_minibatches=32, reward_scale=1.0,
             trace_decay=0.65, epsilon_fraction=0.1, evaluation_interval=100_000, evaluation_timesteps=200,
+            **_STEP_LIMITS.get(game, {}),
         ), {"hidden": (64, 64)})
         for game in _MINATAR
     },

@@ -51,8 +51,7 @@ def settings_for(
         config = preset.config
         if not name.startswith(env) or options.wrapper:
             config = replace(config, target_return=None)  # the target belongs to another task
-        how = "made" if on_consoles else "tuned"
-        notes = [f"settings: {how} for {name}, except those you set (--preset none for the defaults)"]
+        notes = [f"settings: those for {name}, except those you set (--preset none for the defaults)"]
         if on_consoles and torch.cuda.is_available():
             gpu = "cuda:0"
             config = replace(config, learner_device=gpu, batcher_device=gpu, evaluation_device=gpu)

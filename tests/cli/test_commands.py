@@ -80,15 +80,6 @@ def train(*options: str) -> pathlib.Path:
         ("ppo", ["--env", "CartPole-v1", "--n-epochs", "2"], "policy, perceptron"),
         ("ppo", ["--env", "CartPole-v1", "--simulator", "torch", "--recurrent"], "recurrent policy"),
         ("ppo", ["--env", "CartPole-v1", "--network", "normalise=true"], "policy, perceptron, normalised"),
-        *(
-            pytest.param(
-                algorithm,
-                ["--env", "Seaquest-MinAtar"],
-                f"convolutional network of action values, {kind}",
-                marks=pytest.mark.slow,
-            )
-            for algorithm, kind in (("dqn", "duelling"), ("pqn", "layer norm"))
-        ),
         ("pqn", ["--env", "CartPole-v1"], "perceptron of action values, layer norm"),
         ("pqn", ["--env", "CartPole-v1", "--recurrent"], "recurrent network of action values, layer norm"),
         ("sac", ["--env", "Pendulum-v1", "--network", "hidden=[16]"], "squashed Gaussian policy, perceptron"),
@@ -129,7 +120,7 @@ def settings_of(run: pathlib.Path) -> dict[str, object]:
 def test_train_begins_with_the_settings_tuned_for_the_environment(capsys: Capture) -> None:
     tuned = dataclasses.asdict(PRESETS["a2c", "Pendulum-v1"].config)
     run = train("a2c", "--env", "Pendulum-v1", *SMALL)
-    assert "settings: tuned for Pendulum-v1" in capsys.readouterr().out
+    assert "settings: those for Pendulum-v1" in capsys.readouterr().out
     found = settings_of(run)
     given = {option.removeprefix("--").replace("-", "_") for option in SMALL}
     assert {name: found[name] for name in found if name not in given} == {
@@ -181,7 +172,7 @@ def test_several_choices_at_once_get_an_agent_and_dqn_refuses_them() -> None:
 def test_another_preset_or_none_can_be_chosen(capsys: Capture) -> None:
     short = [*SMALL, "--env-options", "max_episode_steps=20"]
     other = train("a2c", "--env=MountainCar-v0", "--preset=Acrobot-v1", *short)
-    assert "settings: tuned for Acrobot-v1" in capsys.readouterr().out
+    assert "settings: those for Acrobot-v1" in capsys.readouterr().out
     assert settings_of(other)["trace_decay"] == PRESETS["a2c", "Acrobot-v1"].config.trace_decay
     assert PRESETS["a2c", "Acrobot-v1"].config.target_return is not None
     assert settings_of(other)["target_return"] is None  # a return of Acrobot says nothing of this task

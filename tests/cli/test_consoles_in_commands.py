@@ -94,7 +94,7 @@ def test_four_games_need_no_options(monkeypatch: pytest.MonkeyPatch) -> None:
             begun, (note, *devices) = settings_for("a2c", read_initial_options(words), None)
             assert begun is not None
             config = begun[1]
-            assert f"made for ALE/{game}-v5" in note
+            assert f"those for ALE/{game}-v5" in note
             assert (config.n_envs, config.n_timesteps, config.n_minibatches, config.window) == (1200, 1, 20, 20)
             assert config.vtrace
             assert config.initial_steps == 100
@@ -106,7 +106,7 @@ def test_four_games_need_no_options(monkeypatch: pytest.MonkeyPatch) -> None:
         note = settings_for("a2c", read_initial_options(words[:2]), None)[1][
             0
         ]  # games of gymnasium, one after the other
-        assert "made for ALE" not in note
+        assert "those for ALE" not in note
 
 
 def test_a_preset_trains_from_the_first_random_steps_to_the_checkpoint(

@@ -33,6 +33,8 @@ def _elsewhere(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("reinforce", DRIVEN, [], "convolutional Gaussian policy"),
         ("ppo", DRIVEN, ["recurrent=true", "n_hidden=4"], "recurrent Gaussian policy, behind convolutions"),
         ("a2c", CHOSEN, ["recurrent=true", "normalise=true"], "recurrent policy, behind convolutions, normalised"),
+        ("dqn", CHOSEN, [], "convolutional network of action values, duelling"),
+        ("pqn", CHOSEN, [], "convolutional network of action values, layer norm"),
         ("reinforce", CHOSEN, ["recurrent=true"], "recurrent policy, behind convolutions"),
         ("pqn", CHOSEN, ["recurrent=true"], "recurrent network of action values, layer norm, behind convolutions"),
     ],

@@ -89,7 +89,7 @@ class Training(Generic[Config]):
         environment: The environment to train on.
         training: Settings of the algorithm, and its devices.
         output: Destination of the results.
-        preset: start with the settings tuned for this environment, by default that of --env; "none" for the defaults.
+        preset: start with the settings for this environment, by default that of --env; "none" for the defaults.
         config: start with the settings of this run folder.
         resume: run folder to continue.
         factory: for --resume with a run of your own program: its create_env as module:function, and also create_model
