@@ -193,11 +193,11 @@ PRESETS: Registry[tuple[str, str], Preset] = Registry({
         )
         for game in ("Breakout", "Asterix")
     },
-    # Not tuned: where rewards are rare, as in Freeway, PPO learns faster with whitened advantages.
-    **{
-        ("ppo", f"{game}-MinAtar"): Preset(PPOConfig(**_PPO_IN_MINATAR), {"hidden": (128, 128)})
-        for game in ("Freeway", "SpaceInvaders", "Seaquest")
-    },
+    # Where rewards are rare at first, as in Freeway, PPO learns faster with whitened advantages.
+    **{("ppo", f"{game}-MinAtar"): Preset(PPOConfig(**_PPO_IN_MINATAR)) for game in ("Freeway", "SpaceInvaders")},
+    ("ppo", "Seaquest-MinAtar"): Preset(PPOConfig(
+        n_epochs=2, entropy_coefficient=0.03, **_PPO_IN_MINATAR, **_STEP_LIMITS["Seaquest-MinAtar"],
+    )),
     **{
         ("dqn", game): Preset(DQNConfig(
             n_env_steps=2_000_000, n_envs=64, n_timesteps=4, discount=0.99, learning_rate=0.0005, n_updates=8,

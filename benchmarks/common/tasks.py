@@ -5,7 +5,7 @@ The settings are those of `rlstruct.algos.training.presets`, as far as an enviro
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -110,7 +110,7 @@ SOFT = agents.SoftActorCritic, agents.SquashedGaussianAgent
 def _task(
     algorithm: str, config: TrainingConfig, agent: tuple[Callable[..., nn.Module], Callable[..., Any]],
     sizes: tuple[Any, ...], create_env: Callable[..., VecEnv], target: float | None, about: str, *,
-    network: dict[str, Any] | None = None, episodes: int = 100, **of_task: Any,  # noqa: ANN401 - of Task
+    network: Mapping[str, Any] | None = None, episodes: int = 100, **of_task: Any,  # noqa: ANN401 - of Task
 ) -> Task:  # fmt: skip
     """Make a task: ``agent`` makes network and agent, and ``sizes`` and ``network`` are arguments of the network."""
     # Evaluations are made between the updates of one process, so that seconds mean the same everywhere.
@@ -130,7 +130,8 @@ def _train(
 def _tuned(
     algorithm: str, env: str, sizes: tuple[Any, ...], target: float | None, about: str = "", *, preset: str = "",
     create_env: Callable[..., VecEnv] | None = None, agent: tuple[Any, Any] | None = None,
-    changes: dict[str, Any] | None = None, **of_task: Any,  # noqa: ANN401 - of `_task`
+    changes: dict[str, Any] | None = None, network: Mapping[str, Any] | None = None,
+    **of_task: Any,  # noqa: ANN401 - of `_task`
 ) -> Task:  # fmt: skip
     """Make a task with the settings that ``rlstruct train`` begins with, too; on simulators by default."""
     chosen = PRESETS[algorithm, preset or env]
@@ -138,7 +139,8 @@ def _tuned(
     config, create_env = replace(chosen.config, **(changes or {})), create_env or Factory(env, backend="torch")
     about = about or f"{algorithm.upper()} on {env}"
     of_task["env"] = env
-    return _task(algorithm, config, agent, sizes, create_env, target, about, network=chosen.network, **of_task)
+    network = chosen.network if network is None else network
+    return _task(algorithm, config, agent, sizes, create_env, target, about, network=network, **of_task)
 
 
 CARTPOLE = "CartPole-v1"
@@ -295,13 +297,19 @@ def _minatar(algorithm: str, game: str, **words: Any) -> Task:  # noqa: ANN401 -
     n_channels, n_actions = _GAMES[game]
     env = f"{game}-MinAtar"
     words = {"preset": env if algorithm == "ppo" else "Breakout-MinAtar", "target": None, **words}
-    convolutional = "hidden" not in PRESETS[algorithm, words["preset"]].network
+    network = words.setdefault("network", PRESETS[algorithm, words["preset"]].network)
+    convolutional = "hidden" not in network
     inputs = (10, 10, n_channels) if convolutional else 100 * n_channels
     agent = CONVOLUTIONS if convolutional else None
     return _tuned(algorithm, env, (inputs, n_actions), agent=agent, **words)
 
 
-_CHOSEN_WITH = {("pqn", "Breakout"): (100, 101), ("ppo", "Breakout"): (100, 101, 102), ("ppo", "Asterix"): (101,)}
+_CHOSEN_WITH = {
+    ("pqn", "Breakout"): (100, 101),
+    **{("ppo", game): (100, 101) for game in _GAMES},
+    ("ppo", "Breakout"): (100, 101, 102),
+    ("ppo", "Asterix"): (101,),
+}
 # gymnax's rules: no action sticks, and episodes end after 1,000 steps, of Freeway after 2,500.
 TASKS |= {
     f"{algorithm}_{game.lower()}_plain": _minatar(
@@ -324,7 +332,8 @@ TASKS |= {
 }
 # A greedy player of Seaquest may stay at the surface for ever: an evaluation ends all episodes after 2,500 steps.
 _300K = {"n_env_steps": 300_000, "evaluation_interval": 30_000, "evaluation_step_limit": 2_500, "target_return": None}
-_USUAL = {"preset": "Freeway-MinAtar", "changes": _300K}  # settings of PPO that were not chosen on any game
+# Settings of PPO that were not chosen on any game, and the network of the other algorithms.
+_USUAL = {"preset": "Freeway-MinAtar", "changes": _300K, "network": {"hidden": (128, 128)}}
 TASKS |= {
     f"{algorithm}_minatar_{game.lower()}": _minatar(
         algorithm,
