@@ -10,9 +10,10 @@ reaches it; the final return then comes from 100 episodes that were not looked a
 prints the table; what is written already is not trained again, and a training that was cut goes on. ``--only
 ppo_cartpole`` trains some of its tasks.
 
-``--peers .venv-peers/bin/python --cleanrl CHECKOUT`` also trains stable-baselines3 and CleanRL on one of SAC's tasks of
-MuJoCo, with the same seeds and as many steps, see ``peers/soft_actor_critic.py``. ``--rejax PYTHON`` trains PPO, DQN or
-PQN of rejax on one of the games with gymnax's rules, or on those of a table, see ``peers/rejax_returns.py``.
+Other libraries are trained with the same seeds and as many steps, on one task or on those of a table: with ``--peers
+.venv-peers/bin/python`` SAC of stable-baselines3, with ``--cleanrl CHECKOUT``, too, SAC and PPO of CleanRL, all on
+MuJoCo's tasks, see ``peers/mujoco_returns.py``; with ``--rejax PYTHON`` PPO, DQN and PQN of rejax on the games with
+gymnax's rules, see ``peers/rejax_returns.py``.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def draw_pages() -> None:
         draw_panels(panels, DOCS / "algorithms" / f"{name}.png", metric="return", columns=3, ended=True)
 
 
-def train_table(name: str, only: list[str], seeds: list[int], jobs: int, rejax: str | None) -> None:
+def train_table(name: str, only: list[str], seeds: list[int], options: argparse.Namespace) -> None:
     """Train what is missing of a table of `published.TABLES`, and print it."""
     from tables import published_table
 
@@ -74,11 +75,19 @@ def train_table(name: str, only: list[str], seeds: list[int], jobs: int, rejax: 
             continue
         task, trained = TASKS[entry.task], {row["seed"] for row in reporting.written(entry.name)}
         if missing := [seed for seed in seeds if seed not in trained]:
-            learning.run_task(entry.name, task, missing, partial(published.measure, entry), jobs=jobs)
-        if rejax and entry.of_rejax:
-            command = rejax, PEERS / "rejax_returns.py", "rejax"
-            learning.run_peer(entry.name, task, seeds, command, [entry.of_rejax])
+            learning.run_task(entry.name, task, missing, partial(published.measure, entry), jobs=options.jobs)
+        train_peers(entry.name, entry.task, seeds, options)
     print("\n".join(published_table(name)))
+
+
+def train_peers(name: str, task: str, seeds: list[int], options: argparse.Namespace) -> None:
+    """Train the other libraries that have the task, as far as they are here, and write their results by this name."""
+    interpreters = {"rejax": options.rejax, "sb3": options.peers, "cleanrl": options.cleanrl and options.peers}
+    for library in published.peers_of(task):
+        if interpreters[library]:
+            script = PEERS / ("rejax_returns.py" if library == "rejax" else "mujoco_returns.py")
+            words = [task.partition("_")[0], *([options.cleanrl] if library == "cleanrl" else [])]
+            learning.run_peer(name, TASKS[task], seeds, (interpreters[library], script, library), words)
 
 
 if __name__ == "__main__":
@@ -99,7 +108,7 @@ if __name__ == "__main__":
     if options.draw:
         draw_pages()
     elif options.table:
-        train_table(options.table, options.only, options.seeds or [*published.SEEDS], options.jobs, options.rejax)
+        train_table(options.table, options.only, options.seeds or [*published.SEEDS], options)
     elif options.task is None:
         for name, task in TASKS.items():
             print(f"{name:22} {task.about}, at least {task.asked() or 'nothing'}, {task.n_seeds} seeds")
@@ -108,11 +117,4 @@ if __name__ == "__main__":
         seeds = options.seeds or task.seeds()
         measure = partial(learning.measure, task, dict(options.settings))
         learning.run_task(options.task, task, seeds, measure, jobs=options.jobs)
-        sac = [options.peers, PEERS / "soft_actor_critic.py"]
-        for command, words in (
-            ([*sac, "sb3"], []),
-            ([*sac, "cleanrl"], [options.cleanrl]),
-            ([options.rejax, PEERS / "rejax_returns.py", "rejax"], [options.task.partition("_")[0]]),
-        ):
-            if None not in (*command, *words):
-                learning.run_peer(options.task, task, seeds, command, words)
+        train_peers(options.task, options.task, seeds, options)

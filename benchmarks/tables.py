@@ -124,8 +124,9 @@ def published_table(name: str, _: Rows = ()) -> list[str]:
         others = [f"{who} {_rounded(value)}" for who, value in entry.others.items()]
         if entry.half_way is not None:
             others.insert(0, f"half of the way {_rounded(entry.half_way)}")
-        if peer := load(f"{entry.name}_rejax")[0]:
-            others.append(f"rejax {_mean_and_seeds([row['final_return'] for row in peer])}")
+        for ending, library in published.LIBRARIES.items():
+            if peer := load(f"{entry.name}_{ending}")[0]:
+                others.append(f"{library} {_mean_and_seeds([row['final_return'] for row in peer])}")
         seconds = f"{statistics.median(row['learning_seconds'] for row in rows):.0f}"
         task = TASKS[entry.task].about
         lines.append([task, f"{entry.n_env_steps:,}", *cells, ", ".join(others), seconds, f"`{commit}`"])

@@ -155,7 +155,7 @@ PRESETS: Registry[tuple[str, str], Preset] = Registry({
             learning_rate=0.0003, entropy_coefficient=0.0, value_clip=0.2, evaluation_interval=100_000,
             evaluation_timesteps=1_000, evaluation_episodes=10, trace_decay=0.95,
         ), {"normalise": True})
-        for name in ("HalfCheetah", "Hopper", "Walker2d")
+        for name in ("HalfCheetah", "Hopper", "Walker2d", "Ant", "Swimmer", "InvertedDoublePendulum")
     },
     # When the next ball seems lost anyway, all actions have the same value. Only high entropy, and advantages with
     # little noise, keep all of them in use.

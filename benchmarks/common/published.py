@@ -23,8 +23,8 @@ from rlstruct.batchers import EpisodeStatistics
 
 SEEDS = (200, 201, 202, 203)
 RUNS = Path(__file__).parents[2] / "runs"
-SLM_LAB, CLEANRL = "SLM-Lab", "CleanRL"
-"""SLM-Lab's BENCHMARKS.md of 2026: the last 100 training episodes, mean of four seeds. CleanRL's documentation."""
+SLM_LAB, _DOCUMENTED = "SLM-Lab", "CleanRL's documentation"
+"""SLM-Lab's BENCHMARKS.md of 2026: the last 100 training episodes, mean of four seeds."""
 
 
 @dataclass(frozen=True)
@@ -49,12 +49,6 @@ class Entry:
     def name(self) -> str:
         """Name of the file of its results."""
         return f"{self.task}_{self.n_env_steps // 1000}k"
-
-    @property
-    def of_rejax(self) -> str | None:
-        """The algorithm of rejax that can be trained on the same task; None if there is none."""
-        algorithm, game, *_ = self.task.split("_")
-        return algorithm if algorithm in REJAX and game in _GAMES[:4] else None
 
     def settings(self) -> dict[str, Any]:
         """Return the settings that differ from the task's."""
@@ -82,8 +76,9 @@ _CLASSIC: dict[str, dict[str, Any]] = {
     "sac_lunar_lander_continuous": {"n_env_steps": 300_000, "others": {SLM_LAB: 125.0, f"{SLM_LAB}, CrossQ": 269.0}},
 }
 _GAMES = "breakout", "asterix", "freeway", "spaceinvaders", "seaquest"
-REJAX = "ppo", "dqn", "pqn"
-"""Algorithms of rejax that are trained next to ours in MinAtar's games, of which gymnax has no Seaquest."""
+_MUJOCO = "halfcheetah", "hopper", "walker2d", "ant", "swimmer", "inverteddoublependulum"
+LIBRARIES = {"rejax": "rejax", "sb3": "stable-baselines3", "cleanrl": "CleanRL"}
+"""Other libraries that are trained here, by the ending of the names of their results."""
 # Mean returns of 500 episodes of gymnasium's in which every action is random (Acrobot: 100).
 _RANDOM = {"cartpole": 23, "acrobot": -500, "pendulum": -1216, "lunar_lander": -182, "lunar_lander_continuous": -207}
 _PUBLISHED: dict[str, dict[str, float]] = {
@@ -113,12 +108,23 @@ TABLES: dict[str, list[Entry]] = {
     ],
     "mujoco": [
         *(
-            Entry(f"ppo_{name}", 1_000_000, {CLEANRL: value})
-            for name, value in (("halfcheetah", 1443.0), ("hopper", 2383.0), ("walker2d", 2288.0))
+            Entry(f"ppo_{name}", 1_000_000, {_DOCUMENTED: value} if value else {}, greedy=True)
+            for name, value in zip(_MUJOCO, (1443.0, 2383.0, 2288.0, None, None, None), strict=True)
         ),
-        *(Entry(f"sac_{name}", 300_000) for name in ("halfcheetah", "hopper", "walker2d")),
+        *(Entry(f"sac_{name}", 300_000, greedy=True) for name in _MUJOCO[:3]),
     ],
 }
+
+
+def peers_of(task: str) -> list[str]:
+    """Return the libraries, of `LIBRARIES`, that can be trained on a task, too."""
+    algorithm, _, name = task.partition("_")
+    in_gymnax = [f"{game}_plain" for game in _GAMES if game != "seaquest"]
+    if algorithm in ("ppo", "dqn", "pqn") and name in in_gymnax:
+        return ["rejax"]
+    if name in _MUJOCO:
+        return {"sac": ["sb3", "cleanrl"], "ppo": ["cleanrl"]}.get(algorithm, [])
+    return []
 
 
 class LastEpisodes(Callback):

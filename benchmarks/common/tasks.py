@@ -251,14 +251,15 @@ TASKS |= {
     f"ppo_{name.lower()}": _task(
         "ppo", replace(PRESETS["ppo", f"{name}-v5"].config, compile_update=True), (normalised, agents.GaussianAgent),
         (agents.GaussianActorCritic, n_inputs, n_actions), Factory(f"{name}-v5"), target, f"PPO on {name}-v5",
-        episodes=10, tuned_on=(),
+        episodes=10, tuned_on=(), env=f"{name}-v5",
     )
     for name, n_inputs, n_actions, target in (
-        ("HalfCheetah", 17, 6, 1443.0), ("Hopper", 11, 3, 2383.0), ("Walker2d", 17, 6, 2288.0),
+        ("HalfCheetah", 17, 6, 1443.0), ("Hopper", 11, 3, 2383.0), ("Walker2d", 17, 6, 2288.0), ("Ant", 105, 8, None),
+        ("Swimmer", 8, 2, None), ("InvertedDoublePendulum", 9, 1, None),
     )
 }  # fmt: skip
 
-# A fiftieth of the published steps: what `peers/soft_actor_critic.py` trains for, too.
+# A fiftieth of the published steps: what `peers/mujoco_returns.py` trains for, too.
 TASKS |= {
     f"sac_{name.lower()}": _tuned(
         "sac", f"{name}-v5", (n_inputs, (-1.0,) * n_actions, (1.0,) * n_actions), None, f"SAC on {name}-v5",

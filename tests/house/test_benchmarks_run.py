@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import copy
 import dataclasses
@@ -206,6 +207,26 @@ def test_every_entry_of_a_published_table_names_a_task_and_is_a_line_once_it_has
     assert {entry.task for entry in entries} <= set(TASKS)
     greedy = {entry.settings().get("evaluation_stochastic") for entry in published.TABLES["classic"]}
     assert greedy == {False}
+
+
+def test_other_libraries_are_trained_on_the_tasks_that_they_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    learn = importlib.import_module("learn")
+    ran: list[Any] = []
+    monkeypatch.setattr(learn.learning, "run_peer", lambda *words: ran.append(words))
+    options = argparse.Namespace(rejax="jax/python", peers="peers/python", cleanrl=None)
+    for task in ("ppo_freeway_plain", "ppo_seaquest_plain", "a2c_breakout_plain", "ppo_ant", "sac_hopper"):
+        learn.train_peers(f"{task}_1k", task, [200], options)
+    games, mujoco = learn.PEERS / "rejax_returns.py", learn.PEERS / "mujoco_returns.py"
+    rejax = ("ppo_freeway_plain_1k", learn.TASKS["ppo_freeway_plain"], [200], ("jax/python", games, "rejax"), ["ppo"])
+    sb3 = ("sac_hopper_1k", learn.TASKS["sac_hopper"], [200], ("peers/python", mujoco, "sb3"), ["sac"])
+    assert ran == [rejax, sb3]
+    ran.clear()
+    options.cleanrl = "checkout"
+    learn.train_peers("ant", "ppo_ant", [200], options)
+    (words,) = ran
+    assert words[3:] == (("peers/python", mujoco, "cleanrl"), ["ppo", "checkout"])
+    assert words[1].env == "Ant-v5"
 
 
 def test_the_interval_of_a_median(monkeypatch: pytest.MonkeyPatch) -> None:
