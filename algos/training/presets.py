@@ -91,17 +91,14 @@ PRESETS: Registry[tuple[str, str], Preset] = Registry({
         evaluation_interval=20_000, evaluation_timesteps=200, evaluation_stochastic=False, target_return=220.0,
         evaluation_episodes=50, evaluation_processes=0,
     )),
-    ("ppo", "LunarLander-v3"): Preset(PPOConfig(
-        n_env_steps=1_000_000, n_envs=16, n_timesteps=512, n_minibatches=32, discount=0.995, reward_scale=0.05,
-        learning_rate=0.001, trace_decay=0.98, evaluation_interval=25_000, evaluation_timesteps=200,
-        evaluation_stochastic=False, target_return=220.0, evaluation_episodes=50,
-        evaluation_processes=0,
-    )),
-    ("ppo", "LunarLanderContinuous-v3"): Preset(PPOConfig(
-        n_env_steps=300_000, n_envs=16, n_epochs=6, n_minibatches=16, discount=0.995, reward_scale=0.05,
-        learning_rate=0.001, trace_decay=0.98, evaluation_interval=25_000, evaluation_timesteps=200,
-        evaluation_stochastic=False, target_return=220.0, evaluation_episodes=50, evaluation_processes=0,
-    ), {"initial_log_std": -0.5}),
+    **{
+        ("ppo", name): Preset(PPOConfig(
+            n_env_steps=300_000, n_envs=16, n_epochs=6, n_minibatches=16, discount=0.995, reward_scale=0.05,
+            learning_rate=0.001, trace_decay=0.98, evaluation_interval=25_000, evaluation_timesteps=200,
+            evaluation_stochastic=False, target_return=220.0, evaluation_episodes=50, evaluation_processes=0,
+        ), network)
+        for name, network in (("LunarLander-v3", {}), ("LunarLanderContinuous-v3", {"initial_log_std": -0.5}))
+    },
     ("ppo", "Pendulum-v1"): Preset(PPOConfig(
         n_env_steps=150_000, n_envs=16, n_epochs=10, n_minibatches=8, discount=0.9, trace_decay=0.95,
         entropy_coefficient=0.0, evaluation_interval=15_000, evaluation_timesteps=200, evaluation_stochastic=False,
