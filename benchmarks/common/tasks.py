@@ -228,8 +228,8 @@ TASKS: dict[str, Task] = {
         tuned_on=(100,),
     ),
     "ppo_lunar_lander": _tuned(
-        "ppo", "LunarLander-v3", (8, 4), 200.0, "PPO on EnvPool's LunarLander-v3", episodes=50, tuned_on=(100, 101, 102),
-        create_env=partial(pooled, "LunarLander-v3"),
+        "ppo", "LunarLander-v3", (8, 4), 200.0, "PPO on EnvPool's LunarLander-v3", episodes=50,
+        tuned_on=(100, 101, 102), create_env=partial(pooled, "LunarLander-v3"),
     ),
     "ppo_lunar_lander_continuous": _tuned(
         "ppo", "LunarLanderContinuous-v3", (8, 2), None, "PPO on EnvPool's LunarLanderContinuous-v3", episodes=50,
