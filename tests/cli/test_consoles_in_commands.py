@@ -234,5 +234,5 @@ def test_a_preset_is_found_by_every_spelling() -> None:
         settings, notes = settings_for("a2c", read_initial_options(["--env", env]), None)
         assert settings is not None
         assert (settings[0].env, settings[1]) == (env, PRESETS["a2c", "CartPole-v1"].config)
-        assert "tuned for CartPole-v1" in notes[0]
+        assert "those for CartPole-v1" in notes[0]
     assert find(Task(env="gymnasium:CartPole-v1", simulator="torch"), auto_reset=True)(n_envs=2).n_envs() == 2
