@@ -67,10 +67,10 @@ def sac_policy(names: dict[str, Any]) -> Act:
 def ppo_policy(names: dict[str, Any]) -> Act:
     """Return the mean actions for frames that are normalised with the training's statistics."""
     (env,), agent = names["envs"].envs, names["agent"]
-    seen, space = env.get_wrapper_attr("obs_rms"), env.action_space
+    moments, space = env.get_wrapper_attr("obs_rms"), env.action_space
 
     def act(frame: Any) -> Any:  # noqa: ANN401 - numpy arrays
-        frame = np.clip((frame - seen.mean) / np.sqrt(seen.var + 1e-8), -10, 10)
+        frame = np.clip((frame - moments.mean) / np.sqrt(moments.var + 1e-8), -10, 10)
         action = agent.actor_mean(torch.as_tensor(frame, dtype=torch.float32)[None])[0].numpy()
         return np.clip(action, space.low, space.high)
 
