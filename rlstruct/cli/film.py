@@ -51,9 +51,10 @@ def film(
     path: Path,
     *,
     n_envs: int,
-    n_steps: int | None,
+    n_steps: int,
     seed: int,
     agent_info: DictTensor | None = None,
+    one_episode: bool = False,
 ) -> int:
     """Film an agent, which acts on the CPU, at the speed of the environment, and return the number of frames.
 
@@ -65,9 +66,10 @@ def film(
         agent: the agent that acts in them.
         path: output file, see `check_path`.
         n_envs: number of environments, side by side, each with its own episodes.
-        n_steps: number of steps in each environment; None for one whole episode, however long it is.
+        n_steps: number of steps in each environment.
         seed: environment j has the seed ``seed + j``.
         agent_info: settings of the agent in an environment; None for none.  [1]
+        one_episode: end with the first episode, which ``n_steps`` may cut.
     """
     os.environ.update(_QUIET_PYGAME)
     factory = replace(factory, render=True, auto_reset=False)
@@ -79,7 +81,7 @@ def film(
         fps, paint = _look_of(factory, envs[0])
         legend = _legend_of(factory, envs[0])
         info = DictTensor() if agent_info is None else agent_info
-        played = [_played(env, agent, paint, n_steps, seed + j, info) for j, env in enumerate(envs)]
+        played = [_played(env, agent, paint, n_steps, seed + j, info, one_episode) for j, env in enumerate(envs)]
         path.parent.mkdir(parents=True, exist_ok=True)
         pictures = _side_by_side(factory.name, played)
         if path.suffix.lower() == ".png":
@@ -94,7 +96,7 @@ def _without_restarts(env: VecEnv, seed: int) -> VecEnv:
 
 
 def _played(
-    env: VecEnv, agent: RL_Agent, paint: Painter, n_steps: int | None, seed: int, info: DictTensor
+    env: VecEnv, agent: RL_Agent, paint: Painter, n_steps: int, seed: int, info: DictTensor, one_episode: bool
 ) -> Iterator[Picture]:
     """Play a single environment, and yield every frame of its episodes; see `film`."""
 
@@ -108,11 +110,11 @@ def _played(
     acted_in, seeds = env_for(agent, env), torch.tensor([seed], dtype=torch.int64, device="cpu")
     checks = StepChecks("film", acted_in)  # for a VecEnv of a user, which may check nothing
     step, done = 0, False
-    while not done or (n_steps is not None and step < n_steps):
+    while step < n_steps and not (done and one_episode):
         observation, _ = acted_in.reset()
         state, total, done = agent.initial_state(info, 1), 0.0, False
         yield picture(observation)
-        while not done and step != n_steps:
+        while not done and step < n_steps:
             keys = step_keys(seeds, 0, torch.tensor([step], dtype=torch.int64, device="cpu"))[0]
             with torch.no_grad():
                 action, state = agent(state, observation + DictTensor({"rng": keys}), info)
@@ -122,8 +124,6 @@ def _played(
             done = bool(reached["done"])  # sync: once per frame
             if not (done and env.auto_reset and paint is _own):  # then it would draw the next episode
                 yield picture(reached)
-        if step == n_steps:
-            return
 
 
 @functools.cache

@@ -76,10 +76,10 @@ def test_a_gif_that_is_too_slow_says_so(capsys: pytest.CaptureFixture[str]) -> N
     assert shown("film.gif")[1] == [20] * 4
 
 
-def test_a_film_of_an_episode_has_no_limit() -> None:
+def test_a_film_of_a_long_episode_is_whole() -> None:
     factory = find(Task(env="filmed_envs:Counted", env_options=("length=2010",)), auto_reset=False)
     agent = RandomAgent(spaces_of(factory)[1])
-    n = film(factory, agent, pathlib.Path("sheet.png"), n_envs=1, n_steps=None, seed=0)
+    n = film(factory, agent, pathlib.Path("sheet.png"), n_envs=1, n_steps=5000, seed=0, one_episode=True)
     assert n == 2011
     with Image.open("sheet.png") as sheet:  # 12 pictures in 3 rows, the last one of the last step
         corner = sheet.convert("RGB").getpixel((sheet.width - 80, sheet.height - 100))
@@ -103,3 +103,16 @@ def test_evaluate_films_a_whole_episode_and_an_mp4_has_its_speed(capsys: pytest.
     reader = ffmpeg.read_frames("film.mp4")
     assert next(reader)["fps"] == FPS
     assert len(list(reader)) == LENGTH + 1
+
+
+@pytest.mark.filterwarnings("default:Evaluator")
+def test_evaluate_cuts_episodes_and_the_film_at_the_step_limit(capsys: pytest.CaptureFixture[str]) -> None:
+    small = ["--n-env-steps", "16", "--n-timesteps", "4", "--n-envs", "2", "--n-processes", "0", "--no-progress"]
+    small += ["--evaluation-processes", "0", "--evaluation-episodes", "2", "--n-minibatches", "1"]
+    assert main(["train", "a2c", "--env", "MountainCar-v0", "--simulator", "torch", *small]) == 0
+    (run,) = pathlib.Path("runs").iterdir()
+    limit = ["--evaluation-step-limit", "3", "--video", "film.gif"]
+    assert main(["evaluate", str(run), "--episodes", "2", *limit]) == 0
+    said = capsys.readouterr()
+    assert "2 of 2 episodes had not ended after 64 steps (step limit 3)" in said.err
+    assert "film.gif: one episode, 4 frames" in said.out

@@ -37,6 +37,8 @@ class Evaluate(Options):
         out: write the return and length of every episode to this JSON file.
         device: device of agent and environments.
         actions: sampled, as in training, or the best ones; None for the same as in the training's evaluations.
+        evaluation_step_limit: steps after which an episode is cut, with a warning; None for the limit of the
+            training's evaluations.
         seed: seed of environments and agent.
         factory: for a run of your own program: its create_env as module:function, and also create_model and
             create_agent if the checkpoint does not describe them.
@@ -48,6 +50,7 @@ class Evaluate(Options):
     out: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
     device: str = "cpu"
     actions: Literal["sampled", "best"] | None = None
+    evaluation_step_limit: int | None = option(None, at_least=1)
     seed: int = option(0, at_least=0)
     factory: tuple[str, ...] = ()
 
@@ -66,10 +69,13 @@ def run(arguments: Sequence[str]) -> None:
     if own is not None:
         _write(options, trained, **own.evaluate(trained, options))
         return
-    as_trained = trained.settings.config.evaluation_stochastic
-    stochastic = as_trained if options.actions is None else options.actions == "sampled"
+    config = trained.settings.config
+    stochastic = config.evaluation_stochastic if options.actions is None else options.actions == "sampled"
+    step_limit = options.evaluation_step_limit or config.evaluation_step_limit
     torch.set_num_threads(threads_for(trained.model))
-    returns, lengths = episodes(trained, options.episodes, options.device, seeds[0], stochastic=stochastic)
+    returns, lengths = episodes(
+        trained, options.episodes, options.device, seeds[0], stochastic=stochastic, step_limit=step_limit
+    )
     say(f"{trained.settings.algorithm} on {trained.settings.task.env}, after {trained.env_steps:,} environment steps")
     actions = "sampled" if stochastic else "best"
     mean, deviation, middle, low, high = (format_return(of(returns)) for of in (fmean, pstdev, median, min, max))
@@ -79,7 +85,10 @@ def run(arguments: Sequence[str]) -> None:
     if options.video is not None:
         agent = trained.choice.create_agent(trained.model, stochastic=stochastic, device="cpu")
         info, seed = trained.sampling(agent, 1, stochastic=stochastic), seeds[_AT_ONCE]
-        n = film(trained.factory, agent, options.video, n_envs=1, n_steps=None, seed=seed, agent_info=info)
+        n = film(
+            trained.factory, agent, options.video, n_envs=1, n_steps=step_limit, seed=seed, agent_info=info,
+            one_episode=True,
+        )  # fmt: skip
         say(f"{options.video}: one episode, {n} frames")
 
 
@@ -97,10 +106,12 @@ def _write(options: Evaluate, trained: Trained, **results: object) -> None:
     say(f"{options.out}")
 
 
-def episodes(trained: Trained, n: int, device: str, seed: int, *, stochastic: bool) -> tuple[list[float], list[int]]:
+def episodes(
+    trained: Trained, n: int, device: str, seed: int, *, stochastic: bool, step_limit: int | None = None
+) -> tuple[list[float], list[int]]:
     """Play ``n`` whole episodes, equally many per environment, so that short ones are not overrepresented.
 
-    Returns the return and the length of each episode.
+    Returns the return and the length of each episode; after ``step_limit`` steps it is cut, with a warning.
     """
     rounds = -(-n // _AT_ONCE)
     n_envs = -(-n // rounds)
@@ -118,7 +129,7 @@ def episodes(trained: Trained, n: int, device: str, seed: int, *, stochastic: bo
         seed=seed,
         device=device,
     ) as batcher:
-        evaluator = Evaluator(batcher, agent_info=info)
+        evaluator = Evaluator(batcher, step_limit=step_limit, agent_info=info)
         for _ in range(rounds):
             evaluator.start(trained.model.state_dict(), env_steps=trained.env_steps, policy_version=0)
             result = evaluator.wait()
