@@ -200,7 +200,8 @@ class GradientLearner(ABC):
             The terms, detached, with ``gradient_norm``, [], if the norm is bounded.
         """
         if (adam := self._adam or self._pure_adam()) is None:
-            return self.descend(*self.gradient(minibatch))
+            terms, gradient = self.gradient(minibatch)
+            return self.descend(terms, gradient, unless=self._held(terms))
         terms: Terms
         terms, new = self._compiled_step(minibatch, adam.state())
         adam.write(new)
@@ -208,6 +209,10 @@ class GradientLearner(ABC):
             self._count(adam)
         self.policy_version += 1
         return terms
+
+    def _held(self, terms: Terms) -> Tensor | None:
+        """Return ``unless`` of `descend`, which only some learners need; it may add to the terms."""
+        return None
 
     def after_step(self, minibatch: Any, terms: dict[str, Tensor]) -> dict[str, Tensor]:  # noqa: ANN401 - as of `terms`
         """Do what follows each gradient step, such as moving an average of the weights; by default nothing.
@@ -220,8 +225,12 @@ class GradientLearner(ABC):
     def _take_steps(self, trajectories: Trajectories) -> dict[str, Tensor]:
         """Take the gradient steps of an update, and average their numbers."""
         prepared, numbers = self.prepare(trajectories)
-        steps = [self.after_step(one, self.gradient_step(one)) for one in self.minibatches(prepared)]
+        steps = self._each_step(prepared)
         return {**(mean_terms(steps) if steps else {}), **numbers}
+
+    def _each_step(self, prepared: Any) -> list[dict[str, Tensor]]:  # noqa: ANN401 - as of `minibatches`
+        """Take the gradient step of each minibatch, and return the numbers of each."""
+        return [self.after_step(one, self.gradient_step(one)) for one in self.minibatches(prepared)]
 
     def _replayed(self, argument: Any) -> dict[str, Tensor]:  # noqa: ANN401
         """Call `_captured`; later calls may replay it as one captured graph."""

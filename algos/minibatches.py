@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from rlstruct.algos.learner import GradientLearner
+from rlstruct.algos.optimising import Terms
 from rlstruct.algos.training.config import TrainingConfig
 from rlstruct.core import DictTensor, TemporalDictTensor, Trajectories
 from rlstruct.core.pytree import TreeSpec
@@ -17,6 +18,9 @@ from rlstruct.errors import BadValueError
 from rlstruct.functional import random
 from rlstruct.options import option
 from rlstruct.rl_agent import RL_Agent
+
+_OF_ONE_MINIBATCH = "minibatches", "gradient_step", "after_step"
+_NEXT = "next minibatch"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +67,7 @@ class EpochLearner(GradientLearner):
     def __init__(self, model: nn.Module, agent: RL_Agent, config: Any) -> None:  # noqa: ANN401 - its own config
         super().__init__(model, agent, config)
         self._seed = self.seed_for("minibatches")
+        self._step_of_epoch = self._part("gradient step", self._take_next, donates=True)
 
     def rows_of(self, trajectories: Trajectories, kept: Mapping[str, Tensor]) -> Prepared:
         """Split a batch into the rows that minibatches consist of.
@@ -84,12 +89,47 @@ class EpochLearner(GradientLearner):
         Each pass gathers all rows at once, and minibatches are slices of them.
         """
         for epoch in range(self.config.n_epochs):
-            chosen = self.shuffled(prepared.rows.n_elems(), epoch)
-            sizes = [len(one) for one in chosen]
-            rows = self.of_epoch(prepared.rows.index(torch.cat(chosen)), sizes)
+            rows, sizes = self._rows_of_epoch(prepared.rows, epoch)
             tree = TreeSpec(rows)
             for tensors in zip(*(tensor.split_with_sizes(sizes) for tensor in tree.flatten(rows)), strict=True):
                 yield self._with_states(tree.unflatten(tensors), prepared.collected)
+
+    def _rows_of_epoch(self, rows: Trajectories, epoch: int) -> tuple[Trajectories, list[int]]:
+        """Return the shuffled rows of an epoch, and the sizes of the minibatches that they consist of."""
+        chosen = self.shuffled(rows.n_elems(), epoch)
+        sizes = [len(one) for one in chosen]
+        return self.of_epoch(rows.index(torch.cat(chosen)), sizes), sizes
+
+    def _each_step(self, prepared: Prepared) -> list[dict[str, Tensor]]:
+        """Take the gradient steps of an epoch in one call, if they are compiled and their minibatches equally large."""
+        n = self.config.n_minibatches
+        owns = (getattr(getattr(self, name), "__func__", None) for name in _OF_ONE_MINIBATCH)
+        bundled = all(own is getattr(EpochLearner, name) for own, name in zip(owns, _OF_ONE_MINIBATCH, strict=True))
+        even = prepared.collected is None and prepared.rows.n_elems() % n == 0
+        if self._adam is None or self._step_of_epoch.make is None or not (bundled and even):
+            return super()._each_step(prepared)
+        state = {**self._adam.state(), _NEXT: torch.zeros((), dtype=torch.int64, device=self.device)}
+        steps: list[dict[str, Tensor]] = []
+        for epoch in range(self.config.n_epochs):
+            rows, _ = self._rows_of_epoch(prepared.rows, epoch)
+            tree = TreeSpec(rows)
+            stacked = tree.unflatten(tensor.unflatten(0, (n, -1)) for tensor in tree.flatten(rows))
+            state[_NEXT].zero_()
+            steps += [terms for (terms,) in self._step_of_epoch.times(n, stacked, state)]
+        self.policy_version += len(steps)
+        return steps
+
+    def _take_next(self, stacked: Trajectories, state: Terms) -> tuple[Terms, Terms]:
+        """Take the gradient step of the next minibatch of an epoch: a pure function, see `_compute_step`.
+
+        Args:
+            stacked: the rows of an epoch.  [n_minibatches, B, T]
+            state: of `PureAdam.state`, and the number of the next minibatch.
+        """
+        tree, number = TreeSpec(stacked), state[_NEXT].unsqueeze(0)
+        minibatch = tree.unflatten(rows.index_select(0, number).squeeze(0) for rows in tree.flatten(stacked))
+        terms, new = self._compute_step(minibatch, state)
+        return terms, {**new, _NEXT: state[_NEXT] + 1}
 
     def of_epoch(self, rows: Trajectories, sizes: list[int]) -> Trajectories:
         """Change the rows of an epoch, of which minibatches of these sizes will be slices; by default nothing."""

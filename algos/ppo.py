@@ -17,6 +17,7 @@ from rlstruct.algos.algorithm import Algorithm
 from rlstruct.algos.bootstrapping import collected_values, next_values
 from rlstruct.algos.learner import evaluate_actions
 from rlstruct.algos.minibatches import EpochConfig, EpochLearner, Prepared
+from rlstruct.algos.optimising import PureAdam, Terms
 from rlstruct.algos.training.config import TrainingConfig
 from rlstruct.core import TemporalDictTensor, Trajectories
 from rlstruct.functional.advantages import generalized_advantage
@@ -118,7 +119,6 @@ class PPOLearner(EpochLearner):
 
     def __init__(self, model: nn.Module, agent: RL_Agent, config: PPOConfig) -> None:
         super().__init__(model, agent, config)
-        self._ratio_error: Tensor | None = None  # of the first minibatch of the update
         self._stopped = torch.zeros((), dtype=torch.bool, device=self.device)  # by ``target_kl``
 
     @operation("loss")
@@ -152,7 +152,6 @@ class PPOLearner(EpochLearner):
         variance = _variance(advantage, mask) / _variance(target, mask).clamp(min=1e-8)
         kept = {key: tensor for key, tensor in steps.items() if not key.startswith("_observation/")}
         kept |= {_ADVANTAGE: advantage, "learner/target": target, "learner/value": value}
-        self._ratio_error = None
         self._stopped.zero_()
         return self.rows_of(trajectories, kept), {"explained_variance": 1.0 - variance}
 
@@ -168,25 +167,21 @@ class PPOLearner(EpochLearner):
         """Replay the agent over a minibatch, and compute `losses`."""
         return losses(replay_agent(self.agent, minibatch), minibatch, self.config)
 
-    def gradient_step(self, minibatch: Trajectories) -> dict[str, Tensor]:
-        """Take one gradient step, unless the policy has moved beyond ``target_kl``; it counts in any case.
+    def _pure_adam(self) -> PureAdam | None:
+        return super()._pure_adam() if self.config.target_kl is None else None
 
-        Returns:
-            The terms of `losses` and ``gradient_norm``; with a target_kl also ``skipped``, 1 for a step that was not
-            taken.  [] each
-        """
+    def _held(self, terms: Terms) -> Tensor | None:
+        """Skip steps once the policy has moved beyond ``target_kl``, as ``skipped`` tells; they count in any case."""
         if self.config.target_kl is None:
-            return super().gradient_step(minibatch)
-        terms, gradient = self.gradient(minibatch)
+            return None
         self._stopped |= terms["approximate_kl"] > self.config.target_kl
         terms["skipped"] = self._stopped.to(terms["loss"].dtype)
-        return self.descend(terms, gradient, unless=self._stopped)
+        return self._stopped
 
-    def after_step(self, minibatch: Trajectories, terms: dict[str, Tensor]) -> dict[str, Tensor]:
+    def _each_step(self, prepared: Prepared) -> list[Terms]:
         """Report ``ratio_error`` of the first minibatch, before any gradient step: 0 if the replay is right."""
-        if self._ratio_error is None:
-            self._ratio_error = terms["ratio_error"]
-        return {**terms, "ratio_error": self._ratio_error}
+        steps = super()._each_step(prepared)
+        return [{**terms, "ratio_error": steps[0]["ratio_error"]} for terms in steps]
 
 
 def _variance(values: Tensor, mask: Tensor) -> Tensor:

@@ -99,15 +99,33 @@ class Compiled:
         if donated is not None:
             inputs += donated.inputs
         outputs = list(self._run(inputs + self.held))  # type: ignore[misc]  # _compile sets it
-        for i in self._masks:
-            outputs[i] = outputs[i].view(torch.bool)
-        result = self._result.unflatten([outputs[i] for i in self._outputs])
+        result = self._answer(outputs)
         if donated is None:
             return result
         if not self._in_place:
             return (*result, dict(zip(self._new, outputs[-len(self._new) :], strict=True)))
         torch.autograd.graph.increment_version(donated.written)
         return (*result, donated.copied)
+
+    def times(self, n: int, *args: Any) -> list[Any] | None:  # noqa: ANN401
+        """Call ``fn(*args)`` n times, if every call writes all its results for the last argument over it.
+
+        Returns:
+            The results without that last part; None, and nothing was called, if it does not.
+        """
+        donated = self._donated(args[-1])
+        if not self._in_place or donated.copied:
+            return None
+        inputs = [*self._laid_out(self._arguments.flatten(args[:-1])), *donated.inputs, *self.held]
+        results = [self._answer(list(self._run([*inputs]))) for _ in range(n)]  # type: ignore[misc]  # as above
+        torch.autograd.graph.increment_version(donated.written)
+        return results
+
+    def _answer(self, outputs: list[Tensor]) -> Any:  # noqa: ANN401
+        """Return the result of the function, without a donated dict, from the outputs of the code."""
+        for i in self._masks:
+            outputs[i] = outputs[i].view(torch.bool)
+        return self._result.unflatten([outputs[i] for i in self._outputs])
 
     def _laid_out(self, inputs: list[Tensor], first: int = 0) -> list[Tensor]:
         """Bring inputs, the first of which has this index, to the strides of the first call, and masks to bytes."""

@@ -146,7 +146,34 @@ class Runner(Generic[R]):
         result: Any = self.step(*args) if self._precision is not None else self._measured(args)
         self._probe.compare(dict(result[0].items()), dict(actual.items()), self._eps())
 
+    @torch.no_grad()
+    def times(self, n: int, *args: Any) -> list[Any]:  # noqa: ANN401
+        """Take a step that donates n times, and write each result for its last argument, a dict, over that.
+
+        Returns:
+            The results without that last part.
+        """
+        results: list[Any] = []
+        while len(results) < n:
+            executor: Any = self.make and self._executors.get(self._form_of(args))  # a Compiled, if any
+            if executor is not None and (rest := self._profiled(executor.times, n - len(results), *args)) is not None:
+                return results + rest
+            answer: Any = self(*args)
+            *result, new = answer
+            for key, value in new.items():
+                args[-1][key].copy_(value)
+            results.append(tuple(result))
+        return results
+
     def _run(self, args: tuple[Any, ...]) -> R:
+        form = self._form_of(args)
+        executor = self._executors.get(form)
+        if executor is None:
+            return self._begin(form, args)
+        return self._execute(executor, args)
+
+    def _form_of(self, args: tuple[Any, ...]) -> Form | None:
+        """Return the form of arguments, by which executors are found."""
         if self.donates and not self.alike and args[-1] is not self._memory:
             self._memory = args[-1]
             if (new := Form(args[-1])) != self._memory_form:  # weights of other shapes
@@ -155,11 +182,7 @@ class Runner(Generic[R]):
         told = args[:-1] if self.donates else args
         if not self.alike and (self._form is None or not self._form.fits(told)):
             self._form = Form(told)
-        form = self._form
-        executor = self._executors.get(form)
-        if executor is None:
-            return self._begin(form, args)
-        return self._execute(executor, args)
+        return self._form
 
     def _begin(self, form: Form | None, args: tuple[Any, ...]) -> R:
         """Warm up, or create an executor for this form of arguments and run it."""
@@ -179,12 +202,15 @@ class Runner(Generic[R]):
 
     def _execute(self, executor: Executor, args: tuple[Any, ...]) -> R:
         try:
-            with profiled(self.operation) if self.operation else contextlib.nullcontext():
-                result: R = executor(*args)
+            result: R = self._profiled(executor, *args)
         except Unavailable as error:
             self._give_up(str(error))
             result = self.step(*args)
         return result
+
+    def _profiled(self, call: Callable[..., Any], *args: Any) -> Any:  # noqa: ANN401
+        with profiled(self.operation) if self.operation else contextlib.nullcontext():
+            return call(*args)
 
     def _compare(self, executor: Executor, prepare: Callable[..., None], form: Form | None, args: tuple[Any, ...]) -> R:
         """Run the step and a new executor, and keep the executor if both agree.

@@ -316,6 +316,32 @@ def test_a_compiled_update_is_the_update_to_rounding(kind: str, monkeypatch: pyt
     close(weights(plain), weights(compiled))
 
 
+@pytest.mark.slow  # a C++ compiler
+@pytest.mark.parametrize("kind", ["ppo", "pqn"])
+def test_the_compiled_steps_of_an_epoch_in_one_call_are_those_one_by_one(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batches = collect(kind, 3)
+    at_once, one_by_one = (create_learner(kind, compile_update=True) for _ in range(2))
+    seen: list[int] = []
+
+    def after_step(minibatch: Trajectories, terms: dict[str, Tensor]) -> dict[str, Tensor]:
+        seen.append(one_by_one.policy_version)
+        return terms
+
+    monkeypatch.setattr(one_by_one, "after_step", after_step)  # a user's own, which must see every step
+    calls = record_calls(monkeypatch, Compiled, "times")
+    expected = learn(one_by_one, batches)
+    assert not calls
+    assert seen == [*range(1, one_by_one.policy_version + 1)]
+    found = learn(at_once, batches)
+    assert len(calls) == at_once.config.n_epochs * len(batches)
+    assert at_once.policy_version == one_by_one.policy_version
+    for one, other in zip(expected, found, strict=True):
+        close(one, other)
+    close(weights(one_by_one), weights(at_once))
+
+
 @pytest.mark.parametrize(  # a C++ compiler
     "kind",
     [pytest.param("sac", marks=pytest.mark.exhaustive), pytest.param("sac, distributional", marks=pytest.mark.slow)],

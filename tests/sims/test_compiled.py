@@ -251,6 +251,35 @@ def test_autograd_knows_that_donated_arguments_have_changed() -> None:
 
 
 @pytest.mark.slow  # a C++ compiler
+@pytest.mark.parametrize("in_place", [True, False])
+def test_a_step_taken_several_times_at_once_is_the_step_each_time(in_place: bool) -> None:
+    memory, x = torch.randn(6, 4), torch.randn(3, 5)
+
+    def step(x: torch.Tensor, state: dict[str, torch.Tensor]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        y = torch.tanh(x @ state["weight"]) + (0.0 if in_place else memory.sum())  # which overlaps the weight
+        return y, {"weight": state["weight"] - 0.1 * (x.t() @ y), "n": state["n"] + 1}
+
+    one, other = ({"weight": memory[:5], "n": torch.zeros((), dtype=torch.int64)} for _ in range(2))
+    if in_place:
+        other["weight"] = memory[:5].clone()
+    each, at_once = Compiled(step, donates=True), Compiled(step, donates=True)
+    each.prepare(x, one)
+    at_once.prepare(x, other)
+    found = at_once.times(4, x, other)
+    if not in_place:
+        assert found is None
+        assert other["n"].item() == 0
+        return
+    expected = [each(x, one)[0] for _ in range(4)]
+    assert found is not None
+    for (got,), wanted in zip(found, expected, strict=True):
+        assert torch.equal(got, wanted)
+    assert not torch.equal(expected[0], expected[3])
+    assert one["n"].item() == other["n"].item() == 4
+    assert torch.equal(one["weight"], other["weight"])
+
+
+@pytest.mark.slow  # a C++ compiler
 def test_donated_results_keep_apart_what_the_function_gives_twice() -> None:
     def step(state: dict[str, torch.Tensor]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         total = state["a"] + state["b"]
