@@ -199,10 +199,10 @@ class GradientLearner(ABC):
         Returns:
             The terms, detached, with ``gradient_norm``, [], if the norm is bounded.
         """
+        terms: Terms
         if (adam := self._adam or self._pure_adam()) is None:
             terms, gradient = self.gradient(minibatch)
             return self.descend(terms, gradient, unless=self._held(terms))
-        terms: Terms
         terms, new = self._compiled_step(minibatch, adam.state())
         adam.write(new)
         if self._adam is None:

@@ -19,7 +19,8 @@ from rlstruct.functional import random
 from rlstruct.options import option
 from rlstruct.rl_agent import RL_Agent
 
-_OF_ONE_MINIBATCH = "minibatches", "gradient_step", "after_step"
+_SEE_EACH = "minibatches", "gradient_step", "after_step"
+"""Methods that see each minibatch. A learner that overrides one of them takes its gradient steps one by one."""
 _NEXT = "next minibatch"
 
 
@@ -103,8 +104,7 @@ class EpochLearner(GradientLearner):
     def _each_step(self, prepared: Prepared) -> list[dict[str, Tensor]]:
         """Take the gradient steps of an epoch in one call, if they are compiled and their minibatches equally large."""
         n = self.config.n_minibatches
-        owns = (getattr(getattr(self, name), "__func__", None) for name in _OF_ONE_MINIBATCH)
-        bundled = all(own is getattr(EpochLearner, name) for own, name in zip(owns, _OF_ONE_MINIBATCH, strict=True))
+        bundled = all(getattr(getattr(self, one), "__func__", None) is getattr(EpochLearner, one) for one in _SEE_EACH)
         even = prepared.collected is None and prepared.rows.n_elems() % n == 0
         if self._adam is None or self._step_of_epoch.make is None or not (bundled and even):
             return super()._each_step(prepared)
@@ -113,7 +113,7 @@ class EpochLearner(GradientLearner):
         for epoch in range(self.config.n_epochs):
             rows, _ = self._rows_of_epoch(prepared.rows, epoch)
             tree = TreeSpec(rows)
-            stacked = tree.unflatten(tensor.unflatten(0, (n, -1)) for tensor in tree.flatten(rows))
+            stacked = tree.unflatten(one.view(n, len(one) // n, *one.shape[1:]) for one in tree.flatten(rows))
             state[_NEXT].zero_()
             steps += [terms for (terms,) in self._step_of_epoch.times(n, stacked, state)]
         self.policy_version += len(steps)

@@ -42,7 +42,7 @@ def setting(words: str) -> tuple[str, Any]:
 
 def draw_pages() -> None:
     """Draw the pictures of README.md and docs/algorithms/, every seed of each training, from the stored results."""
-    from tables import GAME, load
+    from tables import load
 
     curves = {"REINFORCE": learning.curves_of(load("reinforce_cartpole")[0])}
     draw_panels({"REINFORCE on CartPole-v1": curves}, DOCS / "learning_curve.png", metric="return", ended=True)
@@ -53,9 +53,8 @@ def draw_pages() -> None:
     pages: dict[str, dict[str, dict[str, Any]]] = defaultdict(lambda: defaultdict(dict))
     for name, task in TASKS.items():
         if rows := load(name)[0]:
-            kind, _, game = name.partition(GAME)
-            page, title = ("minatar", game) if game else (kind.partition("_")[0], task.about)
-            pages[page][title][kind.partition("_")[0].upper()] = learning.curves_of(rows)
+            algorithm = name.partition("_")[0]
+            pages[algorithm][task.about][algorithm.upper()] = learning.curves_of(rows)
     for table, entries in published.TABLES.items():
         for entry in entries:
             if rows := load(entry.name)[0]:

@@ -40,7 +40,6 @@ PAGES = [
 Rows = list[Row]
 Table = Callable[[Rows], list[str]]
 CONFIGS: dict[str, type[TrainingConfig]] = {name: one.learner.settings for name, one in ALGORITHMS.items()}
-GAME = "_minatar_"
 NOT_MEASURED = "Not measured since the code changed."
 _BLOCK = re.compile(r"(<!-- (\w+) -->\n)(?:(?!<!-- ).)*(<!-- end -->)", re.DOTALL)
 
@@ -91,11 +90,11 @@ def throughput(rows: Rows) -> list[str]:
 
 
 def learnt(algorithm: str, _: Rows) -> list[str]:
-    """Every task of an algorithm that has results, but for the games, which have their own table."""
+    """Every task of an algorithm that has results."""
     lines = []
     for name, task in TASKS.items():
         rows, commit = load(name)
-        if not rows or not name.startswith(algorithm) or GAME in name:
+        if not rows or not name.startswith(algorithm):
             continue
         returns = ", ".join(f"{row['seed']}: {row['final_return']:.0f} ({last_five(row):.0f})" for row in rows)
         mean = statistics.fmean(row["final_return"] for row in rows)
@@ -130,8 +129,8 @@ def published_table(name: str, _: Rows = ()) -> list[str]:
         seconds = f"{statistics.median(row['learning_seconds'] for row in rows):.0f}"
         task = TASKS[entry.task].about
         lines.append([task, f"{entry.n_env_steps:,}", *cells, ", ".join(others), seconds, f"`{commit}`"])
-    seeds = ", ".join(map(str, published.SEEDS))
-    head = f"task | environment steps | 100 episodes at the end: mean (seeds {seeds}) | last 100 training episodes"
+    seeds = f"(seeds {published.SEEDS[0]}, …)"
+    head = f"task | environment steps | 100 episodes at the end: mean {seeds} | last 100 training episodes"
     return table(f"{head} | others | seconds of learning | commit", lines, 7) if lines else [NOT_MEASURED]
 
 
@@ -174,27 +173,6 @@ def _mean_and_seeds(values: Sequence[float]) -> str:
 
 def _rounded(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 10 else f"{value:.1f}"
-
-
-def games(_: Rows) -> list[str]:
-    """The five games of MinAtar: what each algorithm has learned, seed by seed."""
-    algorithms = ("ppo", "a2c", "dqn", "pqn")
-    lines, commits = [], set()
-    for game in dict.fromkeys(name.partition(GAME)[2] for name in TASKS if GAME in name):
-        cells = [game]
-        for algorithm in algorithms:
-            rows, commit = load(f"{algorithm}{GAME}{game}")
-            commits |= {commit} - {""}
-            returns = [row["final_return"] for row in rows]
-            mean = f"**{statistics.fmean(returns):.1f}** " if rows else ""
-            cells.append(f"{mean}({', '.join(f'{value:.1f}' for value in returns)})" if rows else "not trained")
-        lines.append(cells)
-    head = "game | " + " | ".join(f"{name.upper()}: mean (seeds)" for name in algorithms)
-    return [
-        f"At {', '.join(f'`{one}`' for one in sorted(commits)) or 'no commit yet'}:",
-        "",
-        *table(head, lines, 1 + len(algorithms)),
-    ]
 
 
 def sharing(_: Rows) -> list[str]:
@@ -368,8 +346,7 @@ TABLES: dict[str, tuple[str, Table]] = {
     **{name: ("", partial(experiment, name)) for name in experiments.EXPERIMENTS},
     "reasons": ("", reasons),
     "settings": ("", common_settings),
-    "games": ("", games),
-    **{f"published_{name}": ("", partial(published_table, name)) for name in ("classic", "minatar")},
+    **{f"published_{name}": ("", partial(published_table, name)) for name in ("classic", "defaults", "minatar")},
     "sharing": ("", sharing),
     "atari_exact": ("", lambda _: [atari_exact.render(json.loads(atari_exact.FILE.read_text()))]),
     "strength": ("connect_four_strength", strength),

@@ -331,27 +331,19 @@ TASKS |= {
     for game in _GAMES
     for algorithm in ("ppo", "a2c", "dqn", "pqn")
 }
-# A greedy player of Seaquest may stay at the surface for ever: an evaluation ends all episodes after 2,500 steps.
-_300K = {"n_env_steps": 300_000, "evaluation_interval": 30_000, "evaluation_step_limit": 2_500, "target_return": None}
-# Settings of PPO that were not chosen on any game, and the network of the other algorithms.
-_USUAL = {"preset": "Freeway-MinAtar", "changes": _300K, "network": {"hidden": (128, 128)}}
-TASKS |= {
-    f"{algorithm}_minatar_{game.lower()}": _minatar(
-        algorithm,
-        game,
-        about=f"{algorithm.upper()} on MinAtar's {game}",
-        **(_USUAL if algorithm == "ppo" else {"changes": _300K}),
-    )
-    for game in _GAMES
-    for algorithm in ("ppo", "a2c", "dqn", "pqn")
-}
+# MinAtar's Breakout of three libraries, with settings of PPO that were not chosen on any game.
+_USUAL = {
+    "preset": "Freeway-MinAtar", "network": {"hidden": (128, 128)}, "tuned_on": (),
+    "changes": {"n_env_steps": 300_000, "evaluation_interval": 30_000, "target_return": None},
+}  # fmt: skip
+TASKS["ppo_minatar_breakout"] = _minatar("ppo", "Breakout", about="PPO on MinAtar's Breakout", **_USUAL)
 TASKS["ppo_gymnax_breakout"] = _minatar(
     "ppo", "Breakout", target=5.0, about="PPO on gymnax's Breakout-MinAtar", **_USUAL,
-    create_env=partial(functional, "Breakout-MinAtar"), tuned_on=(),
+    create_env=partial(functional, "Breakout-MinAtar"),
 )  # fmt: skip
 # gymnax's rules: no action sticks, and episodes end after 1,000 steps.
 TASKS["ppo_minatar_breakout_plain"] = _minatar(
-    "ppo", "Breakout", about="PPO on MinAtar's Breakout with gymnax's rules", **_USUAL, tuned_on=(),
+    "ppo", "Breakout", about="PPO on MinAtar's Breakout with gymnax's rules, usual settings", **_USUAL,
     create_env=partial(sims.make, "Breakout-MinAtar", auto_reset=True, sticky_probability=0.0, time_limit=1_000),
 )  # fmt: skip
 TASKS["ppo_cartpole_balance"] = _task(

@@ -156,7 +156,8 @@ class Runner(Generic[R]):
         results: list[Any] = []
         while len(results) < n:
             executor: Any = self.make and self._executors.get(self._form_of(args))  # a Compiled, if any
-            if executor is not None and (rest := self._profiled(executor.times, n - len(results), *args)) is not None:
+            rest: list[Any] | None = executor and self._profiled(executor.times, n - len(results), *args)
+            if rest is not None:
                 return results + rest
             answer: Any = self(*args)
             *result, new = answer
