@@ -331,7 +331,7 @@ TASKS |= {
     for game in _GAMES
     for algorithm in ("ppo", "a2c", "dqn", "pqn")
 }
-# MinAtar's Breakout of three libraries, with settings of PPO that were not chosen on any game.
+# MinAtar's Breakout here and in gymnax, with settings of PPO that were not chosen on any game.
 _USUAL = {
     "preset": "Freeway-MinAtar", "network": {"hidden": (128, 128)}, "tuned_on": (),
     "changes": {"n_env_steps": 300_000, "evaluation_interval": 30_000, "target_return": None},
