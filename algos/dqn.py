@@ -8,7 +8,7 @@ values, so a running average of the weights acts and is evaluated (Polyak and Ju
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
@@ -21,7 +21,7 @@ from rlstruct.algos.algorithm import Algorithm
 from rlstruct.algos.learner import CreateAgent, agent_around
 from rlstruct.algos.prioritised_replay import PrioritisedReplayBuffer
 from rlstruct.algos.replay_buffer import ReplayBuffer
-from rlstruct.algos.replay_learner import PolyakAverage, ReplayConfig, ReplayLearner
+from rlstruct.algos.replay_learner import Follower, PolyakAverage, ReplayConfig, ReplayLearner
 from rlstruct.algos.training.config import TrainingConfig
 from rlstruct.core import DictTensor
 from rlstruct.errors import BadKeyError
@@ -166,27 +166,18 @@ class DQNLearner(ReplayLearner):
         if isinstance(self.buffer, PrioritisedReplayBuffer):
             self.buffer.correction = linear_schedule(fraction_done, self.config.initial_correction, 1.0)
 
-    def after_step(self, minibatch: DictTensor, terms: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Update priorities, the average and the target network.
-
-        Returns:
-            ``loss`` and ``gradient_norm`` []; ``value`` of the actions, absolute ``error`` [K].
-        """
-        config, buffer = self.config, self.buffer
-        if isinstance(buffer, PrioritisedReplayBuffer):
-            buffer.update_priorities(minibatch["index"].to(buffer.device), terms["error"].to(buffer.device))
-        self._average.update(config.average_rate)
-        if self.device.type == "cpu":
-            if self.policy_version % config.target_update_interval == 0:
-                self._target.update(config.target_update_rate)
-        else:  # a captured graph reads the number of the step on the device
-            due = self.version_now % config.target_update_interval == 0
-            self._target.update(config.target_update_rate, due if config.target_update_interval > 1 else None)
-        return {**terms, "error": terms["error"].abs()}
+    def followers(self) -> Sequence[Follower]:
+        """Return the average, which acts, and the target network."""
+        config = self.config
+        return (
+            Follower(self._average, config.average_rate),
+            Follower(self._target, config.target_update_rate, config.target_update_interval),
+        )
 
     def terms(self, minibatch: DictTensor) -> dict[str, Tensor]:
-        """Compute `losses` of a sampled batch."""
-        return losses(self.agent, self.target_agent, minibatch, self.config)
+        """Compute `losses` of a sampled batch, with absolute errors."""
+        terms = losses(self.agent, self.target_agent, minibatch, self.config)
+        return {**terms, "error": terms["error"].abs()}
 
     def agent_info(self, fraction_done: float, n_envs: int) -> DictTensor:
         """Return the ``epsilon`` of each environment.  [B] float32 on the CPU."""

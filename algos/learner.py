@@ -18,6 +18,7 @@ from rlstruct.algos.optimising import PureAdam, initial_rate, laid_out_as, load_
 from rlstruct.algos.training.config import TrainingConfig
 from rlstruct.batchers.arguments import check_call, check_factory
 from rlstruct.core import DictTensor, TemporalDictTensor, Trajectories
+from rlstruct.core.pytree import TreeSpec
 from rlstruct.device import resolve_device
 from rlstruct.engine.compiled import warn_uncompiled
 from rlstruct.engine.executors import EXECUTORS, PROMISE
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 _logger = logging.getLogger(__name__)
+_NEXT = "next minibatch"
 
 CreateAgent = Callable[..., RL_Agent]
 
@@ -137,6 +139,7 @@ class GradientLearner(ABC):
         self._uncompiled = False  # True once a warning has reported it
         self._gradients = self._part("loss and backward", self._gradient)
         self._compiled_step = self._part("gradient step", self._compute_step, donates=True)
+        self._next_step = self._part("gradient step", self._take_next, donates=True)
         self.statistics: Any = model if hasattr(model, "see_rewards") else None
         self._open_return: Tensor | None = None  # return of each unfinished episode, for the statistics  [B]
 
@@ -231,6 +234,41 @@ class GradientLearner(ABC):
     def _each_step(self, prepared: Any) -> list[dict[str, Tensor]]:  # noqa: ANN401 - as of `minibatches`
         """Take the gradient step of each minibatch, and return the numbers of each."""
         return [self.after_step(one, self.gradient_step(one)) for one in self.minibatches(prepared)]
+
+    def _steps_can_be_stacked(self) -> bool:
+        """Return True if gradient steps are compiled with that of the optimiser; see `_take_stacks`."""
+        return self._adam is not None and self._next_step.make is not None
+
+    def _take_stacks(self, stacks: Iterable[Any], more: Terms) -> list[Terms]:
+        """Take the gradient steps on stacks of minibatches, each stack in one call, without Python between steps.
+
+        Args:
+            stacks: all of the same form.  [n, ...]
+            more: what else `_stacked_step` changes, each tensor by name.
+
+        Returns:
+            The terms of each step.
+        """
+        if (adam := self._adam) is None:  # unreachable; narrows the type
+            return []
+        number = torch.zeros((), dtype=torch.int64, device=self.device)
+        state, steps = {**adam.state(), **more, _NEXT: number}, []
+        for stack in stacks:
+            number.zero_()
+            steps += [terms for (terms,) in self._next_step.times(len(TreeSpec(stack).flatten(stack)[0]), stack, state)]
+        self.policy_version += len(steps)
+        return steps
+
+    def _take_next(self, stack: Any, state: Terms) -> tuple[Terms, Terms]:  # noqa: ANN401 - as of `terms`
+        """Take the gradient step on the next minibatch of a stack: a pure function."""
+        tree, number = TreeSpec(stack), state[_NEXT].unsqueeze(0)
+        minibatch = tree.unflatten(one.index_select(0, number).squeeze(0) for one in tree.flatten(stack))
+        terms, new = self._stacked_step(minibatch, state)
+        return terms, {**new, _NEXT: state[_NEXT] + 1}
+
+    def _stacked_step(self, minibatch: Any, state: Terms) -> tuple[Terms, Terms]:  # noqa: ANN401 - as of `terms`
+        """Take a gradient step on a minibatch of a stack; return its terms, and the changes of the state."""
+        return self._compute_step(minibatch, state)
 
     def _replayed(self, argument: Any) -> dict[str, Tensor]:  # noqa: ANN401
         """Call `_captured`; later calls may replay it as one captured graph."""
@@ -376,9 +414,14 @@ class GradientLearner(ABC):
         Returns:
             [n] int64 on the learner's device.
         """
+        return self._keys(n, 1)[0]
+
+    def _keys(self, n: int, n_steps: int) -> Tensor:
+        """Return the next n `keys` of the next gradient steps.  [n_steps, n]."""
         lanes = torch.arange(self._n_keys, self._n_keys + n, dtype=torch.int64, device=self.device)
+        steps = self.version_now + torch.arange(n_steps, dtype=torch.int64, device=self.device)
         self._n_keys += n
-        return random.step_keys(self._keys_seed, self.version_now, lanes).flatten()
+        return random.step_keys(self._keys_seed.expand(n_steps), steps, lanes).t()
 
     def _own_seed(self) -> int:
         """Return the seed of this learner, which no other learner and no training with another seed has."""

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from rlstruct.algos.learner import GradientLearner
-from rlstruct.algos.optimising import Terms
 from rlstruct.algos.training.config import TrainingConfig
 from rlstruct.core import DictTensor, TemporalDictTensor, Trajectories
 from rlstruct.core.pytree import TreeSpec
@@ -21,7 +20,6 @@ from rlstruct.rl_agent import RL_Agent
 
 _SEE_EACH = "minibatches", "gradient_step", "after_step"
 """Methods that see each minibatch. A learner that overrides one of them takes its gradient steps one by one."""
-_NEXT = "next minibatch"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +66,6 @@ class EpochLearner(GradientLearner):
     def __init__(self, model: nn.Module, agent: RL_Agent, config: Any) -> None:  # noqa: ANN401 - its own config
         super().__init__(model, agent, config)
         self._seed = self.seed_for("minibatches")
-        self._step_of_epoch = self._part("gradient step", self._take_next, donates=True)
 
     def rows_of(self, trajectories: Trajectories, kept: Mapping[str, Tensor]) -> Prepared:
         """Split a batch into the rows that minibatches consist of.
@@ -106,30 +103,17 @@ class EpochLearner(GradientLearner):
         n = self.config.n_minibatches
         bundled = all(getattr(getattr(self, one), "__func__", None) is getattr(EpochLearner, one) for one in _SEE_EACH)
         even = prepared.collected is None and prepared.rows.n_elems() % n == 0
-        if self._adam is None or self._step_of_epoch.make is None or not (bundled and even):
+        if not (self._steps_can_be_stacked() and bundled and even):
             return super()._each_step(prepared)
-        state = {**self._adam.state(), _NEXT: torch.zeros((), dtype=torch.int64, device=self.device)}
-        steps: list[dict[str, Tensor]] = []
+        return self._take_stacks(self._stacks(prepared.rows), {})
+
+    def _stacks(self, rows: Trajectories) -> Iterator[Trajectories]:
+        """Yield the equally large minibatches of each epoch.  [n_minibatches, B, T]."""
+        n = self.config.n_minibatches
         for epoch in range(self.config.n_epochs):
-            rows, _ = self._rows_of_epoch(prepared.rows, epoch)
-            tree = TreeSpec(rows)
-            stacked = tree.unflatten(one.view(n, len(one) // n, *one.shape[1:]) for one in tree.flatten(rows))
-            state[_NEXT].zero_()
-            steps += [terms for (terms,) in self._step_of_epoch.times(n, stacked, state)]
-        self.policy_version += len(steps)
-        return steps
-
-    def _take_next(self, stacked: Trajectories, state: Terms) -> tuple[Terms, Terms]:
-        """Take the gradient step of the next minibatch of an epoch: a pure function, see `_compute_step`.
-
-        Args:
-            stacked: the rows of an epoch.  [n_minibatches, B, T]
-            state: of `PureAdam.state`, and the number of the next minibatch.
-        """
-        tree, number = TreeSpec(stacked), state[_NEXT].unsqueeze(0)
-        minibatch = tree.unflatten(rows.index_select(0, number).squeeze(0) for rows in tree.flatten(stacked))
-        terms, new = self._compute_step(minibatch, state)
-        return terms, {**new, _NEXT: state[_NEXT] + 1}
+            shuffled, _ = self._rows_of_epoch(rows, epoch)
+            tree = TreeSpec(shuffled)
+            yield tree.unflatten(one.view(n, len(one) // n, *one.shape[1:]) for one in tree.flatten(shuffled))
 
     def of_epoch(self, rows: Trajectories, sizes: list[int]) -> Trajectories:
         """Change the rows of an epoch, of which minibatches of these sizes will be slices; by default nothing."""

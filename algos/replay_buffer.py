@@ -168,24 +168,31 @@ class ReplayBuffer:
     def samples(self, batch_size: int, n: int) -> Iterator[DictTensor]:
         """Sample n times, with the results of as many calls of `sample` while nothing is added to the buffer.
 
-        Uniform samples are gathered together, up to 64 MiB at once, which is several times as fast.
+        Uniform samples are gathered together, see `stacks`, which is several times as fast.
         """
-        uniform = type(self).sample is ReplayBuffer.sample and type(self)._draw is ReplayBuffer._draw
-        if not uniform:
+        if not self.draws_uniformly():
             for _ in range(n):
                 yield self.sample(batch_size)
             return
+        for stack in self.stacks(batch_size, n):
+            for row in zip(*(value.unbind() for _, value in stack.items()), strict=True):
+                yield DictTensor.unchecked(dict(zip(stack.keys(), row, strict=True)))
+
+    def stacks(self, batch_size: int, n: int) -> Iterator[DictTensor]:
+        """Yield n uniform samples as equally large stacks of up to 64 MiB.  [k, batch_size], k divides n."""
         self._check_drawable()
         size = sum(column[0].nbytes for column in self.columns.values())
         most = max(1, MOST_BYTES // (2 * size * self.n_stack * batch_size))
-        while n > 0:
-            k = min(n, most)
+        k = next(k for k in range(min(n, most), 0, -1) if n % k == 0)
+        for _ in range(n // k):
             with operation("replay buffer"):
                 read = self._gather(batch_size, k)
-            for row in zip(*(value.split_with_sizes([batch_size] * k) for value in read.values()), strict=True):
-                self._n_draws += 1
-                yield DictTensor.unchecked(dict(zip(read, row, strict=True)))
-            n -= k
+            self._n_draws += k
+            yield DictTensor({key: value.view(k, batch_size, *value.shape[1:]) for key, value in read.items()})
+
+    def draws_uniformly(self) -> bool:
+        """Return True unless a class of your own chooses the steps of a sample."""
+        return type(self).sample is ReplayBuffer.sample and type(self)._draw is ReplayBuffer._draw
 
     def _gather(self, batch_size: int, n: int) -> dict[str, Tensor]:
         """Return the next n samples, one after the other.  [n * batch_size, ...]."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,8 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from rlstruct import renamed
 from rlstruct.algos.learner import GradientLearner, mean_terms
+from rlstruct.algos.optimising import Terms
+from rlstruct.algos.prioritised_replay import PrioritisedReplayBuffer
 from rlstruct.algos.replay_buffer import ReplayBuffer, min_capacity
 from rlstruct.algos.training.config import TrainingConfig
 from rlstruct.core import DictTensor, Trajectories
@@ -84,14 +86,45 @@ class PolyakAverage:
             for mine, theirs in self._buffers:
                 mine.copy_(theirs)
             return
-        copies, weights = self._weights
-        moved = [copy.clone() for copy in copies]
-        get_ema_multi_avg_fn(1.0 - rate)(moved, weights, 0)  # type: ignore[no-untyped-call]
-        for mine, theirs in [*zip(copies, moved, strict=True), *self._buffers]:
-            mine.copy_(torch.where(due, theirs, mine))
+        for mine, moved in zip(self.copies(), self.moved(rate, due, {}), strict=True):
+            mine.copy_(moved)
+
+    def copies(self) -> list[Tensor]:
+        """Return the tensors that `update` changes, of the copy."""
+        return [*(weight.detach() for weight in self._weights[0]), *(mine for mine, _ in self._buffers)]
+
+    def moved(self, rate: float, due: Tensor | None, latest: Mapping[int, Tensor]) -> list[Tensor]:
+        """Compute what `update` writes to `copies`: a pure function.
+
+        Args:
+            rate: see `update`.
+            due: see `update`.
+            latest: values to use instead of weights of the model, by the identity of the weight.
+        """
+        weights = [latest.get(id(weight), weight.detach()) for weight in self._weights[1]]
+        moved = [copy.detach().lerp(weight, rate) for copy, weight in zip(self._weights[0], weights, strict=True)]
+        moved += [theirs for _, theirs in self._buffers]
+        if due is None:
+            return moved
+        return [torch.where(due, new, old) for new, old in zip(moved, self.copies(), strict=True)]
+
+
+class Follower(NamedTuple):
+    """A copy of the network that follows it, and how.
+
+    Attributes:
+        average: the copy.
+        rate: see `PolyakAverage.update`.
+        interval: gradient steps between two updates.
+    """
+
+    average: PolyakAverage
+    rate: float
+    interval: int = 1
 
 
 _STEPS = "minibatches", "sample", "prepare_sample", "gradient_step", "after_step"
+_VERSION = "version"
 
 
 class ReplayLearner(GradientLearner):
@@ -111,9 +144,12 @@ class ReplayLearner(GradientLearner):
     Attributes:
         buffer: the collected steps.
         version_now: ``policy_version``, readable inside a graph.  [] int64 on the device
+        random_keys: names of random keys [K] int64 that `prepare_sample` adds to every sample, for agents that act in
+            `terms`.
     """
 
     settings: ClassVar[type[TrainingConfig]] = ReplayConfig
+    random_keys: ClassVar[Sequence[str]] = ()
     config: ReplayConfig
     reuse_batches = True  # the buffer copies them
 
@@ -149,8 +185,7 @@ class ReplayLearner(GradientLearner):
 
     def _runs_bundled_code(self) -> bool:
         """Return True if no code of a user runs between gradient steps, so that nothing is replaced there."""
-        steps = (getattr(type(self), name) for name in _STEPS)
-        return all(step.__module__.startswith("rlstruct.") for step in steps)
+        return all(getattr(self, name).__module__.startswith("rlstruct.") for name in _STEPS)
 
     def prepare(self, trajectories: Trajectories) -> tuple[None, dict[str, Tensor]]:
         """Add a batch to the replay buffer."""
@@ -171,6 +206,22 @@ class ReplayLearner(GradientLearner):
         """Take one gradient step, which later calls may replay as a captured graph; see `GradientLearner`."""
         return self._replayed(minibatch)
 
+    def followers(self) -> Sequence[Follower]:
+        """Return the copies of the network that `after_step` moves; by default none."""
+        return ()
+
+    def after_step(self, minibatch: DictTensor, terms: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Move the `followers`, and update the priorities of a buffer that has them by the term ``error``, [K]."""
+        if isinstance(self.buffer, PrioritisedReplayBuffer):
+            where = self.buffer.device
+            self.buffer.update_priorities(minibatch["index"].to(where), terms["error"].to(where))
+        for average, rate, interval in self.followers():
+            if self.device.type != "cpu":  # a captured graph reads the number of the step on the device
+                average.update(rate, self.version_now % interval == 0 if interval > 1 else None)
+            elif self.policy_version % interval == 0:
+                average.update(rate)
+        return terms
+
     def _take_steps(self, trajectories: Trajectories) -> dict[str, Tensor]:
         """Take the gradient steps of an update; each may be one graph, with its sample and what follows it."""
         self.version_now.fill_(self.policy_version)
@@ -181,6 +232,31 @@ class ReplayLearner(GradientLearner):
         self.prepare(trajectories)
         steps = [] if self._filling else [self._replayed(None) for _ in range(self.config.n_updates)]
         return mean_terms(steps) if steps else {}
+
+    def _each_step(self, prepared: None) -> list[Terms]:
+        """Take the compiled gradient steps on samples that are gathered together in one call."""
+        uniform = isinstance(self.buffer, ReplayBuffer) and self.buffer.draws_uniformly()
+        if self._filling or not (self._steps_can_be_stacked() and self._runs_bundled_code() and uniform):
+            return super()._each_step(prepared)
+        places = {f"follower/{i}/{j}": one for i, (average, *_) in enumerate(self.followers())
+                  for j, one in enumerate(average.copies())}  # fmt: skip
+        stacks = self.buffer.stacks(self.config.batch_size, self.config.n_updates)
+        return self._take_stacks(map(self._with_keys, stacks), {**places, _VERSION: self.version_now})
+
+    def _with_keys(self, stack: DictTensor) -> DictTensor:
+        """Add the random keys to a stack of samples, each of which draws them anew."""
+        self._n_keys = 0
+        return stack + self._keys_for(*stack["reward"].shape)
+
+    def _stacked_step(self, minibatch: DictTensor, state: Terms) -> tuple[Terms, Terms]:
+        """Take a gradient step on a sample, and do what follows; see `GradientLearner`."""
+        terms, new = super()._stacked_step(self.prepare_sample(minibatch), state)
+        latest = {id(weight): new.get(f"weight/{i}", weight.detach()) for i, weight in enumerate(self._weights)}
+        new[_VERSION] = state[_VERSION] + 1
+        for i, (average, rate, interval) in enumerate(self.followers()):
+            due = new[_VERSION] % interval == 0 if interval > 1 else None
+            new |= {f"follower/{i}/{j}": one for j, one in enumerate(average.moved(rate, due, latest))}
+        return terms, new
 
     def _captured(self, argument: Any) -> dict[str, Tensor]:  # noqa: ANN401
         """Take one gradient step on a minibatch; without one, on a new sample, and do what follows the step."""
@@ -199,9 +275,18 @@ class ReplayLearner(GradientLearner):
     def prepare_sample(self, batch: DictTensor) -> DictTensor:
         """Move a sample of the buffer to the learner's device, and add what else `terms` reads.  [batch_size]."""
         batch = batch.to(self.device, non_blocking=True)
+        if self.random_keys and self.random_keys[0] not in batch.keys():
+            batch += DictTensor({name: key[0] for name, key in self._keys_for(1, len(batch["reward"])).items()})
         if self.statistics is None:
             return batch
         return DictTensor({**dict(batch.items()), "reward": self.statistics.scale_rewards(batch["reward"])})
+
+    def _keys_for(self, n_steps: int, batch_size: int) -> DictTensor:
+        """Return the `random_keys` of the next samples.  [n_steps, batch_size]."""
+        if not (names := self.random_keys):
+            return DictTensor()
+        drawn = self._keys(len(names) * batch_size, n_steps).view(n_steps, len(names), batch_size)
+        return DictTensor(dict(zip(names, drawn.unbind(1), strict=True)))
 
     def fills(self, fraction_done: float, n_more: int = 0) -> bool:
         """Return True while the buffer fills, before the first gradient step.

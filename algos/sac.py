@@ -8,7 +8,7 @@ differentiated once, and each of them depends on its own networks alone.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from rlstruct.algos.algorithm import Algorithm
-from rlstruct.algos.replay_learner import PolyakAverage, ReplayConfig, ReplayLearner
+from rlstruct.algos.replay_learner import Follower, PolyakAverage, ReplayConfig, ReplayLearner
 from rlstruct.algos.training.config import TrainingConfig
 from rlstruct.core import DictTensor
 from rlstruct.errors import BadTypeError
@@ -175,6 +175,7 @@ class SACLearner(ReplayLearner):
 
     settings: ClassVar[type[TrainingConfig]] = SACConfig
     config: SACConfig
+    random_keys = "observation/rng", "_observation/rng"
 
     def __init__(self, model: nn.Module, agent: RL_Agent, config: SACConfig) -> None:
         if missing := [name for name in ("critics", "log_temperature", "scale") if not hasattr(model, name)]:
@@ -192,15 +193,9 @@ class SACLearner(ReplayLearner):
         group["params"] = [weight for weight in group["params"] if id(weight) not in critic_ids]
         self.optimizer.add_param_group({"params": critics, "initial_lr": config.critic_learning_rate})
 
-    def prepare_sample(self, batch: DictTensor) -> DictTensor:
-        """Add the policy's random keys to a sample; see `losses`."""
-        key, next_key = self.keys(2 * len(batch["reward"])).view(2, -1)
-        return super().prepare_sample(batch) + DictTensor({"observation/rng": key, "_observation/rng": next_key})
-
-    def after_step(self, minibatch: DictTensor, terms: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Move the target critics."""
-        self._target.update(self.config.target_update_rate)
-        return terms
+    def followers(self) -> Sequence[Follower]:
+        """Return the target critics."""
+        return (Follower(self._target, self.config.target_update_rate),)
 
     def terms(self, minibatch: DictTensor) -> dict[str, Tensor]:
         """Compute `losses` of a sampled batch."""

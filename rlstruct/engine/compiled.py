@@ -113,7 +113,7 @@ class Compiled:
         Returns:
             The results without that last part; None, and nothing was called, if it does not.
         """
-        donated = self._donated(args[-1])
+        donated = self._donated(args[-1], remember=False)  # a look at it costs little next to n calls
         if not self._in_place or donated.copied:
             return None
         inputs = [*self._laid_out(self._arguments.flatten(args[:-1])), *donated.inputs, *self.held]
@@ -137,7 +137,7 @@ class Compiled:
                 inputs[i - first] = inputs[i - first].view(torch.uint8)
         return inputs
 
-    def _donated(self, memory: dict[str, Tensor]) -> Donated:
+    def _donated(self, memory: dict[str, Tensor], *, remember: bool = True) -> Donated:
         donated = self._seen.get(id(memory))
         if donated is None or donated.memory is not memory:
             first = len(self._strides) - len(self._memory)
@@ -149,7 +149,7 @@ class Compiled:
             donated = Donated(memory, inputs, [shown[key] for key in self._new], new)
             if len(self._seen) == _MOST_DONATED:
                 self._seen.clear()
-            if not copied:
+            if not copied and remember:
                 self._seen[id(memory)] = donated
         return donated
 

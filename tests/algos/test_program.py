@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from rlstruct import Trajectories, agents
 from rlstruct.agents import ActorCriticAgent, QAgent, QNetwork
-from rlstruct.algos import GradientLearner, a2c, dqn, ppo, pqn
+from rlstruct.algos import GradientLearner, a2c, dqn, ppo, pqn, replay_buffer
 from rlstruct.batchers import RL_Batcher
 from rlstruct.engine import graph as graph_module
 from rlstruct.engine.compiled import Compiled
@@ -146,7 +146,8 @@ def test_a_captured_gradient_step_samples_and_does_what_follows(
     kind: str, captured: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     learner = replaying(kind, SIM, True)
-    calls = [record_calls(monkeypatch, learner.buffer, "sample"), record_calls(monkeypatch, learner, "after_step")]
+    calls = [record_calls(monkeypatch, learner.buffer, "sample")]
+    calls += [record_calls(monkeypatch, average, "update") for average, *_ in learner.followers()]
     batches = batches_for(kind, 4)
     learn(learner, batches[:1])
     first = [len(one) for one in calls]
@@ -314,6 +315,60 @@ def test_a_compiled_update_is_the_update_to_rounding(kind: str, monkeypatch: pyt
     for one, other in zip(expected, found, strict=True):
         close(one, other)
     close(weights(plain), weights(compiled))
+
+
+def of_dqn(create_model: Callable[[], nn.Module], **changes: Any) -> dqn.DQNLearner:
+    torch.manual_seed(3)
+    settings = {**SMALL, "learning_starts": 0, "n_updates": 4, "batch_size": 8, "replay_capacity": 100, **changes}
+    return dqn.DQNLearner.create(create_model(), QAgent, dqn.DQNConfig(**settings))
+
+
+@pytest.mark.slow  # a C++ compiler
+@pytest.mark.parametrize("most_bytes", [1 << 26, 1 << 10])  # all samples of an update together, or each alone
+def test_the_compiled_steps_of_dqn_in_one_call_are_those_one_by_one(
+    most_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replay_buffer, "MOST_BYTES", most_bytes)
+    batches = collect("ppo", 3)
+    create_model = partial(agents.Normalised, QNetwork(4, 2, hidden=(8,)), (4,), discount=0.99)
+    changes: dict[str, Any] = {"compile_update": True, "target_update_interval": 3, "target_update_rate": 0.5}
+    at_once, one_by_one = (of_dqn(lambda: copy.deepcopy(create_model()), **changes) for _ in range(2))
+    seen: list[int] = []
+
+    def after_step(minibatch: Any, terms: dict[str, Tensor]) -> dict[str, Tensor]:
+        seen.append(one_by_one.policy_version)
+        return dqn.DQNLearner.after_step(one_by_one, minibatch, terms)
+
+    monkeypatch.setattr(one_by_one, "after_step", after_step)  # a user's own, which must see every step
+    calls = record_calls(monkeypatch, Compiled, "times")
+    expected = learn(one_by_one, batches)
+    assert not calls
+    assert seen == [*range(1, 13)]
+    found = learn(at_once, batches)
+    assert len(calls) == (3 if most_bytes == 1 << 26 else 11)  # the very first step is compared with its eager self
+    assert at_once.policy_version == 12
+    for one, other in zip(expected, found, strict=True):
+        close(one, other)
+    for network in ("model", "online_model", "target_model"):
+        close(*({k: v for k, v in getattr(one, network).state_dict().items()} for one in (one_by_one, at_once)))
+    first, other = (next(iter(one.parameters())) for one in (at_once.model, at_once.target_model))
+    assert not torch.equal(first, other)
+
+
+@pytest.mark.slow  # a C++ compiler
+@pytest.mark.parametrize("changes", [{"prioritised": True}, {"prepare_sample": True}])
+def test_priorities_and_samples_of_a_user_see_each_compiled_step(
+    changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = changes.pop("prepare_sample", False)
+    learner = of_dqn(partial(QNetwork, 4, 2, hidden=(8,)), compile_update=True, **changes)
+    if own:
+        prepare = learner.prepare_sample
+        monkeypatch.setattr(learner, "prepare_sample", lambda batch: prepare(batch))
+    calls = record_calls(monkeypatch, Compiled, "times")
+    learn(learner, collect("ppo", 2))
+    assert learner.policy_version == 8
+    assert not calls
 
 
 @pytest.mark.slow  # a C++ compiler

@@ -407,6 +407,22 @@ def test_samples_are_those_of_as_many_calls(kind: Any, most_bytes: int, monkeypa
         next(kind(40).samples(7, 5))
 
 
+@pytest.mark.parametrize(("most_bytes", "k"), [(1 << 26, 6), (5000, 3), (1, 1)])
+def test_stacks_are_equally_large_samples(most_bytes: int, k: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replay_buffer, "MOST_BYTES", most_bytes)
+    with create_batcher(3, 20) as batcher:
+        batcher.reset()
+        stacked, singly, batch = ReplayBuffer(150), ReplayBuffer(150), collect(batcher)
+    for buffer in (stacked, singly):
+        buffer.extend(batch)
+    stacks = list(stacked.stacks(7, 6))
+    assert [len(stack["reward"]) for stack in stacks] == [k] * (6 // k)
+    for stack in stacks:
+        for i in range(k):
+            for key, value in singly.sample(7).items():
+                assert torch.equal(stack[key][i], value), key
+
+
 def test_mistakes_are_named() -> None:
     with pytest.raises(ValueError, match="ReplayBuffer: n_step is 0, expected at least 1"):
         ReplayBuffer(10, n_step=0)
