@@ -34,7 +34,7 @@ from rlstruct.rl_agent import RL_Agent
 
 @dataclass(frozen=True, kw_only=True)
 class DQNConfig(ReplayConfig):
-    """Settings of DQN, and those of `ReplayConfig` and `TrainingConfig`; the defaults are for CartPole-v1.
+    """Settings of DQN, and those of `ReplayConfig` and `TrainingConfig`; the defaults are for tasks without a preset.
 
     Attributes:
         n_step: number of rewards in the return; the network's value estimates the rest (Sutton and Barto, 2018, 7.1).
@@ -60,8 +60,7 @@ class DQNConfig(ReplayConfig):
 
     n_env_steps: int = 50_000
     n_timesteps: int = 16
-    discount: float = 0.995
-    learning_rate: float = 0.002
+    learning_rate: float = 0.001
     max_gradient_norm: float | None = 10.0
     evaluation_timesteps: int | None = 500
     evaluation_stochastic: bool = False
@@ -71,7 +70,7 @@ class DQNConfig(ReplayConfig):
     batch_size: int = 128
     huber_delta: float = option(1.0, above=0)
     target_update_interval: int = option(1, at_least=1)
-    target_update_rate: float = option(0.02, at_least=0, at_most=1)
+    target_update_rate: float = option(0.005, at_least=0, at_most=1)
     average_rate: float = option(0.01, at_least=0, at_most=1)
     n_stack: int = option(1, at_least=1)
     prioritised: bool = False

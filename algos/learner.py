@@ -146,7 +146,7 @@ class GradientLearner(ABC):
     def __init_subclass__(cls, **keywords: Any) -> None:  # noqa: ANN401 - as of every class
         super().__init_subclass__(**keywords)
         for old, new in _REPLACED.items():
-            if old in vars(cls):
+            if hasattr(cls, old):
                 raise UsageError(f"{cls.__name__}: it overrides {old}, which no update calls since version 0.4. {new}")
 
     @classmethod

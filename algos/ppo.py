@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from rlstruct import renamed
 from rlstruct.algos.algorithm import Algorithm
-from rlstruct.algos.bootstrapping import collected_values, next_values
+from rlstruct.algos.bootstrapping import bootstrap_values, collected_values, next_values
 from rlstruct.algos.learner import evaluate_actions
 from rlstruct.algos.minibatches import EpochConfig, EpochLearner, Prepared
 from rlstruct.algos.optimising import PureAdam, Terms
@@ -31,10 +31,10 @@ from rlstruct.functional.policy_gradient import (
 from rlstruct.functional.statistics import masked_mean, whiten_each
 from rlstruct.options import option
 from rlstruct.profiling import operation
-from rlstruct.replay import replay_agent
+from rlstruct.replay import replay_agent, replay_with_states
 from rlstruct.rl_agent import RL_Agent
 
-_ADVANTAGE = "learner/advantage"
+_ADVANTAGE, _LOG_PROBABILITY = "learner/advantage", "action/log_probability"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +91,7 @@ def losses(replayed: TemporalDictTensor, minibatch: Trajectories, config: PPOCon
     steps = minibatch.steps
     mask, advantage = steps.mask(), steps[_ADVANTAGE]  # whitened if the settings ask for it
     log_probability, entropy = evaluate_actions(replayed, steps)
-    log_ratio = log_probability - steps["action/log_probability"]
+    log_ratio = log_probability - steps[_LOG_PROBABILITY]
     ratio = log_ratio.exp()
     target, before, value = steps["learner/target"], steps["learner/value"], replayed["value"]
     terms = {
@@ -127,7 +127,8 @@ class PPOLearner(EpochLearner):
         """Compute advantages, targets and values, which stay constant during an update.
 
         The values and log-probabilities are those that the batch holds: of the weights that collected it; see
-        `rlstruct.algos.bootstrapping.collected_values`.
+        `rlstruct.algos.bootstrapping.collected_values`. If it holds no log-probabilities, one replay with the present
+        weights computes both.
 
         Args:
             trajectories: on the learner's device.  [B, T]
@@ -136,7 +137,13 @@ class PPOLearner(EpochLearner):
             ``(prepared, numbers)``: ``explained_variance`` [] is that of the targets by the values.
         """
         config, steps = self.config, trajectories.steps
-        value, bootstrap = collected_values(self.agent, trajectories)
+        kept = {key: tensor for key, tensor in steps.items() if not key.startswith("_observation/")}
+        if _LOG_PROBABILITY in steps:
+            value, bootstrap = collected_values(self.agent, trajectories)
+        else:
+            replayed, states = replay_with_states(self.agent, trajectories)
+            value, bootstrap = replayed["value"], bootstrap_values(self.agent, trajectories, states)
+            kept[_LOG_PROBABILITY], _ = evaluate_actions(replayed, steps)
         mask = steps.mask()
         advantage = generalized_advantage(
             steps["_observation/reward"].to(value.dtype) * config.reward_scale,
@@ -150,7 +157,6 @@ class PPOLearner(EpochLearner):
         )
         target = advantage + value
         variance = _variance(advantage, mask) / _variance(target, mask).clamp(min=1e-8)
-        kept = {key: tensor for key, tensor in steps.items() if not key.startswith("_observation/")}
         kept |= {_ADVANTAGE: advantage, "learner/target": target, "learner/value": value}
         self._stopped.zero_()
         return self.rows_of(trajectories, kept), {"explained_variance": 1.0 - variance}
@@ -191,8 +197,8 @@ def _variance(values: Tensor, mask: Tensor) -> Tensor:
 train: Algorithm[PPOConfig] = Algorithm(PPOLearner, "more steps, many updates; discrete and continuous actions")
 """Train an actor and a critic; arguments are those of `Algorithm.__call__`.
 
-The agent returns ``action``, ``log_probability``, ``value``, and ``action_logits`` or ``action_mean`` and
-``action_log_std``, as `rlstruct.agents.ActorCriticAgent`, `RecurrentAgent`, `GaussianAgent` and
+The agent returns ``action``, ``value``, ``action_logits`` or ``action_mean`` and ``action_log_std``, and preferably
+``log_probability``, as `rlstruct.agents.ActorCriticAgent`, `RecurrentAgent`, `GaussianAgent` and
 `RecurrentGaussianAgent` do.
 """
 

@@ -93,15 +93,15 @@ class PolyakAverage:
         """Return the tensors that `update` changes, of the copy."""
         return [*(weight.detach() for weight in self._weights[0]), *(mine for mine, _ in self._buffers)]
 
-    def moved(self, rate: float, due: Tensor | None, latest: Mapping[int, Tensor]) -> list[Tensor]:
+    def moved(self, rate: float, due: Tensor | None, latest: Mapping[Tensor, Tensor]) -> list[Tensor]:
         """Compute what `update` writes to `copies`: a pure function.
 
         Args:
             rate: see `update`.
             due: see `update`.
-            latest: values to use instead of weights of the model, by the identity of the weight.
+            latest: values to use instead of those of weights of the model.
         """
-        weights = [latest.get(id(weight), weight.detach()) for weight in self._weights[1]]
+        weights = [latest.get(weight, weight.detach()) for weight in self._weights[1]]
         moved = [copy.detach().lerp(weight, rate) for copy, weight in zip(self._weights[0], weights, strict=True)]
         moved += [theirs for _, theirs in self._buffers]
         if due is None:
@@ -251,7 +251,7 @@ class ReplayLearner(GradientLearner):
     def _stacked_step(self, minibatch: DictTensor, state: Terms) -> tuple[Terms, Terms]:
         """Take a gradient step on a sample, and do what follows; see `GradientLearner`."""
         terms, new = super()._stacked_step(self.prepare_sample(minibatch), state)
-        latest = {id(weight): new.get(f"weight/{i}", weight.detach()) for i, weight in enumerate(self._weights)}
+        latest = {weight: new.get(f"weight/{i}", weight.detach()) for i, weight in enumerate(self._weights)}
         new[_VERSION] = state[_VERSION] + 1
         for i, (average, rate, interval) in enumerate(self.followers()):
             due = new[_VERSION] % interval == 0 if interval > 1 else None

@@ -70,7 +70,7 @@ class Ours:
         """The seconds of each phase since the last report, a mean over the workers, and the batcher's own words."""
         stats = self.batcher.stats()
         now = {phase: statistics.mean(worker[phase] for worker in stats.workers) for phase in stats.workers[0]}
-        now["hand_over"] = stats.hand_over  # the alias of assembly: ab.py also runs older commits
+        now["hand_over"] = stats.hand_over  # the alias of assembly: compare_commits.py also runs older ones
         phases = {phase: seconds - self.before.get(phase, 0.0) for phase, seconds in now.items()}
         self.before = now
         return {"phases": phases, "text": str(stats)}

@@ -1,7 +1,7 @@
 """Ours without worker processes, one loop per call: ``rlstruct_loops.py TASK NAME``, with a name of `LOOPS`.
 
-``ab.py`` runs it with the packages of two commits, so it uses public names that both of them have; the loops of SAC are
-those of ``sac_updates.py``.
+``compare_commits.py`` runs it with the packages of two commits, so it uses public names that both of them have; the
+loops of SAC are those of ``sac_updates.py``.
 """
 
 from __future__ import annotations

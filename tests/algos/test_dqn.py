@@ -19,7 +19,7 @@ from rlstruct.algos.prioritised_replay import PrioritisedReplayBuffer
 from rlstruct.algos.training.evaluation import TrainingResult
 from rlstruct.algos.training.run_folder import RunFolder
 from rlstruct.batchers import RL_Batcher
-from rlstruct.envs import GymEnvInf, GymVectorEnv
+from rlstruct.envs import GymEnvInf
 from rlstruct.testing import allow_host_sync, forbid_host_sync
 
 SMALL = DQNConfig(
@@ -255,34 +255,6 @@ def test_truncated_episodes_are_worth_100_and_terminated_ones_what_is_left(termi
     left = torch.arange(20, 0, -1)
     expected = (1 - 0.99**left) / 0.01 if terminates else torch.full((1,), 100.0)
     torch.testing.assert_close(values, expected.unsqueeze(1).expand(-1, 2), rtol=0, atol=0.2 if terminates else 1.0)
-
-
-@pytest.mark.slow
-def test_training_improves_the_policy() -> None:
-    config = DQNConfig(
-        n_env_steps=6000,
-        n_timesteps=8,
-        n_updates=16,
-        discount=0.99,
-        learning_rate=0.001,
-        target_update_rate=0.01,
-        evaluation_episodes=8,
-        evaluation_processes=0,
-        evaluation_interval=1500,
-        batch_size=64,
-        average_rate=0.02,
-    )
-    result = train(config, create_wide_model, QAgent, create_env_500)
-    assert max(one.mean_return for one in result.evaluations) > 4 * result.before.mean_return
-
-
-def create_wide_model() -> QNetwork:
-    return QNetwork(4, 2, hidden=(64, 64), duelling=True)
-
-
-def create_env_500(n_envs: int, seed: int) -> GymVectorEnv:
-    vec = gymnasium.make_vec("CartPole-v1", n_envs, vectorization_mode="vector_entry_point")
-    return GymVectorEnv(vec, seed=seed)
 
 
 def test_a_run_folder_gets_losses_returns_and_a_checkpoint(tmp_path: Any) -> None:

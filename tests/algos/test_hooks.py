@@ -152,6 +152,9 @@ def test_dqn_scales_its_rewards_once(batches: list[Trajectories]) -> None:
 def test_a_method_that_no_update_calls_any_more_is_refused_with_the_new_one(base: type, old: str, new: str) -> None:
     with pytest.raises(UsageError, match=f"Mine: it overrides {old}, which no update calls since version 0.4. .*{new}"):
         type("Mine", (base,), {old: lambda self, *given: {}})
+    mixin = type("Mixin", (), {old: lambda self, *given: {}})
+    with pytest.raises(UsageError, match=f"Mine: it overrides {old}"):
+        type("Mine", (mixin, base), {})
 
 
 class Squares(GradientLearner):

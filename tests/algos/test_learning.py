@@ -16,21 +16,20 @@ CART_POLE, PENDULUM = (partial(make, name) for name in ("CartPole-v1", "Pendulum
 ACTOR: tuple[Any, ...] = (partial(ActorCritic, 4, 2), ActorCriticAgent, CART_POLE)
 NORMAL_VALUES = partial(QNetwork, 4, 2, hidden=(64, 64), layer_norm=True)
 SOFT: tuple[Any, ...] = (partial(SoftActorCritic, 3, (-2.0,), (2.0,), hidden=(64, 64)), SquashedGaussianAgent, PENDULUM)
+QUICK = DQNConfig(n_env_steps=9_000, learning_rate=0.002, target_update_rate=0.02)
 TASKS: dict[str, tuple[Any, Any, tuple[Any, ...], float]] = {
     # the last number: a random policy has 22 on CartPole-v1, and -1,200 on Pendulum-v1
     "ppo": (ppo.train, PPOConfig(n_env_steps=30_000), ACTOR, 150),
     "a2c": (a2c.train, A2CConfig(n_env_steps=60_000), ACTOR, 150),
-    "dqn": (dqn.train, DQNConfig(n_env_steps=12_000), (partial(QNetwork, 4, 2), QAgent, CART_POLE), 150),
+    "dqn": (dqn.train, QUICK, (partial(QNetwork, 4, 2), QAgent, CART_POLE), 150),
     "pqn": (pqn.train, PQNConfig(n_env_steps=40_000), (NORMAL_VALUES, QAgent, CART_POLE), 150),
     "sac": (sac.train, SACConfig(n_env_steps=4_000, learning_rate=1e-3), SOFT, -500),
 }
 """Algorithm, settings, how to make network, agent and environments, and the return to reach."""
 
 
-# A minute for all; test_dqn.py has a shorter training that improves a policy.
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.exhaustive if name == "dqn" else pytest.mark.slow) for name in TASKS]
-)
+@pytest.mark.slow  # a minute for all
+@pytest.mark.parametrize("name", TASKS)
 def test_a_training_learns_what_chance_does_not_do(name: str) -> None:
     train, config, functions, at_least = TASKS[name]
     common: dict[str, Any] = {"evaluation_interval": 10**6, "evaluation_episodes": 20, "evaluation_processes": 0}

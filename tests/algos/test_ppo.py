@@ -18,13 +18,14 @@ import torch
 from gymnasium import spaces
 from torch import Tensor, nn
 
-from rlstruct import DictTensor, TemporalDictTensor, Trajectories
+from rlstruct import DictTensor, TemporalDictTensor, Trajectories, replay_agent
 from rlstruct.agents import (
     ActorCritic,
     ActorCriticAgent,
     ConvolutionalActorCritic,
     GaussianActorCritic,
     GaussianAgent,
+    Normalised,
     RecurrentActorCritic,
     RecurrentAgent,
     RecurrentGaussianActorCritic,
@@ -37,6 +38,7 @@ from rlstruct.batchers import RL_Batcher
 from rlstruct.envs import GymEnvInf
 from rlstruct.functional import random
 from rlstruct.functional.policy_gradient import clipped_surrogate_loss, clipped_value_loss
+from rlstruct.sims import make
 from rlstruct.testing import allow_host_sync, forbid_host_sync
 
 SMALL = PPOConfig(
@@ -267,15 +269,44 @@ def test_the_ratio_is_one_before_the_first_step_and_not_where_the_replay_is_wron
     assert trajectories.steps["_observation/done"].any()
 
 
+@pytest.mark.parametrize("missing", [("value",), ("log_probability",), ("value", "log_probability")], ids=" and ".join)
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_values_that_a_batch_holds_are_those_of_a_replay(kind: str) -> None:
+def test_what_a_batch_holds_is_that_of_a_replay(kind: str, missing: tuple[str, ...]) -> None:
     learner = create_learner(kind, SMALL, torch.float64)
     trajectories = collect(kind, learner)
-    without = {key: value for key, value in trajectories.steps.items() if key != "action/value"}
+    without = {key: value for key, value in trajectories.steps.items() if key.removeprefix("action/") not in missing}
     replayed = Trajectories(trajectories.info, TemporalDictTensor(without, trajectories.lengths))
     (one, _), (other, _) = learner.prepare(trajectories), learner.prepare(replayed)
-    for key in ("learner/value", "learner/target", "learner/advantage"):
-        torch.testing.assert_close(one.rows.steps[key], other.rows.steps[key], rtol=0, atol=1e-12)
+    mask = one.rows.mask()
+    for key in ("learner/value", "learner/target", "learner/advantage", "action/log_probability"):
+        torch.testing.assert_close(one.rows.steps[key][mask], other.rows.steps[key][mask], rtol=0, atol=1e-12)
+    assert learner.update(replayed, 0.0)["ratio_error"].item() < 1e-6
+
+
+@pytest.mark.parametrize("kind", ["feed-forward", "recurrent"])
+def test_values_in_a_batch_are_those_of_a_replay_while_statistics_change(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recurrent, prepare = kind == "recurrent", PPOLearner.prepare
+    network = RecurrentActorCritic(4, 2, n_hidden=8) if recurrent else ActorCritic(4, 2, hidden=(16,))
+    differences: list[dict[str, float]] = []
+
+    def compared(self: PPOLearner, batch: Trajectories) -> Any:
+        replayed = replay_agent(self.agent, batch)
+        differences.append({
+            key: (replayed[key] - batch.steps[f"action/{key}"]).abs().max().item()
+            for key in ("value", "log_probability")
+            if key in replayed.keys()
+        })  # fmt: skip
+        return prepare(self, batch)
+
+    monkeypatch.setattr(PPOLearner, "prepare", compared)
+    config = dataclasses.replace(SMALL, n_processes=0, n_minibatches=2)
+    train(config, lambda: Normalised(network, (4,), discount=0.99), RecurrentAgent if recurrent else ActorCriticAgent,
+          partial(make, "CartPole-v1"))  # fmt: skip
+    assert len(differences) == 8
+    assert {"value", "log_probability"} == set(differences[0])
+    assert max(max(one.values()) for one in differences) < 1e-6
 
 
 def test_the_losses_by_hand() -> None:

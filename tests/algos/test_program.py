@@ -425,6 +425,22 @@ def test_compiled_values_of_actions_are_those_to_rounding() -> None:
     close(*map(weights, learners))
 
 
+@pytest.mark.slow  # a C++ compiler
+def test_an_optimiser_of_a_user_takes_its_own_steps_with_compiled_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, compiled = create_learner("a2c"), create_learner("a2c", compile_update=True)
+    for learner in (plain, compiled):
+        learner.optimizer = torch.optim.RMSprop(learner.model.parameters(), lr=0.01)
+    losses: list[int] = []
+    monkeypatch.setattr(compiled, "terms", lambda batch: losses.append(1) or type(compiled).terms(compiled, batch))
+    batches = collect("a2c", 3)
+    for one, other in zip(learn(plain, batches), learn(compiled, batches), strict=True):
+        close(one, other)
+    close(weights(plain), weights(compiled))
+    assert len(losses) == 2  # eagerly and traced; then no Python runs
+    states = compiled.optimizer.state_dict()["state"]
+    assert {int(state["step"]) for state in states.values()} == {compiled.policy_version}
+
+
 class Impure(ActorCriticAgent):
     pure = False
 
