@@ -10,6 +10,7 @@ import statistics
 from pathlib import Path
 
 from common.contenders import Entry, compete
+from common.reporting import Row, write
 
 GYMNAX = str(Path(__file__).parents[1] / ".venv-gymnax/bin/python")
 GAMES = ("Breakout", "Asterix", "SpaceInvaders", "Freeway", "Seaquest")  # gymnax has no Seaquest
@@ -23,6 +24,7 @@ if __name__ == "__main__":
     parser.add_argument("--seconds", type=float, default=0.5, help="about how long a turn takes")
     options = parser.parse_args()
     print("| CPU µs per environment and step | environments | eager | compiled | gymnax |\n|---|---:|---:|---:|---:|")
+    rows: list[Row] = []
     for game in options.games:
         for n_envs in options.n_envs:
             ours = {"n_envs": n_envs, "n_processes": 0, "n_timesteps": 16, "environment": f"{game}-MinAtar"}
@@ -39,3 +41,7 @@ if __name__ == "__main__":
                 cells.append(result.why or ran)
             cells += ["not installed"] * (3 - len(cells))
             print(f"| {game} | {n_envs} | {' | '.join(cells)} |", flush=True)
+            rows.append(
+                {"game": game, "n_envs": n_envs} | dict(zip(("eager", "compiled", "gymnax"), cells, strict=True))
+            )
+    write("simulators", rows)

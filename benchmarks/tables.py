@@ -321,6 +321,13 @@ TABLES: dict[str, tuple[str, Table]] = {
         "task | cores | ms | rejax 0.1.3, ms | rejax's / ours, in turn",
         "{task} | {cores} | {ours} | {theirs} | {ratio}",
     )),
+    "simulators": ("simulators", columns(
+        "CPU µs per environment and step | environments | eager | compiled | gymnax",
+        "{game} | {n_envs} | {eager} | {compiled} | {gymnax}",
+    )),
+    "compare_commits": ("compare_commits", columns(
+        "loop | then, CPU µs | now, CPU µs | now / then", "{loop} | {then_us} | {now_us} | {ratio}",
+    )),
     "precision": ("precision", precisions),
     "learning_parts": ("learning_parts", columns(
         "task | part | ms | rejax 0.1.3, ms", "{task} | {part} | {ours} | {theirs}", 2,
