@@ -1,6 +1,6 @@
 """The same loops with the working tree and with another commit, in turn, in CPU time.
 
-    python benchmarks/compare_commits.py COMMIT [--loops collect update] [--only "4 in"] [--rounds 11] [--seconds 1] [--write]
+    python benchmarks/compare_commits.py COMMIT [--loops collect update] [--only "4 in"] [--rounds 11] [--write]
 
 Run it before a change to a loop lands. Both packages are copied into a temporary folder; each loop runs in its own
 process for each of them, and for a bare loop where there is one, and these take turns. CPU time counts all processes of
