@@ -123,7 +123,7 @@ class Follower(NamedTuple):
     interval: int = 1
 
 
-_STEPS = "minibatches", "sample", "prepare_sample", "gradient_step", "after_step"
+_STEPS = "minibatches", "sample", "keys", "prepare_sample", "gradient_step", "after_step"
 _VERSION = "version"
 
 
@@ -245,8 +245,12 @@ class ReplayLearner(GradientLearner):
 
     def _with_keys(self, stack: DictTensor) -> DictTensor:
         """Add the random keys to a stack of samples, each of which draws them anew."""
+        if not (names := self.random_keys):
+            return stack
         self._n_keys = 0
-        return stack + self._keys_for(*stack["reward"].shape)
+        n, batch_size = stack["reward"].shape
+        keys = self._keys(len(names) * batch_size, n).view(n, len(names), batch_size)
+        return stack + DictTensor(dict(zip(names, keys.unbind(1), strict=True)))
 
     def _stacked_step(self, minibatch: DictTensor, state: Terms) -> tuple[Terms, Terms]:
         """Take a gradient step on a sample, and do what follows; see `GradientLearner`."""
@@ -276,17 +280,11 @@ class ReplayLearner(GradientLearner):
         """Move a sample of the buffer to the learner's device, and add what else `terms` reads.  [batch_size]."""
         batch = batch.to(self.device, non_blocking=True)
         if self.random_keys and self.random_keys[0] not in batch.keys():
-            batch += DictTensor({name: key[0] for name, key in self._keys_for(1, len(batch["reward"])).items()})
+            keys = self.keys(len(self.random_keys) * len(batch["reward"])).view(len(self.random_keys), -1)
+            batch += DictTensor(dict(zip(self.random_keys, keys, strict=True)))
         if self.statistics is None:
             return batch
         return DictTensor({**dict(batch.items()), "reward": self.statistics.scale_rewards(batch["reward"])})
-
-    def _keys_for(self, n_steps: int, batch_size: int) -> DictTensor:
-        """Return the `random_keys` of the next samples.  [n_steps, batch_size]."""
-        if not (names := self.random_keys):
-            return DictTensor()
-        drawn = self._keys(len(names) * batch_size, n_steps).view(n_steps, len(names), batch_size)
-        return DictTensor(dict(zip(names, drawn.unbind(1), strict=True)))
 
     def fills(self, fraction_done: float, n_more: int = 0) -> bool:
         """Return True while the buffer fills, before the first gradient step.
