@@ -22,6 +22,7 @@ TASKS: dict[str, dict[str, Any]] = {
     **{f"pqn {game}-MinAtar": {"n_envs": 128, "n_timesteps": 32} for game in GAMES},
 }
 PARTS = "iteration", "collect", "simulator", "advantages", "minibatches", "products"
+CELLS = "task", "cores", "part", "ours", "theirs", "ratio"
 
 
 def entries(name: str, part: str, cores: int, options: argparse.Namespace) -> list[Entry]:
@@ -44,11 +45,27 @@ def measured(name: str, part: str, cores: int, options: argparse.Namespace) -> d
         for result in results
     ]
     row = {"task": name, "cores": cores, "part": part, "ours": cells[0], "theirs": "", "ratio": ""}
+    ran = all(result.rates for result in results)
+    row["medians"] = [n_steps / statistics.median(result.rates) * 1e3 for result in results] if ran else []
     if len(results) == 2:
         row["theirs"] = cells[1]
         pairs = list(zip(*(result.rates for result in results), strict=False))
         row["ratio"] = spread([ours / theirs for ours, theirs in pairs], 2) if pairs else ""
     return row
+
+
+def differences(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return two further parts of a task: the agent's in `collect`, and what of an iteration no other part takes."""
+    medians = {row["part"]: row["medians"] for row in rows}
+    agent = [whole - part for whole, part in zip(medians["collect"], medians["simulator"], strict=True)]
+    rest = medians["iteration"][0] - sum(
+        medians[part][0] for part in ("collect", "advantages", "minibatches", "products")
+    )
+    kept = {"task": rows[0]["task"], "cores": 1, "ratio": ""}
+    return [
+        {**kept, "part": "agent", "ours": f"{agent[0]:.1f}", "theirs": f"{agent[1]:.1f}"},
+        {**kept, "part": "everything else", "ours": f"{rest:.1f}", "theirs": ""},
+    ]
 
 
 def spread(values: list[float], digits: int) -> str:
@@ -71,7 +88,9 @@ def main() -> None:
         for cores in [1] if options.parts else options.cores:
             for part in PARTS if options.parts else PARTS[:1]:
                 rows.append(row := measured(name, part, cores, options))
-                print(f"| {' | '.join(str(cell) for cell in row.values())} |", flush=True)
+                print(f"| {' | '.join(str(row[cell]) for cell in CELLS)} |", flush=True)
+        if options.parts and all(row["medians"] for row in rows[-len(PARTS) :]):
+            rows += differences(rows[-len(PARTS) :])
     name = "learning_parts" if options.parts else "learning_speed"
     write(name if options.precision == "float32" else f"{name}_{options.precision}", rows)
 
