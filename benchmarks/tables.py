@@ -353,7 +353,7 @@ TABLES: dict[str, tuple[str, Table]] = {
     **{name: ("", partial(experiment, name)) for name in experiments.EXPERIMENTS},
     "reasons": ("", reasons),
     "settings": ("", common_settings),
-    **{f"published_{name}": ("", partial(published_table, name)) for name in ("classic", "defaults", "minatar")},
+    **{f"published_{name}": ("", partial(published_table, name)) for name in published.TABLES},
     "sharing": ("", sharing),
     "atari_exact": ("", lambda _: [atari_exact.render(json.loads(atari_exact.FILE.read_text()))]),
     "strength": ("connect_four_strength", strength),
