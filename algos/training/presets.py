@@ -121,7 +121,7 @@ PRESETS: Registry[tuple[str, str], Preset] = Registry({
     ), {"hidden": (64, 64), "layer_norm": True, "n_atoms": 101, "value_range": (-60.0, 10.0)}),
     # rl-baselines3-zoo's rates, with a gradient step for every fourth step. With whole rewards it hovers, see TRIED.md.
     ("sac", "LunarLanderContinuous-v3"): Preset(SACConfig(
-        n_env_steps=300_000, n_envs=8, n_timesteps=8, reward_scale=0.1,
+        n_env_steps=300_000, n_envs=8, n_timesteps=8, n_step=4, reward_scale=0.1,
         learning_rate=0.0007, final_learning_rate_fraction=0.05,
         n_updates=16, target_update_rate=0.01, learning_starts=5000, log_interval=100, evaluation_interval=20_000,
         evaluation_timesteps=200, target_return=220.0, evaluation_episodes=50, evaluation_processes=0,
