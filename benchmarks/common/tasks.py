@@ -237,7 +237,7 @@ TASKS: dict[str, Task] = {
     ),
     "sac_lunar_lander_continuous": _tuned(
         "sac", "LunarLanderContinuous-v3", (8, (-1.0,) * 2, (1.0,) * 2), None,
-        "SAC on EnvPool's LunarLanderContinuous-v3", episodes=50, tuned_on=(),
+        "SAC on EnvPool's LunarLanderContinuous-v3", episodes=50, tuned_on=(100, 101, 102),
         create_env=partial(pooled, "LunarLanderContinuous-v3"),
     ),
     "ppo_memory": _tuned(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from functools import partial
 from pathlib import Path
@@ -235,6 +236,27 @@ def test_the_network_comes_to_agree_with_the_search() -> None:
     # Searches of one position differ by their noise: what they have in common can be learned, not more.
     assert after["value_loss"] < 0.5 * first["value_loss"]
     assert 0.0 < after["divergence"] < first["divergence"]
+
+
+@pytest.mark.slow  # a C++ compiler
+def test_compiled_steps_mirror_the_samples_that_eager_ones_do() -> None:
+    config = dataclasses.replace(SMALL, n_updates=3, learning_starts=1)
+    create_agent = partial(SearchAgent, create_simulator=ConnectFour, config=config.search(4))
+    torch.manual_seed(2)
+    model = create_model()
+    plain, compiled = (
+        AlphaZeroLearner.create(copy.deepcopy(model), create_agent, dataclasses.replace(config, compile_update=compiled))
+        for compiled in (False, True)
+    )
+    with RL_Batcher(32, create_agent, ConnectFour, agent_args={"model": model}, env_args={"n_envs": 4}) as batcher:
+        batcher.reset()
+        batcher.execute()
+        trajectories, _ = batcher.get()
+    for _ in range(2):
+        expected, found = (learner.update(trajectories, 0.5) for learner in (plain, compiled))
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    assert plain.policy_version == compiled.policy_version == 6
+    torch.testing.assert_close(compiled.model.state_dict(), plain.model.state_dict(), rtol=0, atol=1e-6)
 
 
 def test_goes_on_as_if_nothing_had_happened(tmp_path: Path) -> None:
