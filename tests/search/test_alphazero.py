@@ -245,8 +245,8 @@ def test_compiled_steps_mirror_the_samples_that_eager_ones_do() -> None:
     torch.manual_seed(2)
     model = create_model()
     plain, compiled = (
-        AlphaZeroLearner.create(copy.deepcopy(model), create_agent, dataclasses.replace(config, compile_update=compiled))
-        for compiled in (False, True)
+        AlphaZeroLearner.create(copy.deepcopy(model), create_agent, dataclasses.replace(config, compile_update=fast))
+        for fast in (False, True)
     )
     with RL_Batcher(32, create_agent, ConnectFour, agent_args={"model": model}, env_args={"n_envs": 4}) as batcher:
         batcher.reset()
