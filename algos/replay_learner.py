@@ -255,7 +255,9 @@ class ReplayLearner(GradientLearner):
     def _stacked_step(self, minibatch: DictTensor, state: Terms) -> tuple[Terms, Terms]:
         """Take a gradient step on a sample, and do what follows; see `GradientLearner`."""
         terms, new = super()._stacked_step(self.prepare_sample(minibatch), state)
-        latest = {weight: new.get(f"weight/{i}", weight.detach()) for i, weight in enumerate(self._weights)}
+        latest: dict[Tensor, Tensor] = {
+            weight: new.get(f"weight/{i}", weight.detach()) for i, weight in enumerate(self._weights)
+        }
         new[_VERSION] = state[_VERSION] + 1
         for i, (average, rate, interval) in enumerate(self.followers()):
             due = new[_VERSION] % interval == 0 if interval > 1 else None
