@@ -17,7 +17,7 @@ from rlstruct.algos.pqn import PQNConfig
 from rlstruct.algos.prioritised_replay import PrioritisedReplayBuffer
 from rlstruct.algos.reinforce import ReinforceConfig
 from rlstruct.algos.replay_buffer import ReplayBuffer
-from rlstruct.algos.replay_learner import Follower, PolyakAverage, ReplayConfig, ReplayLearner
+from rlstruct.algos.replay_learner import PolyakAverage, ReplayConfig, ReplayLearner, SlowCopy
 from rlstruct.algos.sac import SACConfig
 from rlstruct.algos.training.callbacks import Callback, TrainingContext
 from rlstruct.algos.training.config import TrainingConfig, load_config
@@ -54,7 +54,6 @@ __all__ = [
     "EpochLearner",
     "Evaluation",
     "Evaluator",
-    "Follower",
     "GradientLearner",
     "OptunaPruning",
     "PPOConfig",
@@ -68,6 +67,7 @@ __all__ = [
     "ReplayLearner",
     "RunFolder",
     "SACConfig",
+    "SlowCopy",
     "TrainingConfig",
     "TrainingContext",
     "TrainingResult",

@@ -21,7 +21,7 @@ from rlstruct.algos.algorithm import Algorithm
 from rlstruct.algos.learner import CreateAgent, agent_around
 from rlstruct.algos.prioritised_replay import PrioritisedReplayBuffer
 from rlstruct.algos.replay_buffer import ReplayBuffer
-from rlstruct.algos.replay_learner import Follower, PolyakAverage, ReplayConfig, ReplayLearner
+from rlstruct.algos.replay_learner import PolyakAverage, ReplayConfig, ReplayLearner, SlowCopy
 from rlstruct.algos.training.config import TrainingConfig
 from rlstruct.core import DictTensor
 from rlstruct.errors import BadKeyError
@@ -165,12 +165,12 @@ class DQNLearner(ReplayLearner):
         if isinstance(self.buffer, PrioritisedReplayBuffer):
             self.buffer.correction = linear_schedule(fraction_done, self.config.initial_correction, 1.0)
 
-    def followers(self) -> Sequence[Follower]:
+    def slow_copies(self) -> Sequence[SlowCopy]:
         """Return the average, which acts, and the target network."""
         config = self.config
         return (
-            Follower(self._average, config.average_rate),
-            Follower(self._target, config.target_update_rate, config.target_update_interval),
+            SlowCopy(self._average, config.average_rate),
+            SlowCopy(self._target, config.target_update_rate, config.target_update_interval),
         )
 
     def terms(self, minibatch: DictTensor) -> dict[str, Tensor]:

@@ -109,7 +109,7 @@ class PolyakAverage:
         return [torch.where(due, new, old) for new, old in zip(moved, self.copies(), strict=True)]
 
 
-class Follower(NamedTuple):
+class SlowCopy(NamedTuple):
     """A copy of the network that follows it, and how.
 
     Attributes:
@@ -206,16 +206,16 @@ class ReplayLearner(GradientLearner):
         """Take one gradient step, which later calls may replay as a captured graph; see `GradientLearner`."""
         return self._replayed(minibatch)
 
-    def followers(self) -> Sequence[Follower]:
+    def slow_copies(self) -> Sequence[SlowCopy]:
         """Return the copies of the network that `after_step` moves; by default none."""
         return ()
 
     def after_step(self, minibatch: DictTensor, terms: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Move the `followers`, and update the priorities of a buffer that has them by the term ``error``, [K]."""
+        """Move the `slow_copies`, and update the priorities of a buffer that has them by the term ``error``, [K]."""
         if isinstance(self.buffer, PrioritisedReplayBuffer):
             where = self.buffer.device
             self.buffer.update_priorities(minibatch["index"].to(where), terms["error"].to(where))
-        for average, rate, interval in self.followers():
+        for average, rate, interval in self.slow_copies():
             if self.device.type != "cpu":  # a captured graph reads the number of the step on the device
                 average.update(rate, self.version_now % interval == 0 if interval > 1 else None)
             elif self.policy_version % interval == 0:
@@ -238,7 +238,7 @@ class ReplayLearner(GradientLearner):
         uniform = isinstance(self.buffer, ReplayBuffer) and self.buffer.draws_uniformly()
         if self._filling or not (self._steps_can_be_stacked() and self._runs_bundled_code() and uniform):
             return super()._each_step(prepared)
-        places = {f"follower/{i}/{j}": one for i, (average, *_) in enumerate(self.followers())
+        places = {f"copy/{i}/{j}": one for i, (average, *_) in enumerate(self.slow_copies())
                   for j, one in enumerate(average.copies())}  # fmt: skip
         stacks = self.buffer.stacks(self.config.batch_size, self.config.n_updates)
         return self._take_stacks(map(self._with_keys, stacks), {**places, _VERSION: self.version_now})
@@ -259,9 +259,9 @@ class ReplayLearner(GradientLearner):
             weight: new.get(f"weight/{i}", weight.detach()) for i, weight in enumerate(self._weights)
         }
         new[_VERSION] = state[_VERSION] + 1
-        for i, (average, rate, interval) in enumerate(self.followers()):
+        for i, (average, rate, interval) in enumerate(self.slow_copies()):
             due = new[_VERSION] % interval == 0 if interval > 1 else None
-            new |= {f"follower/{i}/{j}": one for j, one in enumerate(average.moved(rate, due, latest))}
+            new |= {f"copy/{i}/{j}": one for j, one in enumerate(average.moved(rate, due, latest))}
         return terms, new
 
     def _captured(self, argument: Any) -> dict[str, Tensor]:  # noqa: ANN401

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from rlstruct.algos.algorithm import Algorithm
-from rlstruct.algos.replay_learner import Follower, PolyakAverage, ReplayConfig, ReplayLearner
+from rlstruct.algos.replay_learner import PolyakAverage, ReplayConfig, ReplayLearner, SlowCopy
 from rlstruct.algos.training.config import TrainingConfig
 from rlstruct.core import DictTensor
 from rlstruct.errors import BadTypeError
@@ -193,9 +193,9 @@ class SACLearner(ReplayLearner):
         group["params"] = [weight for weight in group["params"] if id(weight) not in critic_ids]
         self.optimizer.add_param_group({"params": critics, "initial_lr": config.critic_learning_rate})
 
-    def followers(self) -> Sequence[Follower]:
+    def slow_copies(self) -> Sequence[SlowCopy]:
         """Return the target critics."""
-        return (Follower(self._target, self.config.target_update_rate),)
+        return (SlowCopy(self._target, self.config.target_update_rate),)
 
     def terms(self, minibatch: DictTensor) -> dict[str, Tensor]:
         """Compute `losses` of a sampled batch."""

@@ -147,7 +147,7 @@ def test_a_captured_gradient_step_samples_and_does_what_follows(
 ) -> None:
     learner = replaying(kind, SIM, True)
     calls = [record_calls(monkeypatch, learner.buffer, "sample")]
-    calls += [record_calls(monkeypatch, average, "update") for average, *_ in learner.followers()]
+    calls += [record_calls(monkeypatch, average, "update") for average, *_ in learner.slow_copies()]
     batches = batches_for(kind, 4)
     learn(learner, batches[:1])
     first = [len(one) for one in calls]
