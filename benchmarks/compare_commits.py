@@ -1,6 +1,6 @@
 """The same loops with the working tree and with another commit, in turn, in CPU time.
 
-    python benchmarks/compare_commits.py COMMIT [--loops collect update] [--only "4 in"] [--rounds 11] [--write]
+    python benchmarks/compare_commits.py COMMIT [--loops collect update] [--only "4 in"] [--rounds 11] [--seconds 1]
 
 Run it before a change to a loop lands. Both packages are copied into a temporary folder; each loop runs in its own
 process for each of them, and for a bare loop where there is one, and these take turns. CPU time counts all processes of
@@ -27,7 +27,6 @@ from common import reporting
 from common.contenders import Entry, Result, compete
 
 ROOT = Path(__file__).parent.parent
-CELLS = "loop", "then_us", "now_us", "ratio", "then_share", "now_share"
 FOLDERS = ("rlstruct", "agents", "batchers", "algos")
 
 
@@ -109,18 +108,17 @@ def measure(loop: Loop, before: Path, now: Path, rounds: int, seconds: float) ->
     return compete(entries, rounds, seconds)
 
 
-def cells_of(loop: Loop, results: Sequence[Result]) -> list[str]:
-    """Return a line of the table."""
+def row(loop: Loop, results: Sequence[Result]) -> str:
     failed = [f"{result.name}: {result.why}" for result in results if result.why]
     if failed:
-        return [loop.name, "; ".join(failed), "", "", "", ""]
+        return f"| {loop.name} | {'; '.join(failed)} | | | | |"
     before, now = (result.cpus for result in results[:2])
     words = [spell([loop.microseconds(value) for value in cpus]) for cpus in (before, now)]
     words.append(spell([new / old for old, new in zip(before, now, strict=True)], 3))
     for ours in (before, now):
         shares = [bare / own for result in results[2:] for bare, own in zip(result.cpus, ours, strict=True)]
         words.append(spell(shares, 2) if shares else "")
-    return [f"{loop.name}, per {loop.unit}", *words]
+    return f"| {loop.name}, per {loop.unit} | {' | '.join(words)} |"
 
 
 def spell(values: Sequence[float], digits: int | None = None) -> str:
@@ -137,7 +135,6 @@ def main() -> None:
     parser.add_argument("--now", default="", help="a commit in the place of the working tree")
     parser.add_argument("--loops", nargs="+", choices=groups, default=groups)
     parser.add_argument("--only", nargs="+", default=[""], help="only loops with one of these words in their names")
-    parser.add_argument("--write", action="store_true", help="into results/, for the page of benchmarks")
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--seconds", type=float, default=1.0, help="about how long a turn takes")
     options = parser.parse_args()
@@ -145,17 +142,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         before = package_of(options.commit, Path(folder, "before"))
         now = package_of(options.now, Path(folder, "now"))
-        rows: list[reporting.Row] = []
         print(reporting.machine())
         print(f"| CPU µs | {options.commit} | {options.now or 'now'} | now / {options.commit} | share of a bare loop: "
               f"{options.commit} | now |\n|---|---:|---:|---:|---:|---:|")  # fmt: skip
         for loop in LOOPS:
             if loop.group in options.loops and any(word in loop.name for word in options.only):
-                cells = cells_of(loop, measure(loop, before, now, options.rounds, options.seconds))
-                print(f"| {' | '.join(cells)} |", flush=True)
-                rows.append({"before": options.commit} | dict(zip(CELLS, cells, strict=True)))
-        if options.write:
-            reporting.write("compare_commits", rows)
+                print(row(loop, measure(loop, before, now, options.rounds, options.seconds)), flush=True)
 
 
 if __name__ == "__main__":

@@ -325,9 +325,6 @@ TABLES: dict[str, tuple[str, Table]] = {
         "CPU µs per environment and step | environments | eager | compiled | gymnax",
         "{game} | {n_envs} | {eager} | {compiled} | {gymnax}",
     )),
-    "compare_commits": ("compare_commits", columns(
-        "loop | then, CPU µs | now, CPU µs | now / then", "{loop} | {then_us} | {now_us} | {ratio}",
-    )),
     "precision": ("precision", precisions),
     "learning_parts": ("learning_parts", columns(
         "task | part | ms | rejax 0.1.3, ms", "{task} | {part} | {ours} | {theirs}", 2,
