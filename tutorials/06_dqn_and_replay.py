@@ -78,7 +78,9 @@ if __name__ == "__main__":
     config = DQNConfig(
         n_env_steps=4_000,
         learning_starts=500,
+        learning_rate=0.002,
         n_updates=24,
+        target_update_rate=0.02,
         average_rate=0.02,
         prioritised=True,
         evaluation_processes=0,
