@@ -192,7 +192,7 @@ class ReplayBuffer:
 
     def draws_uniformly(self) -> bool:
         """Return True unless a class of your own chooses the steps of a sample."""
-        return type(self).sample is ReplayBuffer.sample and type(self)._draw is ReplayBuffer._draw
+        return all(getattr(type(self), name) is getattr(ReplayBuffer, name) for name in ("sample", "samples", "_draw"))
 
     def _gather(self, batch_size: int, n: int) -> dict[str, Tensor]:
         """Return the next n samples, one after the other.  [n * batch_size, ...]."""

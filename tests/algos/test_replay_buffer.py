@@ -423,6 +423,14 @@ def test_stacks_are_equally_large_samples(most_bytes: int, k: int, monkeypatch: 
                 assert torch.equal(stack[key][i], value), key
 
 
+@pytest.mark.parametrize("name", ["sample", "samples"])
+def test_a_buffer_that_samples_in_its_own_way_is_not_passed_over(name: str) -> None:
+    own = type("Own", (ReplayBuffer,), {name: lambda self, *sizes: getattr(ReplayBuffer, name)(self, *sizes)})
+    assert ReplayBuffer(10).draws_uniformly()
+    assert not own(10).draws_uniformly()
+    assert not PrioritisedReplayBuffer(10).draws_uniformly()
+
+
 def test_mistakes_are_named() -> None:
     with pytest.raises(ValueError, match="ReplayBuffer: n_step is 0, expected at least 1"):
         ReplayBuffer(10, n_step=0)
