@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -201,12 +200,11 @@ class Collector:
             self._buffer = self._new_buffer(keys)
         buffer, t = self._buffer, 0
         state = buffer.begin(self._observation, self._state, keys)
-        if self._rollout is not None and self._rollout.runner.make is not None:
-            at = partial(self._progress.at, _AGENT)
-            self._state = self._rollout.take_steps(buffer, self._T, state, self.agent_info, at)
-            self._steps, self._observation = self._steps + self._T, buffer.slots[self._T]
-            return buffer, self._T
         act, step, enter, history = self._act, self._step_env, self._progress.at, None
+        rollout = self._rollout if self._rollout is not None and self._rollout.runner.make is not None else None
+        if rollout is not None:
+            rollout.begin(buffer)
+            act, step = rollout.act, RolloutBuffer.write_final
         while t < self._T:
             enter(_AGENT, t)
             if self._history:
@@ -218,7 +216,9 @@ class Collector:
             t += 1
             if until_ended and self._all_ended(t):
                 break
-        if self._first is not None:
+        if rollout is not None:
+            rollout.finish(buffer, t)
+        elif self._first is not None:
             enter(_AGENT, 0)
             self._act, self._step_env = self._first.later_steps(buffer, state, self.agent_info)
             self._first = None

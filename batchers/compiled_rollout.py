@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -12,7 +11,7 @@ from rlstruct.batchers.rollout_buffer import RolloutBuffer
 from rlstruct.core import DictTensor
 from rlstruct.core.named_tensors import part_of
 from rlstruct.engine.compiled import is_mask, mask_bytes
-from rlstruct.engine.executors import agent_step, compiled_on
+from rlstruct.engine.executors import AgentOutput, agent_step, compiled_on
 from rlstruct.engine.runner import Runner
 from rlstruct.rl_agent import RL_Agent
 from rlstruct.vec_env import PureStep
@@ -57,23 +56,15 @@ class CompiledRollout:
         )
         self._carry = {key: value.clone() for key, value in env.state_tensors().items()}
         self._memory: dict[RolloutBuffer, list[Memory]] = {}  # of each step; a worker fills two buffers in turn
+        self._memories: list[Memory] = []  # of the steps of this batch
+        self._eager = True  # the next call is the first, in which the agent itself gets the buffer's memory
 
-    def take_steps(
-        self, buffer: RolloutBuffer, T: int, state: DictTensor, agent_info: DictTensor, at: Callable[[int], None]
-    ) -> DictTensor:
-        """Take T steps from the present state of the simulator.
+    def begin(self, buffer: RolloutBuffer) -> None:
+        """Prepare the steps of a batch, from the present state of the simulator.
 
         Args:
             buffer: to write to; it holds the first observation.
-            T: number of steps.
-            state: of the agent.  [B, ...]
-            agent_info: [B] or empty.
-            at: called with the number of each step.
-
-        Returns:
-            The state of the agent after them.
         """
-        now = self._env.state_tensors()
         memories = self._memory.get(buffer)
         if memories is None:
             if len(self._memory) == _MOST_BUFFERS:
@@ -81,23 +72,34 @@ class CompiledRollout:
             carry = {f"carry/{key}": value for key, value in self._carry.items()}
             views = [{k: v.view(torch.uint8) if is_mask(v) else v for k, v in row.items()} for row in buffer.rows()]
             memories = self._memory[buffer] = [{**carry, **row} for row in views]
+        self._memories = memories
+        now = self._env.state_tensors()
         torch._foreach_copy_([*self._carry.values()], [now[key] for key in self._carry])
         buffer.running.fill_(True)
-        eager = self.runner.executor == "eager"  # the first call, in which the agent itself gets the buffer's memory
-        for t in range(T):
-            at(t)
-            memory = memories[t]
-            before = {key: value[t].clone() for key, value in buffer.stream.items()} if eager else None
-            state, reached, new = self.runner(state, buffer.shown[t], agent_info, memory)
-            if before is not None:
-                eager = False
-                buffer.check_unchanged(t, before)
-            for key, value in new.items():  # eagerly, or in the first call of compiled code
-                memory[key].copy_(value)
-            buffer.write_final(t, reached)
+        self._eager = self.runner.executor == "eager"
+
+    def act(
+        self, buffer: RolloutBuffer, t: int, state: DictTensor, agent_info: DictTensor, history: object = None
+    ) -> AgentOutput:
+        """Let the agent act and the simulator step, in one call; see `rlstruct.batchers.steps.Act`.
+
+        Returns:
+            The observation that the step reached, in place of the action, and the agent's state.
+        """
+        memory = self._memories[t]
+        before = {key: value[t].clone() for key, value in buffer.stream.items()} if self._eager else None
+        state, reached, new = self.runner(state, buffer.shown[t], agent_info, memory)
+        if before is not None:
+            self._eager = False
+            buffer.check_unchanged(t, before)
+        for key, value in new.items():  # eagerly, or in the first call of compiled code
+            memory[key].copy_(value)
+        return reached, state
+
+    def finish(self, buffer: RolloutBuffer, T: int) -> None:
+        """Give the simulator the state after T steps."""
         shown = {key: value.clone() for key, value in buffer.slots[T].items()}
         self._env.set_state_tensors({key: value.clone() for key, value in self._carry.items()}, shown)
-        return state
 
     def _act_and_step(
         self, state: DictTensor, observation: DictTensor, agent_info: DictTensor, memory: Memory
