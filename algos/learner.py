@@ -21,6 +21,7 @@ from rlstruct.core import DictTensor, TemporalDictTensor, Trajectories
 from rlstruct.core.pytree import TreeSpec
 from rlstruct.device import resolve_device
 from rlstruct.engine.compiled import warn_uncompiled
+from rlstruct.engine.donated import Donated
 from rlstruct.engine.executors import EXECUTORS, PROMISE
 from rlstruct.engine.host_syncs import intended
 from rlstruct.engine.memory import keep_freed_memory
@@ -138,8 +139,8 @@ class GradientLearner(ABC):
         self._frozen: dict[str, object] | None = None  # what executors hold, since the first update
         self._uncompiled = False  # True once a warning has reported it
         self._gradients = self._part("loss and backward", self._gradient)
-        self._compiled_step = self._part("gradient step", self._compute_step, donates=True)
-        self._next_step = self._part("gradient step", self._take_next, donates=True)
+        self._compiled_step = self._part("gradient step", self._compute_step)
+        self._next_step = self._part("gradient step", self._take_next)
         self.statistics: Any = model if hasattr(model, "see_rewards") else None
         self._open_return: Tensor | None = None  # return of each unfinished episode, for the statistics  [B]
 
@@ -252,7 +253,7 @@ class GradientLearner(ABC):
         if (adam := self._adam) is None:  # unreachable; narrows the type
             return []
         number = torch.zeros((), dtype=torch.int64, device=self.device)
-        state, steps = {**adam.state(), **more, _NEXT: number}, []
+        state, steps = Donated({**adam.state(), **more, _NEXT: number}), []
         for stack in stacks:
             number.zero_()
             steps += [terms for (terms,) in self._next_step.times(len(TreeSpec(stack).flatten(stack)[0]), stack, state)]
@@ -355,15 +356,13 @@ class GradientLearner(ABC):
         norm = terms["gradient_norm"] if "gradient_norm" in terms else norm_of(list(gradient.values()))
         return terms, PureAdam(self.optimizer, self._weights).compute(gradient, state, terms["loss"] + norm)
 
-    def _part(self, name: str, step: Callable[..., Any], *, donates: bool = False) -> Runner[Any]:
+    def _part(self, name: str, step: Callable[..., Any]) -> Runner[Any]:
         """Return a runner of a pure part of the update, compiled if the settings ask for it.
 
         ``name`` names compiled code in a profile. An eager step enters its own operations instead.
         """
         failed = self._warn_uncompiled
-        runner: Runner[Any] = Runner(
-            step, self._owner, self.device, self._compile, failed=failed, operation=name, donates=donates
-        )
+        runner: Runner[Any] = Runner(step, self._owner, self.device, self._compile, failed=failed, operation=name)
         self._runners.append(runner)
         return runner
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.optim import Adagrad, Adam, AdamW, Optimizer
 
 from rlstruct.engine import torch_private
+from rlstruct.engine.donated import Donated
 from rlstruct.engine.host_syncs import intended
 from rlstruct.errors import BadTypeError
 
@@ -71,7 +72,7 @@ class PureAdam:
         groups = {id(weight): group for group in optimizer.param_groups for weight in group["params"]}
         self._groups = [groups[id(weight)] for weight in weights]
         self._finite = finite
-        self._state: Terms = {}  # see `state`
+        self._state = Donated()  # see `state`
 
     @staticmethod
     def supports(optimizer: Optimizer, weights: Sequence[Tensor]) -> bool:
@@ -85,7 +86,7 @@ class PureAdam:
             and all(id(weight) in optimised and weight.dtype is torch.float32 for weight in weights)
         )
 
-    def state(self) -> Terms:
+    def state(self) -> Donated:
         """Return the argument of `compute` for the next step; always the same dict.
 
         Returns:

@@ -11,15 +11,13 @@ from rlstruct.batchers.rollout_buffer import RolloutBuffer
 from rlstruct.core import DictTensor
 from rlstruct.core.named_tensors import part_of
 from rlstruct.engine.compiled import is_mask, mask_bytes
+from rlstruct.engine.donated import Donated
 from rlstruct.engine.executors import AgentOutput, agent_step, compiled_on
 from rlstruct.engine.runner import Runner
 from rlstruct.rl_agent import RL_Agent
 from rlstruct.vec_env import PureStep
 
 _MOST_BUFFERS = 2
-Memory = dict[str, Tensor]
-"""Memory that a step writes to: ``carry/…``, and the rows ``action/…`` and ``current/…`` of the buffer, masks as bytes.
-[B, ...] each."""
 
 
 class CompilableEnv(Protocol):
@@ -51,12 +49,10 @@ class CompiledRollout:
         self._agent, self._env, self._step = agent_step(agent), env, step
         cpu = torch.device("cpu")
         name = "agent and simulator"
-        self.runner: Runner[Any] = Runner(
-            self._act_and_step, agent, cpu, compiled_on(cpu), alike=True, operation=name, donates=True
-        )
+        self.runner: Runner[Any] = Runner(self._act_and_step, agent, cpu, compiled_on(cpu), alike=True, operation=name)
         self._carry = {key: value.clone() for key, value in env.state_tensors().items()}
-        self._memory: dict[RolloutBuffer, list[Memory]] = {}  # of each step; a worker fills two buffers in turn
-        self._memories: list[Memory] = []  # of the steps of this batch
+        self._memory: dict[RolloutBuffer, list[Donated]] = {}  # of each step; a worker fills two buffers in turn
+        self._memories: list[Donated] = []  # of the steps of this batch
         self._eager = True  # the next call is the first, in which the agent itself gets the buffer's memory
 
     def begin(self, buffer: RolloutBuffer) -> None:
@@ -71,7 +67,7 @@ class CompiledRollout:
                 self._memory.clear()
             carry = {f"carry/{key}": value for key, value in self._carry.items()}
             views = [{k: v.view(torch.uint8) if is_mask(v) else v for k, v in row.items()} for row in buffer.rows()]
-            memories = self._memory[buffer] = [{**carry, **row} for row in views]
+            memories = self._memory[buffer] = [Donated({**carry, **row}) for row in views]
         self._memories = memories
         now = self._env.state_tensors()
         torch._foreach_copy_([*self._carry.values()], [now[key] for key in self._carry])
@@ -102,9 +98,13 @@ class CompiledRollout:
         self._env.set_state_tensors({key: value.clone() for key, value in self._carry.items()}, shown)
 
     def _act_and_step(
-        self, state: DictTensor, observation: DictTensor, agent_info: DictTensor, memory: Memory
-    ) -> tuple[DictTensor, DictTensor, Memory]:
-        """Return the agent's next state, the observation reached, and what goes into the memory: a pure function."""
+        self, state: DictTensor, observation: DictTensor, agent_info: DictTensor, memory: dict[str, Tensor]
+    ) -> tuple[DictTensor, DictTensor, dict[str, Tensor]]:
+        """Return the agent's next state, the observation reached, and what goes into the memory: a pure function.
+
+        The memory holds ``carry/…``, and the rows ``action/…`` and ``current/…`` of the buffer, masks as bytes.
+        [B, ...] each.
+        """
         action, state = self._agent(state, observation, agent_info)
         changed, current, reached = self._step(part_of(memory, "carry/"), dict(action.items()))
         rows = {f"action/{key}": value for key, value in action.items()}

@@ -23,6 +23,7 @@ from torch._ops import OpOverload
 
 from rlstruct.core.pytree import TreeSpec
 from rlstruct.engine import torch_private
+from rlstruct.engine.donated import Donated, is_donated
 from rlstruct.engine.purity import place_of
 from rlstruct.errors import Explained, ShapeMismatchError, warn_user
 
@@ -31,7 +32,6 @@ _compiling = threading.RLock()  # tracing and Inductor's settings belong to the 
 
 MAX_FUSED = 4096
 """Largest number of stores in one loop. Inductor's default is 64, and large games need more."""
-_MOST_DONATED = 1 << 13  # dicts that are remembered; each step of a batch has one
 _aten: Any = torch.ops.aten
 _ARRANGING = {
     _aten.index.Tensor, _aten.index_select.default, _aten.view.default, _aten.reshape.default, _aten.squeeze.dim,
@@ -48,10 +48,9 @@ class NotPureError(Explained, RuntimeError):
     """The function changes an argument or a captured tensor in place; the message names the operation."""
 
 
-class Donated(NamedTuple):
-    """A dict that code writes results over, and what each call needs of it."""
+class Use(NamedTuple):
+    """What code needs of a `Donated` dict in each call."""
 
-    memory: dict[str, Tensor]
     inputs: list[Tensor]  # its tensors, in the layout of the code
     written: list[Tensor]  # those that the code writes to
     copied: dict[str, Tensor]  # those of them that had another layout, so that what is written is not in the dict
@@ -60,12 +59,13 @@ class Donated(NamedTuple):
 class Compiled:
     """An `Executor` that compiles a pure function of pytrees in its first call.
 
+    If the last argument is `Donated`, the last part of the function's result is a dict of tensors, and each is written
+    over the argument of the same key instead of to new memory. Only those that are not there yet are returned. The
+    function itself changes nothing.
+
     Args:
         fn: the function, without Python control flow on values. All calls have the same keys, shapes and dtypes.
         writes: it may change its arguments in place; they must be contiguous.
-        donates: the last argument and the last part of the result are dicts of tensors, and a result is written over
-            the argument of the same key instead of to new memory. Only results that are not there yet are returned. The
-            function itself changes nothing. A dict that was passed once must keep its entries.
 
     Attributes:
         held: tensors that the function reads besides its arguments, such as weights. Every call reads their current
@@ -74,12 +74,13 @@ class Compiled:
 
     name, warm_up, max_instances = "compiled", 0, 64
 
-    def __init__(self, fn: Callable[..., Any], *, writes: bool = False, donates: bool = False) -> None:
+    def __init__(self, fn: Callable[..., Any], *, writes: bool = False) -> None:
         self.held: list[Tensor] = []
-        self.writes, self.donates = writes, donates
+        self.writes = writes
         self._fn = fn
         self._run: Callable[[list[Tensor]], Sequence[Tensor]] | None = None
         self._arguments: TreeSpec
+        self._donates = False
         self._memory: list[str] = []  # keys of the donated dict; its tensors are the last inputs
         self._strides: list[tuple[int, ...]] = []  # of each input
         self._result: TreeSpec
@@ -88,24 +89,23 @@ class Compiled:
         self._in_place = False  # the code writes them there, and they are no outputs
         self._masks: list[int] = []  # indices of outputs that are bytes instead of bools [B]
         self._bytes: set[int] = set()  # indices of inputs that are passed as bytes instead of bools
-        self._seen: dict[int, Donated] = {}  # by the identity of the dict
 
     def __call__(self, *args: Any) -> Any:  # noqa: ANN401 - pytrees
         """Return ``fn(*args)``."""
         if self._run is None:
             self._compile(args)
-        donated = self._donated(args[-1]) if self.donates else None
-        inputs = self._laid_out(self._arguments.flatten(args if donated is None else args[:-1]))
-        if donated is not None:
-            inputs += donated.inputs
+        use = self._use(args[-1]) if self._donates else None
+        inputs = self._laid_out(self._arguments.flatten(args if use is None else args[:-1]))
+        if use is not None:
+            inputs += use.inputs
         outputs = list(self._run(inputs + self.held))  # type: ignore[misc]  # _compile sets it
         result = self._answer(outputs)
-        if donated is None:
+        if use is None:
             return result
         if not self._in_place:
             return (*result, dict(zip(self._new, outputs[-len(self._new) :], strict=True)))
-        torch.autograd.graph.increment_version(donated.written)
-        return (*result, donated.copied)
+        torch.autograd.graph.increment_version(use.written)
+        return (*result, use.copied)
 
     def times(self, n: int, *args: Any) -> list[Any] | None:  # noqa: ANN401
         """Call ``fn(*args)`` n times, if every call writes all its results for the last argument over it.
@@ -113,12 +113,12 @@ class Compiled:
         Returns:
             The results without that last part; None, and nothing was called, if it does not.
         """
-        donated = self._donated(args[-1], remember=False)  # a look at it costs little next to n calls
-        if not self._in_place or donated.copied:
+        use = self._use(args[-1])
+        if not self._in_place or use.copied:
             return None
-        inputs = [*self._laid_out(self._arguments.flatten(args[:-1])), *donated.inputs, *self.held]
+        inputs = [*self._laid_out(self._arguments.flatten(args[:-1])), *use.inputs, *self.held]
         results = [self._answer(list(self._run([*inputs]))) for _ in range(n)]  # type: ignore[misc]  # as above
-        torch.autograd.graph.increment_version(donated.written)
+        torch.autograd.graph.increment_version(use.written)
         return results
 
     def _answer(self, outputs: list[Tensor]) -> Any:  # noqa: ANN401
@@ -137,21 +137,19 @@ class Compiled:
                 inputs[i - first] = inputs[i - first].view(torch.uint8)
         return inputs
 
-    def _donated(self, memory: dict[str, Tensor], *, remember: bool = True) -> Donated:
-        donated = self._seen.get(id(memory))
-        if donated is None or donated.memory is not memory:
+    def _use(self, memory: Donated) -> Use:
+        use: Use | None = memory.uses.get(self)
+        if use is None:
             first = len(self._strides) - len(self._memory)
             own = [memory[key] for key in self._memory]
             inputs = self._laid_out([*own], first)
             shown = dict(zip(self._memory, inputs, strict=True))
             copied = {key: value for key, value in shown.items() if value.data_ptr() != memory[key].data_ptr()}
             new = {key: copied[key] for key in self._new if key in copied}
-            donated = Donated(memory, inputs, [shown[key] for key in self._new], new)
-            if len(self._seen) == _MOST_DONATED:
-                self._seen.clear()
-            if not copied and remember:
-                self._seen[id(memory)] = donated
-        return donated
+            use = Use(inputs, [shown[key] for key in self._new], new)
+            if not copied:  # otherwise the tensors may have changed in the next call
+                memory.uses[self] = use
+        return use
 
     def rebind(self, places: Mapping[tuple[object, ...], str], weights: Mapping[str, Tensor]) -> bool:
         """Read ``weights`` instead of the tensors at ``places``; return False if one has another layout."""
@@ -175,8 +173,9 @@ class Compiled:
         from torch._inductor.decomposition import select_decomp_table
         from torch.fx.experimental.proxy_tensor import make_fx
 
-        memory = args[-1] if self.donates else {}
-        args = args[:-1] if self.donates else args
+        self._donates = is_donated(args)
+        memory = args[-1] if self._donates else {}
+        args = args[:-1] if self._donates else args
         self._arguments, self._memory = structure, names = TreeSpec(args), list(memory)
         leaves_in = [*structure.flatten(args), *memory.values()]
         first = len(leaves_in) - len(names)  # index of the first donated input
@@ -184,9 +183,9 @@ class Compiled:
 
         def flat(*inputs: Tensor) -> list[Tensor]:
             given = dict(zip(names, inputs[first:], strict=True))
-            result = self._fn(*structure.unflatten(inputs[:first]), *([given] if self.donates else []))
+            result = self._fn(*structure.unflatten(inputs[:first]), *([given] if self._donates else []))
             new: dict[str, Tensor] = {}
-            if self.donates:
+            if self._donates:
                 *result, new = result
             self._result, self._new = TreeSpec(result), list(new)
             leaves = self._result.flatten(result)
@@ -228,8 +227,8 @@ class Compiled:
                 graph = make_fx(pure, decomposition_table=table)(*inputs)
                 self._bytes = flags
             outputs = traced(*inputs)
-            held = _lift_held(graph, leaves_in if self.donates else ())
-            self._in_place = self.donates and not _overlap(held, leaves_in)
+            held = _lift_held(graph, leaves_in if self._donates else ())
+            self._in_place = self._donates and not _overlap(held, leaves_in)
             if self._in_place:
                 _write_over(graph.graph, [first + names.index(key) for key in self._new])
                 outputs = outputs[: len(outputs) - len(self._new)]

@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_map_only
 
 from rlstruct.core import DictTensor
 from rlstruct.core.pytree import Form, TreeSpec
+from rlstruct.engine.donated import is_donated
 from rlstruct.engine.precision import EXACT, Precision
 from rlstruct.engine.purity import (
     FIX,
@@ -77,7 +78,6 @@ class Runner(Generic[R]):
         failed: called with the reason if the runner falls back.
         stream: where to queue the work, on CUDA.
         operation: name of the executor's work in a profile.
-        donates: the last argument is a dict that the executor may write results over; see `Compiled`.
 
     Attributes:
         why_not: reason why the step runs without an executor although one was requested, or "".
@@ -92,11 +92,9 @@ class Runner(Generic[R]):
     failed: Callable[[str], None] | None = None
     stream: Stream | None = None
     operation: str = ""
-    donates: bool = False
     why_not: str = field(default="", init=False)
     _form: Form | None = field(default=None, init=False)  # of the last arguments
-    _memory: object = field(default=None, init=False)  # the last donated argument
-    _memory_form: Form | None = field(default=None, init=False)
+    _memory_form: Form | None = field(default=None, init=False)  # of the last donated argument
     _executors: dict[Form | None, Executor] = field(default_factory=dict, init=False)
     _watch: WeightsMonitor | None = field(default=None, init=False)  # set by the first call that may create an executor
     _warm: int = field(default=0, init=False)
@@ -148,7 +146,7 @@ class Runner(Generic[R]):
 
     @torch.no_grad()
     def times(self, n: int, *args: Any) -> list[Any]:  # noqa: ANN401
-        """Take a step that donates n times, and write each result for its last argument, a dict, over that.
+        """Take a step whose last argument is `Donated` n times, and write each result for its last argument over that.
 
         Returns:
             The results without that last part.
@@ -175,12 +173,11 @@ class Runner(Generic[R]):
 
     def _form_of(self, args: tuple[Any, ...]) -> Form | None:
         """Return the form of arguments, by which executors are found."""
-        if self.donates and not self.alike and args[-1] is not self._memory:
-            self._memory = args[-1]
-            if (new := Form(args[-1])) != self._memory_form:  # weights of other shapes
-                self._memory_form = new
-                self._executors.clear()
-        told = args[:-1] if self.donates else args
+        donates = is_donated(args)
+        if donates and not self.alike and args[-1].form != self._memory_form:  # weights of other shapes
+            self._memory_form = args[-1].form
+            self._executors.clear()
+        told = args[:-1] if donates else args
         if not self.alike and (self._form is None or not self._form.fits(told)):
             self._form = Form(told)
         return self._form
@@ -189,8 +186,7 @@ class Runner(Generic[R]):
         """Warm up, or create an executor for this form of arguments and run it."""
         if self._watch is None:
             self._watch = WeightsMonitor(self.owner)
-        settings = {"donates": True} if self.donates else {}
-        executor = self.make(self.step, **settings)  # type: ignore[misc]  # `__call__` has returned without one
+        executor = self.make(self.step)  # type: ignore[misc]  # `__call__` has returned without one
         if self._warm < executor.warm_up:
             self._warm += 1
             return self.step(*args)
@@ -231,7 +227,7 @@ class Runner(Generic[R]):
             with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
                 prepare(*args)
                 actual = executor(*copies)
-                if self.donates:  # what it has written over its arguments belongs to its result, too
+                if is_donated(args):  # what it has written over its arguments belongs to its result, too
                     *answer, rest = actual
                     own: Any = result
                     actual = (*answer, {key: rest.get(key, copies[-1][key]) for key in own[-1]})

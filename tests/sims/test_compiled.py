@@ -15,6 +15,7 @@ from torch import Tensor
 from rlstruct.core import DictTensor
 from rlstruct.engine import torch_private
 from rlstruct.engine.compiled import Compiled
+from rlstruct.engine.donated import Donated
 from rlstruct.errors import ShapeMismatchError
 from rlstruct.functional.random import categorical, child_key, randint, split, symmetric_uniform, uniform
 from rlstruct.sims import make
@@ -224,8 +225,8 @@ def test_donated_arguments_are_written_over_after_everything_has_read_them(seen:
         new = state["weight"] - 0.1 * (x.t() @ y)
         return y + part.mean(), {"weight": new, "n": state["n"] + 1.0}
 
-    state = {"n": torch.zeros(()), "weight": weight, "rate": torch.ones(3)}
-    compiled = Compiled(step, donates=True)
+    state = Donated({"n": torch.zeros(()), "weight": weight, "rate": torch.ones(3)})
+    compiled = Compiled(step)
     compiled.prepare(x, state)
     for n in range(3):
         expected, after = step(x, state)
@@ -243,8 +244,8 @@ def test_donated_arguments_are_written_over_after_everything_has_read_them(seen:
 def test_autograd_knows_that_donated_arguments_have_changed() -> None:
     weight = torch.ones(3, requires_grad=True)
     loss = weight.square().sum()
-    compiled = Compiled(lambda state: (state["weight"].sum(), {"weight": state["weight"] + 1.0}), donates=True)
-    compiled({"weight": weight.detach()})
+    compiled = Compiled(lambda state: (state["weight"].sum(), {"weight": state["weight"] + 1.0}))
+    compiled(Donated({"weight": weight.detach()}))
     assert weight.tolist() == [2.0, 2.0, 2.0]
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
@@ -259,10 +260,10 @@ def test_a_step_taken_several_times_at_once_is_the_step_each_time(in_place: bool
         y = torch.tanh(x @ state["weight"]) + (0.0 if in_place else memory.sum())  # which overlaps the weight
         return y, {"weight": state["weight"] - 0.1 * (x.t() @ y), "n": state["n"] + 1}
 
-    one, other = ({"weight": memory[:5], "n": torch.zeros((), dtype=torch.int64)} for _ in range(2))
+    one, other = (Donated({"weight": memory[:5], "n": torch.zeros((), dtype=torch.int64)}) for _ in range(2))
     if in_place:
         other["weight"] = memory[:5].clone()
-    each, at_once = Compiled(step, donates=True), Compiled(step, donates=True)
+    each, at_once = Compiled(step), Compiled(step)
     each.prepare(x, one)
     at_once.prepare(x, other)
     found = at_once.times(4, x, other)
@@ -285,9 +286,10 @@ def test_donated_results_keep_apart_what_the_function_gives_twice() -> None:
         total = state["a"] + state["b"]
         return total, {"a": state["b"], "b": total, "c": total, "flag": total > 2.0}
 
-    state = {name: torch.tensor([float(i), 1.0]) for i, name in enumerate("abc")} | {"flag": torch.zeros(2) > 0}
+    abc = {name: torch.tensor([float(i), 1.0]) for i, name in enumerate("abc")}
+    state = Donated({**abc, "flag": torch.zeros(2) > 0})
     expected = step({key: value.clone() for key, value in state.items()})
-    total, new = Compiled(step, donates=True)(state)
+    total, new = Compiled(step)(state)
     assert torch.equal(total, expected[0])
     assert not new
     for key, value in expected[1].items():
@@ -296,10 +298,10 @@ def test_donated_results_keep_apart_what_the_function_gives_twice() -> None:
 
 @pytest.mark.slow  # a C++ compiler
 def test_a_donated_argument_in_another_layout_is_returned() -> None:
-    compiled = Compiled(lambda state: (state["b"].sum(), {"a": state["a"] + 1.0, "b": state["b"] * 2.0}), donates=True)
+    compiled = Compiled(lambda state: (state["b"].sum(), {"a": state["a"] + 1.0, "b": state["b"] * 2.0}))
     for layout in ("first", "transposed"):
         a, b = torch.rand(2, 3), torch.rand(3)
-        state = {"a": a.t().contiguous().t() if layout == "transposed" else a.clone(), "b": b.clone()}
+        state = Donated({"a": a.t().contiguous().t() if layout == "transposed" else a.clone(), "b": b.clone()})
         _, new = compiled(state)
         assert [*new] == (["a"] if layout == "transposed" else [])
         for key, value in {**state, **new}.items():
@@ -308,9 +310,9 @@ def test_a_donated_argument_in_another_layout_is_returned() -> None:
 
 @pytest.mark.slow
 def test_a_donated_argument_of_another_shape_is_refused() -> None:
-    wide = Compiled(lambda state: (state["a"].sum(), {"a": state["a"].expand(2, 3)}), donates=True)
+    wide = Compiled(lambda state: (state["a"].sum(), {"a": state["a"].expand(2, 3)}))
     with pytest.raises(ShapeMismatchError, match=r"'a' is torch.float32 \[2, 3\], and the argument .* \[3\]"):
-        wide({"a": torch.ones(3)})
+        wide(Donated({"a": torch.ones(3)}))
 
 
 @pytest.mark.slow

@@ -1,0 +1,42 @@
+"""A dict of tensors that a step may write its results over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cached_property
+from typing import Any
+
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from rlstruct.core.pytree import Form
+
+
+class Donated(dict[str, Tensor]):
+    """A dict whose tensors a step may write results over. Its entries must stay the same tensors.
+
+    Attributes:
+        uses: what each step's code needs of the dict in every call; see `rlstruct.engine.compiled`.
+    """
+
+    def __init__(self, *args: Any, **tensors: Tensor) -> None:  # noqa: ANN401 - see dict
+        super().__init__(*args, **tensors)
+        self.uses: dict[object, Any] = {}
+
+    @cached_property
+    def form(self) -> Form:
+        """Keys, shapes and dtypes."""
+        return Form(dict(self))
+
+
+def is_donated(args: tuple[Any, ...]) -> bool:
+    """Return True if the last argument of a step is such a dict."""
+    return bool(args) and isinstance(args[-1], Donated)
+
+
+def _rebuild(tensors: Iterable[Any], keys: list[str]) -> Donated:
+    return Donated(zip(keys, tensors, strict=True))
+
+
+# Copies of pytrees copy its tensors, too.
+pytree.register_pytree_node(Donated, lambda memory: ([*memory.values()], [*memory]), _rebuild)
