@@ -150,7 +150,7 @@ PRESETS: Registry[tuple[str, str], Preset] = Registry({
         n_env_steps=300_000, n_timesteps=8, discount=0.995, target_update_rate=0.01,
         evaluation_interval=20_000, evaluation_timesteps=200, target_return=220.0,
         evaluation_episodes=50, evaluation_processes=0,
-    )),
+    ), {"layer_norm": True}),
     **{
         # CleanRL's settings, see docs/algorithms/ppo.md, with 8 environments of 256 steps instead of one of 2,048.
         ("ppo", f"{name}-v5"): Preset(PPOConfig(
