@@ -49,7 +49,7 @@ class NotPureError(Explained, RuntimeError):
 
 
 class Use(NamedTuple):
-    """What code needs of a `Donated` dict in each call."""
+    """Views of a `Donated` dict that code needs in each call."""
 
     inputs: list[Tensor]  # its tensors, in the layout of the code
     written: list[Tensor]  # those that the code writes to
