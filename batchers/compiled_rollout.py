@@ -52,7 +52,6 @@ class CompiledRollout:
         self.runner: Runner[Any] = Runner(self._act_and_step, agent, cpu, compiled_on(cpu), alike=True, operation=name)
         self._carry = {key: value.clone() for key, value in env.state_tensors().items()}
         self._memory: dict[RolloutBuffer, list[Donated]] = {}  # of each step; a worker fills two buffers in turn
-        self._memories: list[Donated] = []  # of the steps of this batch
         self._eager = True  # the next call is the first, in which the agent itself gets the buffer's memory
 
     def begin(self, buffer: RolloutBuffer) -> None:
@@ -61,14 +60,12 @@ class CompiledRollout:
         Args:
             buffer: to write to; it holds the first observation.
         """
-        memories = self._memory.get(buffer)
-        if memories is None:
+        if buffer not in self._memory:
             if len(self._memory) == _MOST_BUFFERS:
                 self._memory.clear()
             carry = {f"carry/{key}": value for key, value in self._carry.items()}
             views = [{k: v.view(torch.uint8) if is_mask(v) else v for k, v in row.items()} for row in buffer.rows()]
-            memories = self._memory[buffer] = [Donated({**carry, **row}) for row in views]
-        self._memories = memories
+            self._memory[buffer] = [Donated({**carry, **row}) for row in views]
         now = self._env.state_tensors()
         torch._foreach_copy_([*self._carry.values()], [now[key] for key in self._carry])
         buffer.running.fill_(True)
@@ -82,7 +79,7 @@ class CompiledRollout:
         Returns:
             The observation that the step reached, in place of the action, and the agent's state.
         """
-        memory = self._memories[t]
+        memory = self._memory[buffer][t]
         before = {key: value[t].clone() for key, value in buffer.stream.items()} if self._eager else None
         state, reached, new = self.runner(state, buffer.shown[t], agent_info, memory)
         if before is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import cached_property
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from torch import Tensor
 from torch.utils import _pytree as pytree
@@ -13,15 +14,12 @@ from rlstruct.core.pytree import Form
 
 
 class Donated(dict[str, Tensor]):
-    """A dict whose tensors a step may write results over. Its entries must stay the same tensors.
+    """A dict whose tensors a step may write results over. Its entries must stay the same tensors."""
 
-    Attributes:
-        uses: what each step's code needs of the dict in every call; see `rlstruct.engine.compiled`.
-    """
-
-    def __init__(self, *args: Any, **tensors: Tensor) -> None:  # noqa: ANN401 - see dict
-        super().__init__(*args, **tensors)
-        self.uses: dict[object, Any] = {}
+    @cached_property
+    def uses(self) -> WeakKeyDictionary[object, Any]:
+        """Views that each compiled step keeps for its next call, as long as that step exists."""
+        return WeakKeyDictionary()
 
     @cached_property
     def form(self) -> Form:

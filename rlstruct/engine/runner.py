@@ -172,14 +172,16 @@ class Runner(Generic[R]):
         return self._execute(executor, args)
 
     def _form_of(self, args: tuple[Any, ...]) -> Form | None:
-        """Return the form of arguments, by which executors are found."""
-        donates = is_donated(args)
-        if donates and not self.alike and args[-1].form != self._memory_form:  # weights of other shapes
-            self._memory_form = args[-1].form
-            self._executors.clear()
-        told = args[:-1] if donates else args
-        if not self.alike and (self._form is None or not self._form.fits(told)):
-            self._form = Form(told)
+        """Return the form of arguments, by which executors are found; None if all have the same."""
+        if self.alike:
+            return None
+        if is_donated(args):
+            if args[-1].form != self._memory_form:  # weights of other shapes
+                self._memory_form = args[-1].form
+                self._executors.clear()
+            args = args[:-1]
+        if self._form is None or not self._form.fits(args):
+            self._form = Form(args)
         return self._form
 
     def _begin(self, form: Form | None, args: tuple[Any, ...]) -> R:

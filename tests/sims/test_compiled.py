@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import importlib
 import threading
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -278,6 +280,17 @@ def test_a_step_taken_several_times_at_once_is_the_step_each_time(in_place: bool
     assert not torch.equal(expected[0], expected[3])
     assert one["n"].item() == other["n"].item() == 4
     assert torch.equal(one["weight"], other["weight"])
+
+
+@pytest.mark.slow  # a C++ compiler
+def test_a_donated_argument_keeps_no_code_alive() -> None:
+    compiled, state = Compiled(lambda state: (state["n"] * 2.0, {"n": state["n"] + 1.0})), Donated({"n": torch.ones(2)})
+    compiled(state)
+    code = weakref.ref(compiled)
+    del compiled
+    gc.collect()
+    assert code() is None
+    assert state["n"].tolist() == [2.0, 2.0]
 
 
 @pytest.mark.slow  # a C++ compiler
