@@ -73,8 +73,8 @@ def fill_freeway(env: Any, s: State) -> None:
 
 def fill_space_invaders(env: Any, s: State) -> None:
     env.pos, env.alien_dir = int(s["pos"]), int(s["alien_dir"])
-    env.f_bullet_map, env.e_bullet_map = s["bullets"].astype(float), s["alien_bullets"].astype(float)
-    env.alien_map = s["aliens"].astype(float)
+    boards = [(s[name][:, None] >> np.arange(10) & 1).astype(float) for name in ("bullets", "alien_bullets", "aliens")]
+    env.f_bullet_map, env.e_bullet_map, env.alien_map = boards
     env.enemy_move_interval, env.alien_move_timer = int(s["move_interval"]), int(s["move_timer"])
     env.alien_shot_timer, env.shot_timer = int(s["alien_shot_timer"]), int(s["shot_timer"])
 
@@ -187,10 +187,10 @@ def stirred(game: str, state: Any, key: torch.Tensor) -> Any:
         }
         return replace(state, pos=drawn(1, 1, 10, state.pos), **timers)
     if game == "space_invaders":
-        few = randint(child_key(key, 1), 16, (10, 10)) == 0
-        aliens = state.aliens & (~some.view(-1, 1, 1) | few)
-        aliens = aliens | (~aliens.flatten(1).any(1)).view(-1, 1, 1) & state.aliens
-        lower = (randint(child_key(key, 6), 3) == 0).view(-1, 1, 1)
+        few = ((randint(child_key(key, 1), 16, (10, 10)) == 0) << torch.arange(10)).sum(2)
+        aliens = torch.where(some.unsqueeze(1), state.aliens & few, state.aliens)
+        aliens = torch.where((aliens == 0).all(1, keepdim=True), state.aliens, aliens)
+        lower = (randint(child_key(key, 6), 3) == 0).unsqueeze(1)
         aliens = torch.where(lower, aliens.roll(5, 1), aliens)
         timers = {
             "move_timer": drawn(2, 0, 3, state.move_timer),
