@@ -38,6 +38,8 @@ _ARRANGING = {
     _aten.squeeze.dims, _aten.unsqueeze.default, _aten.select.int, _aten.slice.Tensor, _aten.expand.default,
     _aten.permute.default, _aten.clone.default,
 }  # fmt: skip
+FEW_COLUMNS = 24
+"""Most columns of a product that is computed as its transpose: for a few, MKL takes up to seven times as long."""
 MAX_ROWS, MAX_PRODUCTS = 8, 1 << 15
 """Largest linear layer that is fused as a loop. Calling the matrix library would take longer than its arithmetic."""
 MIN_ONEDNN, MAX_APART = 1 << 20, 4
@@ -371,13 +373,17 @@ def _linear(bias: Tensor, x: Tensor, weight: Tensor, *, beta: float = 1, alpha: 
 
 
 def _product(x: Tensor, weight: Tensor) -> Any:  # noqa: ANN401 - a tensor, or NotImplemented
-    """Leave a large product to oneDNN, where that is faster."""
+    """Leave a large product to oneDNN, where that is faster; turn one with few columns."""
+    if _has_few_columns(x, weight):
+        return torch.mm(weight.t(), x.t()).t()
     large = _is_for_onednn(x, x.shape[0] * weight.numel())
     return torch.ops.rlstruct.product(x, weight) if large else NotImplemented
 
 
 def _batch_product(x: Tensor, weight: Tensor) -> Any:  # noqa: ANN401
     """Do the same for a few products at once, as of twin critics."""
+    if _has_few_columns(x, weight):
+        return torch.bmm(weight.mT, x.mT).mT
     n, rows, _ = x.shape
     if n > MAX_APART or not _is_for_onednn(x, rows * weight[0].numel()):
         return NotImplemented
@@ -390,6 +396,11 @@ def _batch_linear(bias: Tensor, x: Tensor, weight: Tensor, *, beta: float = 1, a
 
 def _plus(bias: Tensor, product: Any) -> object:  # noqa: ANN401
     return product if product is NotImplemented else product + bias
+
+
+def _has_few_columns(x: Tensor, weight: Tensor) -> bool:
+    narrow = 1 < weight.shape[-1] <= FEW_COLUMNS < x.shape[-2]
+    return narrow and x.dtype is torch.float32 and x.device.type == "cpu"
 
 
 def _is_for_onednn(x: Tensor, n_multiplications: int) -> bool:

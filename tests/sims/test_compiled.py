@@ -165,6 +165,47 @@ def test_large_products_are_those_of_onednn_where_mkl_is_slower(
     assert bool(products.seen - {ONEDNN}) == (not faster or rows == 64)
 
 
+class _Shapes(torch_private.OperatorObserver):
+    """Shapes of the results of products."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[int, ...]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **kwargs or {})
+        if func.name().split(".")[0] in ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", ONEDNN):
+            self.seen.append(tuple(result.shape))
+        return result
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n_inputs", [1, 3, 24, 25])
+def test_products_with_few_columns_are_computed_as_their_transposes(n_inputs: int) -> None:
+    """The gradients of the first layer's weights, [40, n_inputs], and of its inputs, and the same of twin layers."""
+    generator = torch.Generator().manual_seed(n_inputs)
+    shapes = (50, n_inputs), (40, n_inputs), (40,), (2, 50, n_inputs), (2, n_inputs, 40)
+    given = [torch.randn(shape, generator=generator) for shape in shapes]
+
+    def step(*given: Tensor) -> tuple[Tensor, ...]:
+        with torch.enable_grad():
+            x, weight, bias, xs, weights = leaves = [one.detach().requires_grad_() for one in given]
+            y = torch.nn.functional.linear(x, weight, bias).tanh().sum() + torch.bmm(xs, weights).tanh().sum()
+            return torch.autograd.grad(y, leaves)
+
+    compiled = Compiled(step)
+    compiled(*given)
+    given = [one * factor for one, factor in zip(given, (0.5, 3.0, 2.0, 0.1, 0.7), strict=True)]  # nothing is kept
+    with _Shapes() as products:
+        found = compiled(*given)
+    for one, other in zip(found, step(*given), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+    few = [shape for shape in products.seen if 1 < shape[-1] <= 24]
+    turned = [shape for shape in products.seen if shape[-2] == n_inputs]
+    assert not few
+    assert len(turned) == 4 if 1 < n_inputs <= 24 else len(turned) <= 1  # twins' weights have so few rows anyway
+
+
 @pytest.mark.slow
 def test_two_threads_compile_one_after_the_other() -> None:
     together, right = threading.Barrier(2), []
