@@ -7,12 +7,13 @@ come back once all are cleared. The ball moves diagonally; the game ends when it
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from rlstruct.functional.random import randint
-from rlstruct.sims.minatar_game import LEFT, NOTHING, RIGHT, SIZE, MinAtarGame, move_player, sign, state_field
+from rlstruct.sims.minatar_game import CELLS, LEFT, NOTHING, RIGHT, SIZE, MinAtarGame, move_player, sign, state_field
 
 ALL_BRICKS = (1 << 30) - 1
 
@@ -38,6 +39,11 @@ class Breakout(MinAtarGame[BreakoutState]):
     state = BreakoutState
     channels = ("paddle", "ball", "trail", "brick")
     useful_actions = (NOTHING, LEFT, RIGHT)
+
+    def __init__(self, *args: Any, **settings: Any) -> None:  # noqa: ANN401 - passed on
+        super().__init__(*args, **settings)
+        cell = torch.arange(CELLS, dtype=torch.int64, device=self.device) - SIZE
+        self._bricks = torch.where((cell >= 0) & (cell < 30), 1 << cell.clamp(0, 30), 0)  # bit of each cell's brick
 
     def initial(self, key: Tensor) -> BreakoutState:
         """Start the ball in one of the upper corners."""
@@ -72,7 +78,6 @@ class Breakout(MinAtarGame[BreakoutState]):
 
     def observe(self, state: BreakoutState) -> Tensor:
         """Paint the paddle, the ball, its last position, and the bricks."""
-        wall = ((state.bricks.unsqueeze(1) >> (self._cells - SIZE).clamp(0, 31)) & 1) == 1  # bits 30 and 31 are 0
-        wall = wall & (self._cells >= SIZE)
+        wall = (state.bricks.unsqueeze(1) & self._bricks) != 0
         paddle, ball = self.paint_cell(SIZE - 1, state.pos), self.paint_cell(state.ball_y, state.ball_x)
         return self.frame(paddle, ball, self.paint_cell(state.last_y, state.last_x), wall)

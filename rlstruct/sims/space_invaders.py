@@ -44,7 +44,7 @@ class SpaceInvaders(MinAtarGame[SpaceInvadersState]):
 
     def __init__(self, *args: Any, **settings: Any) -> None:  # noqa: ANN401 - passed on
         super().__init__(*args, **settings)
-        self._columns = torch.arange(SIZE, dtype=torch.int32, device=self.device).unsqueeze(1)
+        self._column_bits = (1 << self._cells[:SIZE]).to(torch.int16).unsqueeze(1)
 
     def initial(self, key: Tensor) -> SpaceInvadersState:
         """Put the cannon in the middle below a full wave."""
@@ -96,8 +96,8 @@ class SpaceInvaders(MinAtarGame[SpaceInvadersState]):
         bottom = torch.where(self._digits() == SIZE - 1, (torch.ones_like(state.pos) << state.pos).unsqueeze(1), 0)
         to_left, to_right = torch.where(left, state.aliens, 0), torch.where(left, 0, state.aliens)
         boards = [bottom, state.aliens, to_left, to_right, state.bullets, state.alien_bullets]
-        bits = (torch.stack(boards, 2).to(torch.int32).unsqueeze(2) >> self._columns) & 1  # [B, 10, 10, channels]
-        return bits.to(torch.uint8).view(torch.bool)  # compiled code writes bytes by vectors, and bools one by one
+        rows = torch.stack(boards, 2).to(torch.int16)  # [B, 10, channels]
+        return (rows.unsqueeze(2) & self._column_bits) != 0
 
     def _nearest(self, aliens: Tensor, pos: Tensor) -> Tensor:
         """Find the lowest alien of the column nearest to the cannon; of two, the left one.  [B, 10] rows of bits."""
