@@ -204,7 +204,7 @@ class Collector:
         rollout = self._rollout if self._rollout is not None and self._rollout.runner.make is not None else None
         if rollout is not None:
             rollout.begin(buffer)
-            act, step = rollout.act, RolloutBuffer.write_final
+            act, step = rollout.act, RolloutBuffer.write_final_frames
         while t < self._T:
             enter(_AGENT, t)
             if self._history:

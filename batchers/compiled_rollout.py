@@ -77,17 +77,18 @@ class CompiledRollout:
         """Let the agent act and the simulator step, in one call; see `rlstruct.batchers.steps.Act`.
 
         Returns:
-            The observation that the step reached, in place of the action, and the agent's state.
+            The frames that the step reached, for `RolloutBuffer.write_final_frames`, in place of the action; and the
+            agent's state.
         """
         memory = self._memory[buffer][t]
         before = {key: value[t].clone() for key, value in buffer.stream.items()} if self._eager else None
-        state, reached, new = self.runner(state, buffer.shown[t], agent_info, memory)
+        state, frames, new = self.runner(state, buffer.shown[t], agent_info, memory)
         if before is not None:
             self._eager = False
             buffer.check_unchanged(t, before)
         for key, value in new.items():  # eagerly, or in the first call of compiled code
             memory[key].copy_(value)
-        return reached, state
+        return frames, state
 
     def finish(self, buffer: RolloutBuffer, T: int) -> None:
         """Give the simulator the state after T steps."""
@@ -97,14 +98,16 @@ class CompiledRollout:
     def _act_and_step(
         self, state: DictTensor, observation: DictTensor, agent_info: DictTensor, memory: dict[str, Tensor]
     ) -> tuple[DictTensor, DictTensor, dict[str, Tensor]]:
-        """Return the agent's next state, the observation reached, and what goes into the memory: a pure function.
+        """Return the agent's next state, the frames reached, and what goes into the memory: a pure function.
 
-        The memory holds ``carry/…``, and the rows ``action/…`` and ``current/…`` of the buffer, masks as bytes.
-        [B, ...] each.
+        The memory holds ``carry/…`` and `RolloutBuffer.rows`, masks as bytes.  [B, ...] each.
         """
         action, state = self._agent(state, observation, agent_info)
         changed, current, reached = self._step(part_of(memory, "carry/"), dict(action.items()))
         rows = {f"action/{key}": value for key, value in action.items()}
         rows |= {f"current/{key}": value for key, value in current.items()}
+        rows |= {name: value for key, value in reached.items() if (name := f"reached/{key}") in memory}
+        rows["restarted"] = reached["done"]
+        frames = DictTensor.unchecked({key: value for key, value in reached.items() if f"reached/{key}" not in rows})
         rows = {key: mask_bytes(value) if is_mask(value) else value for key, value in rows.items()}
-        return state, reached, {**rows, **{f"carry/{key}": value for key, value in changed.items()}}
+        return state, frames, {**rows, **{f"carry/{key}": value for key, value in changed.items()}}

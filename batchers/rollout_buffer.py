@@ -97,7 +97,7 @@ class RolloutBuffer(Rollout):
         self._restarted = None if self.restarted is None else _array(self.restarted)
         sparse = self._restarted is not None
         self._reached_rows = [] if sparse else _rows(list(self.reached.values()))
-        self._reached_arrays = [_array(plane) for plane in self.reached.values()] if sparse else []
+        self._reached_arrays = {key: _array(plane) for key, plane in self.reached.items()} if sparse else {}
         self.observation_buffers = _buffers(planes) if in_place else []
         reached = _buffers(self.reached) if in_place and sparse else [None] * len(self.running)
         self.final_buffers: list[ObservationBuffer | None] = [*reached]
@@ -170,25 +170,33 @@ class RolloutBuffer(Rollout):
         if self._restarted is None:
             return
         ended = _array(reached["done"]).nonzero()[0]  # sync: of CPU memory
-        if not len(ended):
-            return
-        arrays = [_array(tensor) for tensor in self._checked(reached)]
-        for plane, array in zip(self._reached_arrays, arrays, strict=True):
-            plane[t, ended] = array[ended]
-        self._restarted[t, ended] = True
+        if len(ended):
+            self._checked(reached)
+            self._write_ended(t, ended, reached)
+            self._restarted[t, ended] = True
+
+    def write_final_frames(self, t: int, frames: DictTensor) -> None:
+        """Store frames [B] that step t reached, in rows where an episode has ended, after all else of `rows`."""
+        ended = self._restarted[t].nonzero()[0]  # type: ignore[index]  # sync: of CPU memory
+        if len(ended):
+            self._write_ended(t, ended, frames)
+
+    def _write_ended(self, t: int, rows: np.ndarray[Any, Any], reached: DictTensor) -> None:
+        for key, tensor in reached._tensors.items():
+            self._reached_arrays[key][t, rows] = _array(tensor)[rows]
 
     def rows(self) -> list[dict[str, Tensor]]:
-        """Return the memory that each step fills: ``action/…``, and ``current/…`` for the next observation.
+        """Return the memory that each step fills, for an environment on the CPU that resets itself.
 
         Returns:
-            T of [B, ...]
+            ``action/…``; ``current/…`` for the next observation; ``reached/…`` for those parts of the one reached that
+            are a number, in all rows; and ``restarted``.  T of [B, ...]
         """
-        actions = [dict(zip(self._action_names, rows, strict=True)) for rows in self._action_rows]
-        return [
-            {f"action/{key}": value for key, value in action.items()}
-            | {f"current/{key}": value for key, value in slot.items()}
-            for action, slot in zip(actions, self.slots[1:], strict=True)
-        ]
+        planes = {f"action/{key}": plane for key, plane in self.action.items()}
+        planes |= {f"current/{key}": plane[1:] for key, plane in self.stream.items() if key != "rng"}
+        planes |= {f"reached/{key}": plane for key, plane in self.reached.items() if plane.dim() == 2}
+        planes["restarted"] = self.tensors["restarted"]
+        return [dict(zip(planes, rows, strict=True)) for rows in _rows([*planes.values()])]
 
     def _checked(self, observation: DictTensor) -> list[Tensor]:
         """Return the tensors of an observation, checked: a copy of each neither broadcasts nor rounds."""
