@@ -71,7 +71,7 @@ def product(a: torch.Tensor, b: torch.Tensor) -> Work:
 
 
 def products(task: Task, name: str) -> Work:
-    """The matrix products of an iteration: acting, the values of the last observations, and the gradient steps."""
+    """The matrix products of the gradient steps of an iteration."""
     space, (wide, narrow) = simulator(task), NETWORKS[name, task.environment]
     n_in, settings = int(torch.tensor(space.observation_space.shape).prod()), SETTINGS[name, task.environment]
     rows = task.n_envs * task.n_timesteps // settings["n_minibatches"]
@@ -81,7 +81,6 @@ def products(task: Task, name: str) -> Work:
     def layers(n: int) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
         return [(torch.ones(n, a), torch.ones(b, a), torch.ones(n, b)) for a, b in ((n_in, wide), (wide, narrow))]
 
-    acting = [product(x, weight.t()) for x, weight, _y in layers(task.n_envs)]
     learning = []
     for layer, (x, weight, y) in enumerate(layers(rows)):
         learning += [product(x, weight.t()), product(y.t(), x)]
@@ -90,7 +89,7 @@ def products(task: Task, name: str) -> Work:
     n_steps = settings["n_epochs"] * settings["n_minibatches"]
 
     def work() -> None:
-        for multiply in n_networks * ((task.n_timesteps + 1) * acting + n_steps * learning):
+        for multiply in n_networks * n_steps * learning:
             multiply()
 
     return work
