@@ -7,6 +7,7 @@ import gc
 import importlib
 import threading
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -123,16 +124,31 @@ ONEDNN = "rlstruct::product"
 
 
 class _Products(torch_private.OperatorObserver):
-    """Names of the operators that multiply matrices."""
+    """Names of the operators that multiply matrices, and shapes of their results."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.seen: set[str] = set()
+        self.seen: list[tuple[str, tuple[int, ...]]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **kwargs or {})
         if func.name().split(".")[0] in ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", ONEDNN):
-            self.seen.add(func.name())
-        return func(*args, **kwargs or {})
+            self.seen.append((func.name(), tuple(result.shape)))
+        return result
+
+
+def products_of(
+    step: Callable[..., tuple[Tensor, ...]], arguments: list[Tensor], tolerance: float
+) -> list[tuple[str, tuple[int, ...]]]:
+    """Compile a step, call it with other numbers, compare it with itself, and return the products of that call."""
+    compiled = Compiled(step)
+    compiled(*arguments)
+    others = [one * factor for one, factor in zip(arguments, (0.5, 3.0, 2.0, 0.1, 0.7), strict=True)]  # nothing is kept
+    with _Products() as products:
+        found = compiled(*others)
+    for one, other in zip(found, step(*others), strict=True):
+        torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance)
+    return products.seen
 
 
 @pytest.mark.slow
@@ -154,29 +170,9 @@ def test_large_products_are_those_of_onednn_where_mkl_is_slower(
             twins = torch.baddbmm(biases, y.expand(2, -1, -1), weights)  # as of twin critics
             return (twins.detach(), *torch.autograd.grad(twins.square().sum() + (y @ torch.ones(33, 40)).sum(), leaves))
 
-    compiled = Compiled(step)
-    compiled(*given)
-    given = [one * factor for one, factor in zip(given, (0.5, 3.0, 2.0, 0.1, 0.7), strict=True)]  # nothing is kept
-    with _Products() as products:
-        found = compiled(*given)
-    for one, other in zip(found, step(*given), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3)
-    assert (ONEDNN in products.seen) == (faster and rows == 8192)
-    assert bool(products.seen - {ONEDNN}) == (not faster or rows == 64)
-
-
-class _Shapes(torch_private.OperatorObserver):
-    """Shapes of the results of products."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[tuple[int, ...]] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **kwargs or {})
-        if func.name().split(".")[0] in ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", ONEDNN):
-            self.seen.append(tuple(result.shape))
-        return result
+    names = {name for name, _ in products_of(step, given, tolerance=1e-3)}
+    assert (ONEDNN in names) == (faster and rows == 8192)
+    assert bool(names - {ONEDNN}) == (not faster or rows == 64)
 
 
 @pytest.mark.slow
@@ -193,15 +189,9 @@ def test_products_with_few_columns_are_computed_as_their_transposes(n_inputs: in
             y = torch.nn.functional.linear(x, weight, bias).tanh().sum() + torch.bmm(xs, weights).tanh().sum()
             return torch.autograd.grad(y, leaves)
 
-    compiled = Compiled(step)
-    compiled(*given)
-    given = [one * factor for one, factor in zip(given, (0.5, 3.0, 2.0, 0.1, 0.7), strict=True)]  # nothing is kept
-    with _Shapes() as products:
-        found = compiled(*given)
-    for one, other in zip(found, step(*given), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
-    few = [shape for shape in products.seen if 1 < shape[-1] <= 24]
-    turned = [shape for shape in products.seen if shape[-2] == n_inputs]
+    results = [shape for _, shape in products_of(step, given, tolerance=1e-4)]
+    few = [shape for shape in results if 1 < shape[-1] <= 24]
+    turned = [shape for shape in results if shape[-2] == n_inputs]
     assert not few
     assert len(turned) == 4 if 1 < n_inputs <= 24 else len(turned) <= 1  # twins' weights have so few rows anyway
 
