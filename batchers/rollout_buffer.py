@@ -172,16 +172,16 @@ class RolloutBuffer(Rollout):
         ended = _array(reached["done"]).nonzero()[0]  # sync: of CPU memory
         if len(ended):
             self._checked(reached)
-            self._write_ended(t, ended, reached)
+            self._write_reached(t, ended, reached)
             self._restarted[t, ended] = True
 
     def write_final_frames(self, t: int, frames: DictTensor) -> None:
-        """Store frames [B] that step t reached, in rows where an episode has ended, after all else of `rows`."""
+        """Store what `rows` leaves out of the observations [B] that step t reached, where an episode has ended."""
         ended = self._restarted[t].nonzero()[0]  # type: ignore[index]  # sync: of CPU memory
         if len(ended):
-            self._write_ended(t, ended, frames)
+            self._write_reached(t, ended, frames)
 
-    def _write_ended(self, t: int, rows: np.ndarray[Any, Any], reached: DictTensor) -> None:
+    def _write_reached(self, t: int, rows: np.ndarray[Any, Any], reached: DictTensor) -> None:
         for key, tensor in reached._tensors.items():
             self._reached_arrays[key][t, rows] = _array(tensor)[rows]
 

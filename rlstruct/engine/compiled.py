@@ -367,7 +367,7 @@ def _linear(bias: Tensor, x: Tensor, weight: Tensor, *, beta: float = 1, alpha: 
     if (beta, alpha) != (1, 1):
         return NotImplemented
     rows, small = x.shape[0], x.shape[0] * weight.numel() <= MAX_PRODUCTS
-    if x.device.type != "cpu" or x.dtype is not torch.float32 or rows > MAX_ROWS or not small:
+    if not _is_float32_on_cpu(x) or rows > MAX_ROWS or not small:
         return _plus(bias, _product(x, weight))
     return (x.unsqueeze(1) * weight.t()).sum(-1) + bias
 
@@ -399,13 +399,15 @@ def _plus(bias: Tensor, product: Any) -> object:  # noqa: ANN401
 
 
 def _has_few_columns(x: Tensor, weight: Tensor) -> bool:
-    narrow = 1 < weight.shape[-1] <= FEW_COLUMNS < x.shape[-2]
-    return narrow and x.dtype is torch.float32 and x.device.type == "cpu"
+    return 1 < weight.shape[-1] <= FEW_COLUMNS < x.shape[-2] and _is_float32_on_cpu(x)
 
 
 def _is_for_onednn(x: Tensor, n_multiplications: int) -> bool:
-    large = n_multiplications >= MIN_ONEDNN and x.dtype is torch.float32 and x.device.type == "cpu"
-    return large and torch_private.onednn_is_faster()
+    return n_multiplications >= MIN_ONEDNN and _is_float32_on_cpu(x) and torch_private.onednn_is_faster()
+
+
+def _is_float32_on_cpu(x: Tensor) -> bool:
+    return x.dtype is torch.float32 and x.device.type == "cpu"
 
 
 _PRODUCTS: dict[Any, Callable[..., Any]] = {

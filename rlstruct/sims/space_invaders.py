@@ -44,18 +44,20 @@ class SpaceInvaders(MinAtarGame[SpaceInvadersState]):
 
     def __init__(self, *args: Any, **settings: Any) -> None:  # noqa: ANN401 - passed on
         super().__init__(*args, **settings)
-        self._column_bits = (1 << self._cells[:SIZE]).to(torch.int16).unsqueeze(1)
+        self._digits = self._cells[:SIZE]  # 0 to 9: numbers of columns or rows
+        self._column_bits = (1 << self._digits).to(torch.int16).unsqueeze(1)
+        self._wave = torch.where(self._digits < WAVE_ROWS, WAVE, 0)  # rows of a new wave
 
     def initial(self, key: Tensor) -> SpaceInvadersState:
         """Put the cannon in the middle below a full wave."""
         begun = super().initial(key)
-        return replace(begun, aliens=begun.aliens | self._wave())
+        return replace(begun, aliens=begun.aliens | self._wave)
 
     def play(self, state: SpaceInvadersState, action: Tensor, key: Tensor) -> tuple[SpaceInvadersState, Tensor, Tensor]:
         """Shoot or walk, move the bullets and the aliens, let one alien shoot, and count the hits."""
         fires = (action == FIRE) & (state.shot_timer == 0)
         pos = move_player(state.pos, action)
-        cannon = torch.ones_like(pos) << pos
+        cannon = 1 << pos
         shot, none = torch.where(fires, cannon, 0), torch.zeros_like(state.bullets[:, :1])
         bullets = torch.cat([state.bullets[:, 1:-1], (state.bullets[:, -1] | shot).unsqueeze(1), none], 1)
         alien_bullets = torch.cat([none, state.alien_bullets[:, :-1]], 1)
@@ -74,7 +76,7 @@ class SpaceInvaders(MinAtarGame[SpaceInvadersState]):
         aliens, bullets = aliens ^ killed, bullets ^ killed
         move_timer = torch.where(moves, torch.minimum(n_aliens, state.move_interval), state.move_timer)
         cleared = (aliens == 0).all(1)
-        aliens = torch.where(cleared.unsqueeze(1), self._wave(), aliens)
+        aliens = torch.where(cleared.unsqueeze(1), self._wave, aliens)
         faster = cleared & (state.move_interval > 6) & self.ramping
         moved = SpaceInvadersState(
             pos=pos,
@@ -93,7 +95,7 @@ class SpaceInvaders(MinAtarGame[SpaceInvadersState]):
     def observe(self, state: SpaceInvadersState) -> Tensor:
         """Paint the cannon, the aliens, the aliens by direction, and the bullets of both sides."""
         left = (state.alien_dir < 0).unsqueeze(1)
-        bottom = torch.where(self._digits() == SIZE - 1, (torch.ones_like(state.pos) << state.pos).unsqueeze(1), 0)
+        bottom = torch.where(self._digits == SIZE - 1, (1 << state.pos).unsqueeze(1), 0)
         to_left, to_right = torch.where(left, state.aliens, 0), torch.where(left, 0, state.aliens)
         boards = [bottom, state.aliens, to_left, to_right, state.bullets, state.alien_bullets]
         rows = torch.stack(boards, 2).to(torch.int16)  # [B, 10, channels]
@@ -101,7 +103,7 @@ class SpaceInvaders(MinAtarGame[SpaceInvadersState]):
 
     def _nearest(self, aliens: Tensor, pos: Tensor) -> Tensor:
         """Find the lowest alien of the column nearest to the cannon; of two, the left one.  [B, 10] rows of bits."""
-        column = self._digits()
+        column = self._digits
         there = ((aliens.unsqueeze(2) >> column) & 1).any(1)
         order = (column - pos.unsqueeze(1)).abs() * SIZE + column  # [B, 10]
         order = torch.where(there, order, SIZE * SIZE * 2)
@@ -109,14 +111,6 @@ class SpaceInvaders(MinAtarGame[SpaceInvadersState]):
         hit = (aliens >> nearest) & 1
         lowest = (hit * (column + 1)).amax(1, keepdim=True)
         return torch.where(column + 1 == lowest, hit << nearest, 0)
-
-    def _digits(self) -> Tensor:
-        """Return 0 to 9, [10] int64."""
-        return self._cells[:SIZE]
-
-    def _wave(self) -> Tensor:
-        """Return the rows of a new wave, [10] int64."""
-        return torch.where(self._digits() < WAVE_ROWS, WAVE, 0)
 
 
 def _march(aliens: Tensor, direction: Tensor, moves: Tensor) -> tuple[Tensor, Tensor, Tensor]:
