@@ -22,7 +22,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from rlstruct.core.pytree import TreeSpec
-from rlstruct.engine import torch_private
+from rlstruct.engine import bits, products, torch_private
 from rlstruct.engine.donated import Donated, is_donated
 from rlstruct.engine.purity import place_of
 from rlstruct.errors import Explained, ShapeMismatchError, warn_user
@@ -33,17 +33,6 @@ _compiling = threading.RLock()  # tracing and Inductor's settings belong to the 
 MAX_FUSED = 4096
 """Largest number of stores in one loop. Inductor's default is 64, and large games need more."""
 _aten: Any = torch.ops.aten
-_ARRANGING = {
-    _aten.index.Tensor, _aten.index_select.default, _aten.view.default, _aten.reshape.default, _aten.squeeze.dim,
-    _aten.squeeze.dims, _aten.unsqueeze.default, _aten.select.int, _aten.slice.Tensor, _aten.expand.default,
-    _aten.permute.default, _aten.clone.default,
-}  # fmt: skip
-FEW_COLUMNS = 24
-"""Most columns of a product that is computed as its transpose: for a few, MKL takes up to seven times as long."""
-MAX_ROWS, MAX_PRODUCTS = 8, 1 << 15
-"""Largest linear layer that is fused as a loop. Calling the matrix library would take longer than its arithmetic."""
-MIN_ONEDNN, MAX_APART = 1 << 20, 4
-"""Fewest multiplications of a product for oneDNN, a call of which costs 10 us more; and the largest batch of these."""
 
 
 class NotPureError(Explained, RuntimeError):
@@ -210,7 +199,7 @@ class Compiled:
         with torch.no_grad(), patched, torch_private.scalar_loops_of_bools():
             # On CUDA, Inductor generates wrong code for foreach operators.
             foreach = torch_private.foreach_decompositions()
-            table = {**select_decomp_table(), **_PRODUCTS, **foreach}
+            table = {**select_decomp_table(), **products.DECOMPOSITIONS, **foreach}
             # Fake tensors have no values: a function that asks for one raises instead of specialising on the value.
             traced = make_fx(flat, tracing_mode="fake", _allow_non_fake_inputs=True)(*inputs)
             if not self.writes:
@@ -222,12 +211,14 @@ class Compiled:
             flags = {
                 i
                 for i, x in enumerate(inputs)
-                if x.dim() > 1 and i not in written and places[i].users and _is_only_converted(places[i])
+                if x.dim() > 1 and i not in written and places[i].users and bits.is_only_converted(places[i])
             }
             if on_cpu and flags:
                 inputs = [x.view(torch.uint8) if i in flags else x for i, x in enumerate(inputs)]
                 graph = make_fx(pure, decomposition_table=table)(*inputs)
                 self._bytes = flags
+                places = graph.graph.find_nodes(op="placeholder")
+                bits.sum_rows(graph.graph, [places[i] for i in flags])
             outputs = traced(*inputs)
             held = _lift_held(graph, leaves_in if self._donates else ())
             self._in_place = self._donates and not _overlap(held, leaves_in)
@@ -300,15 +291,6 @@ def _refuse_changes(graph: torch.fx.Graph) -> None:
                     outer.add(node)  # a view of it
 
 
-def _is_only_converted(node: torch.fx.Node) -> bool:
-    """Return True if bools are only arranged and turned into floats, which gives the same for bytes, in vectors."""
-    return node.meta["val"].dtype is torch.bool and all(
-        (user.target in _ARRANGING and user.args[0] is node and _is_only_converted(user))
-        or (user.target is torch.ops.prims.convert_element_type.default and user.meta["val"].is_floating_point())
-        for user in node.users
-    )
-
-
 def _expect_same(key: str, result: Tensor, place: Tensor) -> None:
     """Raise unless a result can be written over an argument without a broadcast or a cast."""
     if result.shape != place.shape or result.dtype is not place.dtype:
@@ -360,66 +342,3 @@ def _lift_held(module: torch.fx.GraphModule, arguments: Sequence[Tensor] = ()) -
             graph.erase_node(node)
     graph.eliminate_dead_code()
     return list(held.values())
-
-
-def _linear(bias: Tensor, x: Tensor, weight: Tensor, *, beta: float = 1, alpha: float = 1) -> object:
-    """Decompose a small linear layer on the CPU into products and sums, which Inductor fuses with other operations."""
-    if (beta, alpha) != (1, 1):
-        return NotImplemented
-    rows, small = x.shape[0], x.shape[0] * weight.numel() <= MAX_PRODUCTS
-    if not _is_float32_on_cpu(x) or rows > MAX_ROWS or not small:
-        return _plus(bias, _product(x, weight))
-    return (x.unsqueeze(1) * weight.t()).sum(-1) + bias
-
-
-def _product(x: Tensor, weight: Tensor) -> Any:  # noqa: ANN401 - a tensor, or NotImplemented
-    """Leave a large product to oneDNN, where that is faster; turn one with few columns."""
-    if _has_few_columns(x, weight):
-        return torch.mm(weight.t(), x.t()).t()
-    large = _is_for_onednn(x, x.shape[0] * weight.numel())
-    return torch.ops.rlstruct.product(x, weight) if large else NotImplemented
-
-
-def _batch_product(x: Tensor, weight: Tensor) -> Any:  # noqa: ANN401
-    """Do the same for a few products at once, as of twin critics."""
-    if _has_few_columns(x, weight):
-        return torch.bmm(weight.mT, x.mT).mT
-    n, rows, _ = x.shape
-    if n > MAX_APART or not _is_for_onednn(x, rows * weight[0].numel()):
-        return NotImplemented
-    return torch.stack([torch.ops.rlstruct.product(*pair) for pair in zip(x.unbind(), weight.unbind(), strict=True)])
-
-
-def _batch_linear(bias: Tensor, x: Tensor, weight: Tensor, *, beta: float = 1, alpha: float = 1) -> object:
-    return _plus(bias, _batch_product(x, weight)) if (beta, alpha) == (1, 1) else NotImplemented
-
-
-def _plus(bias: Tensor, product: Any) -> object:  # noqa: ANN401
-    return product if product is NotImplemented else product + bias
-
-
-def _has_few_columns(x: Tensor, weight: Tensor) -> bool:
-    return 1 < weight.shape[-1] <= FEW_COLUMNS < x.shape[-2] and _is_float32_on_cpu(x)
-
-
-def _is_for_onednn(x: Tensor, n_multiplications: int) -> bool:
-    return n_multiplications >= MIN_ONEDNN and _is_float32_on_cpu(x) and torch_private.onednn_is_faster()
-
-
-def _is_float32_on_cpu(x: Tensor) -> bool:
-    return x.dtype is torch.float32 and x.device.type == "cpu"
-
-
-_PRODUCTS: dict[Any, Callable[..., Any]] = {
-    _aten.mm.default: _product, _aten.addmm.default: _linear,
-    _aten.bmm.default: _batch_product, _aten.baddbmm.default: _batch_linear,
-}  # fmt: skip
-# An operator of our own, because Inductor would fuse oneDNN's with others, and expects constant weights there.
-_library: Any = torch.library
-if not hasattr(torch.ops.rlstruct, "product"):  # a notebook that reloads this module has it already
-    _operators = _library.Library("rlstruct", "FRAGMENT")
-    # Without this tag, Inductor copies arguments whose layout it has chosen itself.
-    _layout = getattr(torch.Tag, "flexible_layout", torch.Tag.pt2_compliant_tag)
-    _operators.define("product(Tensor x, Tensor weight) -> Tensor", tags=(_layout,))
-    _operators.impl("product", torch_private.onednn_product, "CPU")
-    _operators.impl("product", lambda x, weight: x.new_empty((x.shape[0], weight.shape[1])), "Meta")

@@ -61,6 +61,10 @@ NEEDED: Final[dict[str, tuple[str, ...]]] = {
         "torch._inductor.codegen.cpp_utils:_get_loop_body",
         "torch._inductor.virtualized:V",
     ),
+    "sums of bits": (
+        "torch._inductor.codecache:CppPythonBindingsCodeCache",
+        "torch._inductor.codecache#load_pybinding",
+    ),
     "code on disk": (
         "torch._guards:TracingContext",
         "torch._guards:tracing",
@@ -102,6 +106,8 @@ def check() -> None:
             without = f"the executor {executor!r} is disabled and steps run eagerly, slower"
             if executor == "scalar loops":
                 without = "compiled steps that compute with bools are slower than they could be"
+            if executor == "sums of bits":
+                without = "products of compiled steps with frames of bits are slower than they could be"
             if executor == "code on disk":
                 without = "every process generates the code of its steps anew"
             warnings.warn(
@@ -238,6 +244,21 @@ def scalar_loops_of_bools() -> Iterator[None]:
         yield
     finally:
         tiling.select_tiling = select
+
+
+def compile_cpp(arguments: list[str], source: str) -> Callable[..., None]:
+    """Compile the C++ function ``kernel``, with TorchInductor's compiler, flags and folder on disk.
+
+    Args:
+        arguments: types of its arguments: ``"const float*"`` or other pointers for tensors, ``"int64_t"``.
+        source: with ``extern "C" void kernel``.
+    """
+    from torch._inductor.codecache import CppPythonBindingsCodeCache
+
+    # TorchInductor turns the vectors of GCC's loops off, because it writes its own. Clang has no such flag.
+    flags = () if sys.platform == "darwin" else ("-ftree-loop-vectorize",)
+    kernel: Callable[..., None] = CppPythonBindingsCodeCache.load_pybinding(arguments, source, extra_flags=flags)
+    return kernel
 
 
 @functools.cache
