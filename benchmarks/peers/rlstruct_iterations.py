@@ -65,26 +65,24 @@ class Training:
 
 
 def product(a: torch.Tensor, b: torch.Tensor) -> Work:
-    """Return a call that multiplies two matrices with the library that compiled code calls."""
-    multiply = Compiled(torch.mm)
+    """Return a call that multiplies two matrices, of which one may be bits, as compiled code does."""
+    multiply = Compiled(lambda a, b: a.to(torch.float32) @ b.to(torch.float32))
     return lambda: multiply(a, b)
 
 
 def products(task: Task, name: str) -> Work:
     """The matrix products of the gradient steps of an iteration."""
-    space, (wide, narrow) = simulator(task), NETWORKS[name, task.environment]
-    n_in, settings = int(torch.tensor(space.observation_space.shape).prod()), SETTINGS[name, task.environment]
+    env, (wide, narrow), settings = simulator(task), NETWORKS[name, task.environment], SETTINGS[name, task.environment]
     rows = task.n_envs * task.n_timesteps // settings["n_minibatches"]
+    frames = env.reset()[0]["frame"].flatten(1)
+    frames = frames.repeat(-(-rows // task.n_envs), 1)[:rows]
 
     n_networks = 1 if name == "pqn" else 2  # their last layers have a few outputs, and take next to no time
-
-    def layers(n: int) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-        return [(torch.ones(n, a), torch.ones(b, a), torch.ones(n, b)) for a, b in ((n_in, wide), (wide, narrow))]
-
     learning = []
-    for layer, (x, weight, y) in enumerate(layers(rows)):
+    for x, n_out in ((frames, wide), (torch.ones(rows, wide), narrow)):
+        weight, y = torch.ones(n_out, x.shape[1]), torch.ones(rows, n_out)
         learning += [product(x, weight.t()), product(y.t(), x)]
-        if layer:  # nothing needs the gradient of the observations
+        if x is not frames:  # nothing needs the gradient of the observations
             learning.append(product(y, weight))
     n_steps = settings["n_epochs"] * settings["n_minibatches"]
 
