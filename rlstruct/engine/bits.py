@@ -229,14 +229,14 @@ def _is_worth_it(bits: Node, result: Tensor) -> bool:
 def product(bits: Tensor, weight: Tensor) -> Tensor:
     """Multiply bits, as bytes, with weights.  [R, C] from [R, N] uint8 and [N, C]."""
     shape = bits.shape[0], weight.shape[1]
-    sums = _sums(bits, weight.t(), torch.empty(shape), is_gradient=False)
+    sums = _sums(bits, weight.t(), torch.empty(shape, device=bits.device), is_gradient=False)
     return torch.mm(bits.to(weight.dtype), weight) if sums is None else sums
 
 
 def gradient(values: Tensor, bits: Tensor) -> Tensor:
     """Multiply the gradient of a product, transposed, with its bits.  [C, N] from [C, R] and [R, N] uint8."""
     shape = values.shape[0], bits.shape[1]
-    sums = _sums(bits, values.t(), torch.empty(shape), is_gradient=True)
+    sums = _sums(bits, values.t(), torch.empty(shape, device=bits.device), is_gradient=True)
     return torch.mm(values, bits.to(values.dtype)) if sums is None else sums
 
 
@@ -246,7 +246,7 @@ def _sums(bits: Tensor, values: Tensor, result: Tensor, *, is_gradient: bool) ->
     Returns:
         The result in the dtype of values, or None if so many bits are ones that a product takes less time.
     """
-    (rows, n), done = bits.shape, torch.empty(1, dtype=torch.int64)
+    (rows, n), done = bits.shape, torch.empty(1, dtype=torch.int64, device=bits.device)
     sizes = rows, n, values.shape[1] if is_gradient else values.shape[0]
     floats = values.to(torch.float32).contiguous()
     _kernel()(bits.contiguous(), floats, result, done, *sizes, is_gradient, torch.get_num_threads())

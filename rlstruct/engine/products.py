@@ -1,4 +1,4 @@
-"""How compiled code multiplies matrices on the CPU: as loops, as transposes, or with oneDNN, where MKL is slower."""
+"""Products of matrices in compiled code on the CPU: as loops, as transposes, or by oneDNN, where MKL is slower."""
 
 from __future__ import annotations
 
