@@ -2,13 +2,14 @@
 
 Boards, such as the frames of MinAtar, have ones in a few percent of their places. A product of such frames with the
 weights of a linear layer takes a quarter of the time in this way, and so does the gradient of the weights. Where too
-many places are ones, matrices are multiplied. Results are equal to rounding for finite weights; an infinite weight, or
-one that is NaN, reaches only the rows that have a one in its place.
+many places are ones, matrices are multiplied. Results are equal to rounding where weights and gradients are finite; an
+infinite number, or NaN, reaches only results for which there is a one in its place.
 """
 
 from __future__ import annotations
 
 import functools
+import logging
 import sys
 from collections.abc import Callable, Iterable
 from typing import Any, Final
@@ -19,8 +20,12 @@ from torch.fx import Graph, Node
 
 from rlstruct.engine import products, torch_private
 
-MIN_ROWS, MIN_MULTIPLICATIONS, LANES = 32, 1 << 21, 16
-"""Fewest rows and multiplications of a product that is computed as sums; its columns are a multiple of the last."""
+MIN_ROWS, MIN_MULTIPLICATIONS = 32, 1 << 21
+"""Fewest rows and multiplications of a product that is computed as sums."""
+LANES = 16
+"""Columns that the kernel adds at once: their number must be a multiple."""
+LIMITS: Final = {torch.float32: 8, torch.bfloat16: 10}
+"""Places for each one, at least, by dtype of the weights. Fewer would pay for float32 where MKL is slow (TRIED.md)."""
 _aten: Any = torch.ops.aten
 _ARRANGING = {
     _aten.index.Tensor, _aten.index_select.default, _aten.view.default, _aten.reshape.default, _aten.squeeze.dim,
@@ -32,6 +37,9 @@ _PRODUCTS = {_aten.mm.default, _aten.addmm.default, products.ONEDNN}
 
 # With vectors of GCC's and Clang's: neither keeps the sums of a plain loop in registers.
 SOURCE: Final = r"""
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC optimize("tree-loop-vectorize")  // TorchInductor turns it off, because it writes vectors itself
+#endif
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
@@ -40,7 +48,8 @@ SOURCE: Final = r"""
 
 namespace {
 typedef float Vector __attribute__((vector_size(64), aligned(4), may_alias));
-constexpr int64_t LANES = 16;
+constexpr int64_t LANES = 16;  // the same as in Python
+constexpr int64_t CHAIN = 256;  // most rows that are added one after the other: longer sums would lose digits
 
 int64_t count_ones(const uint8_t* bits, int64_t n) {
     constexpr uint64_t EACH = 0x0101010101010101u;
@@ -144,7 +153,7 @@ void gradient(const uint8_t* bits, const float* values, float* result, int64_t r
     for (int64_t part = 0; part < threads; part++) {
         const int64_t first = n * part / threads, width = n * (part + 1) / threads - first;
         std::vector<int32_t> places(width);
-        std::vector<float> sums(width * columns);
+        std::vector<float> sums(width * columns), total(rows > CHAIN ? width * columns : 0);
         for (int64_t r = 0; r < rows; r++) {
             const int64_t found = find(bits + r * n + first, width, places.data());
             const float* from = values + r * columns;
@@ -154,24 +163,27 @@ void gradient(const uint8_t* bits, const float* values, float* result, int64_t r
             for (; c + 8 * LANES <= columns; c += 8 * LANES) scatter<8>(from + c, at, found, columns, to + c);
             for (; c + 4 * LANES <= columns; c += 4 * LANES) scatter<4>(from + c, at, found, columns, to + c);
             for (; c < columns; c += LANES) scatter<1>(from + c, at, found, columns, to + c);
+            if (!total.empty() && ((r + 1) % CHAIN == 0 || r + 1 == rows)) {
+                for (size_t i = 0; i < total.size(); i++) total[i] += sums[i];
+                std::fill(sums.begin(), sums.end(), 0.0f);
+            }
         }
-        transpose(sums.data(), result + first, width, 0, columns, columns, n);
+        transpose((total.empty() ? sums : total).data(), result + first, width, 0, columns, columns, n);
     }
 }
 }  // namespace
 
-// Does nothing and sets done to 0 if so many of the bits [rows, n] are ones that a product takes less time. A sum takes
-// about 2.5 times as long as a multiplication of MKL's, and the transpose 11 times as long for each weight.
+// Sets done to 0 and does nothing if there are fewer than `limit` places for each one, less 16 rows for the transpose.
 extern "C" void kernel(const uint8_t* bits, const float* values, float* result, int64_t* done, int64_t rows, int64_t n,
-                       int64_t columns, int64_t is_gradient, int64_t threads) {
-    *done = 4 * count_ones(bits, rows * n) + 16 * n <= rows * n;
+                       int64_t columns, int64_t limit, int64_t is_gradient, int64_t threads) {
+    *done = limit * count_ones(bits, rows * n) + 16 * n <= rows * n;
     if (*done) (is_gradient ? gradient : sum_rows)(bits, values, result, rows, n, columns, threads);
 }
 """
 
 
 def is_only_converted(node: Node) -> bool:
-    """Return True if bools are only arranged and turned into floats, which gives the same for bytes, in vectors."""
+    """Return True if bools are only arranged and turned into floats: then bytes, which have vectors, can replace them."""
     return node.meta["val"].dtype is torch.bool and all(
         (user.target in _ARRANGING and user.args[0] is node and is_only_converted(user))
         or (user.target is _CONVERTING and user.meta["val"].is_floating_point())
@@ -184,17 +196,17 @@ def sum_rows(graph: Graph, places: Iterable[Node]) -> None:
 
     Args:
         graph: of ATen operators; changed in place.
-        places: its inputs that hold bits as bytes.
+        places: its inputs that hold bits as bytes, each 0 or 1, as torch's bools do.
     """
     if why_not():
         return
-    bits = {node: node for node in places}  # the bytes, of a node that has them, too, in order or as floats
+    bits = {node: node for node in places}  # for each node that holds bits, the node that holds them as bytes
     for node in [*graph.nodes]:
         if node.op != "call_function":
             continue
         if node.target in _ARRANGING and (before := bits.get(node.args[0])) is not None:
             bits[node] = node
-            if before is not node.args[0]:  # the bytes of floats, arranged as these
+            if before is not node.args[0]:  # floats: arrange the bytes in the same way
                 bits[node] = _insert(graph, node, node.target, before, *node.args[1:], **node.kwargs)
                 bits[node].meta["val"] = node.meta["val"].to(torch.uint8)
         elif node.target is _CONVERTING and (before := bits.get(node.args[0])) is not None:
@@ -216,14 +228,15 @@ def sum_rows(graph: Graph, places: Iterable[Node]) -> None:
 def _insert(graph: Graph, before: Node, target: Any, *args: Any, **words: Any) -> Node:  # noqa: ANN401
     with graph.inserting_before(before):
         node = graph.call_function(target, args, words)
-    node.meta["val"] = before.meta["val"]  # of the same shape and layout
+    node.meta["val"] = before.meta["val"]
     return node
 
 
-def _is_worth_it(bits: Node, result: Tensor) -> bool:
-    (rows, n), columns = bits.meta["val"].shape, result.shape[1]
+def _is_worth_it(frames: Node, result: Tensor) -> bool:
+    bits = frames.meta["val"]
+    (rows, n), columns = bits.shape, result.shape[1]
     large = rows >= MIN_ROWS and rows * n * columns >= MIN_MULTIPLICATIONS
-    return large and columns % LANES == 0 and result.dtype in (torch.float32, torch.bfloat16)
+    return large and columns % LANES == 0 and result.dtype in LIMITS and bits.device.type == "cpu"
 
 
 def product(bits: Tensor, weight: Tensor) -> Tensor:
@@ -244,12 +257,17 @@ def _sums(bits: Tensor, values: Tensor, result: Tensor, *, is_gradient: bool) ->
     """Write the sums of the weights [C, N], or of the gradient of a product [R, C], to the result.
 
     Returns:
-        The result in the dtype of values, or None if so many bits are ones that a product takes less time.
+        The result in the dtype of values, or None if the kernel does not compute it: too many bits are ones, or sizes
+        or dtypes are not those that the graph pass chooses.
     """
     (rows, n), done = bits.shape, torch.empty(1, dtype=torch.int64, device=bits.device)
-    sizes = rows, n, values.shape[1] if is_gradient else values.shape[0]
-    floats = values.to(torch.float32).contiguous()
-    _kernel()(bits.contiguous(), floats, result, done, *sizes, is_gradient, torch.get_num_threads())
+    columns, also = values.shape[::-1] if is_gradient else values.shape
+    fits = also == (rows if is_gradient else n) and columns % LANES == 0 and bits.dtype is torch.uint8
+    if not fits or values.dtype not in LIMITS:
+        return None
+    floats, limit = values.to(torch.float32).contiguous(), LIMITS[values.dtype]
+    threads = torch.get_num_threads()
+    kernel()(bits.contiguous(), floats, result, done, rows, n, columns, limit, is_gradient, threads)
     return result.to(values.dtype) if done.item() else None  # sync: of CPU memory
 
 
@@ -258,12 +276,20 @@ def why_not() -> str:
     """Return the reason why products of bits are not computed as sums here; empty if they are."""
     if sys.byteorder != "little" or sys.platform == "win32":
         return "the kernel needs bytes in ascending order, and vectors of GCC or Clang"
-    return torch_private.why_missing("sums of bits")
+    if why := torch_private.why_missing("sums of bits"):
+        return why
+    try:
+        kernel()
+    except Exception as error:  # whatever the compiler says, products do as well
+        why = f"its compiler refuses the kernel: {error}"
+        logging.getLogger("rlstruct").info("products of bits are not computed as sums: %s", why)
+    return why
 
 
 @functools.cache
-def _kernel() -> Callable[..., None]:
-    arguments = ["const uint8_t*", "const float*", "float*", "int64_t*", *5 * ["int64_t"]]
+def kernel() -> Callable[..., None]:
+    """Return the compiled `SOURCE`."""
+    arguments = ["const uint8_t*", "const float*", "float*", "int64_t*", *6 * ["int64_t"]]
     return torch_private.compile_cpp(arguments, SOURCE)
 
 

@@ -247,7 +247,7 @@ def scalar_loops_of_bools() -> Iterator[None]:
 
 
 def compile_cpp(arguments: list[str], source: str) -> Callable[..., None]:
-    """Compile the C++ function ``kernel``, with TorchInductor's compiler, flags and folder on disk.
+    """Compile the C++ function ``kernel``, with TorchInductor's compiler, flags and folder on disk. It holds the GIL.
 
     Args:
         arguments: types of its arguments: ``"const float*"`` or other pointers for tensors, ``"int64_t"``.
@@ -255,9 +255,7 @@ def compile_cpp(arguments: list[str], source: str) -> Callable[..., None]:
     """
     from torch._inductor.codecache import CppPythonBindingsCodeCache
 
-    # TorchInductor turns the vectors of GCC's loops off, because it writes its own. Clang has no such flag.
-    flags = () if sys.platform == "darwin" else ("-ftree-loop-vectorize",)
-    kernel: Callable[..., None] = CppPythonBindingsCodeCache.load_pybinding(arguments, source, extra_flags=flags)
+    kernel: Callable[..., None] = CppPythonBindingsCodeCache.load_pybinding(arguments, source)
     return kernel
 
 

@@ -55,14 +55,14 @@ def test_sums_are_products(rows: int, n: int, vectors: int, share: float, seed: 
     columns, generator = 16 * vectors, torch.Generator().manual_seed(seed)
     frames = random_bits((rows, n), share, seed)
     weight, g = torch.randn(columns, n, generator=generator), torch.randn(rows, columns, generator=generator)
-    given = [frames.view(torch.uint8), weight.t(), g.t()]
+    x, w, dy = frames.view(torch.uint8), weight.t(), g.t()
     expected = frames.double() @ weight.double().t(), g.double().t() @ frames.double()
     before, found = torch.get_num_threads(), []
     with pytest.MonkeyPatch.context() as patch:
         poisoned(patch)
         for n_threads in (1, 3):
             torch.set_num_threads(n_threads)
-            found.append((bits.product(given[0], given[1]), bits.gradient(given[2], given[0])))
+            found.append((bits.product(x, w), bits.gradient(dy, x)))
     torch.set_num_threads(before)
     for one, other, exact in zip(*found, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=0 if share < 0.1 else 1e-4)  # MKL's depend on threads
@@ -70,12 +70,11 @@ def test_sums_are_products(rows: int, n: int, vectors: int, share: float, seed: 
         assert one.is_contiguous()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_many_ones_are_multiplied(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At a quarter of the places, less what the transpose of the weights costs, sums end."""
+@pytest.mark.parametrize(("dtype", "places_per_one"), [(torch.float32, 8), (torch.bfloat16, 10)])
+def test_many_ones_are_multiplied(dtype: torch.dtype, places_per_one: int, monkeypatch: pytest.MonkeyPatch) -> None:
     poisoned(monkeypatch)
     weight, g = torch.randn(64, 400, dtype=dtype), torch.randn(128, 64, dtype=dtype)
-    limit = (128 * 400 - 16 * 400) // 4
+    limit = (128 * 400 - 16 * 400) // places_per_one
     for n_ones, multiplied in ((limit, False), (limit + 1, True)):
         frames = torch.zeros(128 * 400, dtype=torch.uint8)
         frames[torch.randperm(len(frames))[:n_ones]] = 1
@@ -87,6 +86,24 @@ def test_many_ones_are_multiplied(dtype: torch.dtype, monkeypatch: pytest.Monkey
         for one, other in zip(found, exact, strict=True):
             assert one.dtype is dtype
             torch.testing.assert_close(one, other.to(dtype), rtol=1e-2 if dtype is torch.bfloat16 else 1e-5, atol=1e-3)
+
+
+def test_long_sums_keep_their_digits() -> None:
+    """A place that is always one, with gradients of one sign: 65,536 numbers are no single chain of float32."""
+    frames = torch.zeros(1 << 16, 64, dtype=torch.uint8)
+    frames[:, 5] = 1
+    found = bits.gradient(torch.full((16, 1 << 16), 0.1), frames)
+    torch.testing.assert_close(found[:, 5], torch.full((16,), 6553.6), rtol=5e-6, atol=0)
+    assert not found[:, :5].any()
+    assert not found[:, 6:].any()
+
+
+@pytest.mark.parametrize(("columns", "dtype"), [(17, torch.float32), (16, torch.float64)])
+def test_what_the_kernel_cannot_sum_is_multiplied(columns: int, dtype: torch.dtype) -> None:
+    frames, weight = random_bits((128, 400), 0.02, 3).view(torch.uint8), torch.randn(columns, 400, dtype=dtype)
+    torch.testing.assert_close(bits.product(frames, weight.t()), frames.to(dtype) @ weight.t(), rtol=1e-5, atol=1e-4)
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        bits.product(frames, weight[:, 1:].t())
 
 
 ARRANGED: dict[str, Callable[[Tensor], Tensor]] = {
@@ -126,13 +143,36 @@ def test_compiled_layers_sum_rows(arranged: str) -> None:
         torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance * float(other.abs().max()))
 
 
-@pytest.mark.parametrize("reason", ["pictures", "scaled", "few rows", "odd columns", "a torch without the name"])
+@pytest.mark.parametrize("faster", [True, False])
+def test_oneDNN_does_not_get_them(faster: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the number of ones may differ between calls: the same code then multiplies."""
+    monkeypatch.setattr(torch_private, "onednn_is_faster", lambda: faster)
+    frames, weight = random_bits((ROWS, 400), 0.08, 4), torch.randn(COLUMNS, 400)
+
+    def step(frames: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
+        return (F.linear(frames.float(), weight).relu(),)
+
+    compiled = Compiled(step)
+    compiled(frames, weight)
+    for given_frames in (frames, ~frames):
+        with Operators() as operators:
+            (found,) = compiled(given_frames, weight)
+        assert operators.names.count(SUMS) == 1
+        torch.testing.assert_close(found, step(given_frames, weight)[0], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "reason", ["pictures", "scaled", "few rows", "odd columns", "a torch without the name", "a compiler that refuses"]
+)
 def test_other_products_stay_products(reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if reason == "a torch without the name":
         monkeypatch.setitem(torch_private.NEEDED, "sums of bits", ("torch._inductor.codecache:NoSuchCache",))
         with pytest.warns(UserWarning, match="NoSuchCache, so products of compiled steps with frames of bits"):
             torch_private.check()
-        bits.why_not.cache_clear()
+    if reason == "a compiler that refuses":
+        monkeypatch.setattr(bits, "SOURCE", bits.SOURCE + "no C++")
+    bits.why_not.cache_clear()
+    bits.kernel.cache_clear()
     rows, columns = 16 if reason == "few rows" else ROWS, 65 if reason == "odd columns" else COLUMNS
     frames = random_bits((rows, SIDE, SIDE, CHANNELS), 0.08, 2)
     if reason == "pictures":
@@ -148,5 +188,6 @@ def test_other_products_stay_products(reason: str, monkeypatch: pytest.MonkeyPat
     with Operators() as operators:
         (found,) = compiled(frames, weight)
     bits.why_not.cache_clear()
+    bits.kernel.cache_clear()
     assert SUMS not in operators.names
     torch.testing.assert_close(found, step(frames, weight)[0], rtol=1e-4, atol=1e-4)
