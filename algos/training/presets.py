@@ -152,12 +152,12 @@ PRESETS: Registry[tuple[str, str], Preset] = Registry({
         evaluation_episodes=50, evaluation_processes=0,
     ), {"layer_norm": True}),
     **{
-        # CleanRL's settings, see docs/algorithms/ppo.md, with several environments instead of one of 2,048 steps. Once no
-        # double pendulum falls, all episodes last 1,000 steps, and shorter batches than that unlearn their beginnings.
+        # CleanRL's settings, see docs/algorithms/ppo.md, with several environments instead of one of 2,048 steps. Once
+        # no double pendulum falls, episodes last 1,000 steps, and shorter batches would unlearn their beginnings.
         ("ppo", f"{name}-v5"): Preset(PPOConfig(
             n_env_steps=1_000_000, n_envs=n_envs, n_timesteps=2048 // n_envs, n_epochs=10, n_minibatches=32,
-            reward_scale=1.0, learning_rate=0.0003, entropy_coefficient=0.0, value_clip=0.2, evaluation_interval=100_000,
-            evaluation_timesteps=1_000, evaluation_episodes=10, trace_decay=0.95,
+            reward_scale=1.0, learning_rate=0.0003, entropy_coefficient=0.0, value_clip=0.2, trace_decay=0.95,
+            evaluation_interval=100_000, evaluation_timesteps=1_000, evaluation_episodes=10,
         ), {"normalise": True})
         for name, n_envs in {
             **dict.fromkeys(("HalfCheetah", "Hopper", "Walker2d", "Ant", "Swimmer"), 8), "InvertedDoublePendulum": 2
