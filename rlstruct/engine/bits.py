@@ -173,7 +173,7 @@ void gradient(const uint8_t* bits, const float* values, float* result, int64_t r
 }
 }  // namespace
 
-// Sets done to 0 and does nothing if there are fewer than `limit` places for each one, less 16 rows for the transpose.
+// Sets done to 0, and does nothing, unless there are `limit` places for each one. The transpose costs as much as 16 rows.
 extern "C" void kernel(const uint8_t* bits, const float* values, float* result, int64_t* done, int64_t rows, int64_t n,
                        int64_t columns, int64_t limit, int64_t is_gradient, int64_t threads) {
     *done = limit * count_ones(bits, rows * n) + 16 * n <= rows * n;
@@ -198,8 +198,6 @@ def sum_rows(graph: Graph, places: Iterable[Node]) -> None:
         graph: of ATen operators; changed in place.
         places: its inputs that hold bits as bytes, each 0 or 1, as torch's bools do.
     """
-    if why_not():
-        return
     bits = {node: node for node in places}  # for each node that holds bits, the node that holds them as bytes
     for node in [*graph.nodes]:
         if node.op != "call_function":
@@ -236,7 +234,8 @@ def _is_worth_it(frames: Node, result: Tensor) -> bool:
     bits = frames.meta["val"]
     (rows, n), columns = bits.shape, result.shape[1]
     large = rows >= MIN_ROWS and rows * n * columns >= MIN_MULTIPLICATIONS
-    return large and columns % LANES == 0 and result.dtype in LIMITS and bits.device.type == "cpu"
+    fits = columns % LANES == 0 and result.dtype in LIMITS and bits.device.type == "cpu"
+    return large and fits and not why_not()
 
 
 def product(bits: Tensor, weight: Tensor) -> Tensor:
