@@ -173,7 +173,7 @@ void gradient(const uint8_t* bits, const float* values, float* result, int64_t r
 }
 }  // namespace
 
-// Sets done to 0, and does nothing, unless there are `limit` places for each one. The transpose costs as much as 16 rows.
+// Sets done to 0, and does nothing, unless there are `limit` places for each one. The transpose costs 16 rows.
 extern "C" void kernel(const uint8_t* bits, const float* values, float* result, int64_t* done, int64_t rows, int64_t n,
                        int64_t columns, int64_t limit, int64_t is_gradient, int64_t threads) {
     *done = limit * count_ones(bits, rows * n) + 16 * n <= rows * n;
@@ -183,7 +183,7 @@ extern "C" void kernel(const uint8_t* bits, const float* values, float* result, 
 
 
 def is_only_converted(node: Node) -> bool:
-    """Return True if bools are only arranged and turned into floats: then bytes, which have vectors, can replace them."""
+    """Return True if bools are only arranged and turned into floats: then bytes, which have vectors, may stand in."""
     return node.meta["val"].dtype is torch.bool and all(
         (user.target in _ARRANGING and user.args[0] is node and is_only_converted(user))
         or (user.target is _CONVERTING and user.meta["val"].is_floating_point())
