@@ -152,8 +152,7 @@ PRESETS: Registry[tuple[str, str], Preset] = Registry({
         evaluation_episodes=50, evaluation_processes=0,
     ), {"layer_norm": True}),
     **{
-        # CleanRL's settings, see docs/algorithms/ppo.md, with several environments instead of one of 2,048 steps. Once
-        # no double pendulum falls, episodes last 1,000 steps, and shorter batches would unlearn their beginnings.
+        # CleanRL's settings, see docs/algorithms/ppo.md, with several environments instead of one of 2,048 steps.
         ("ppo", f"{name}-v5"): Preset(PPOConfig(
             n_env_steps=1_000_000, n_envs=n_envs, n_timesteps=2048 // n_envs, n_epochs=10, n_minibatches=32,
             reward_scale=1.0, learning_rate=0.0003, entropy_coefficient=0.0, value_clip=0.2, trace_decay=0.95,
