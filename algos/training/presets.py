@@ -158,9 +158,10 @@ PRESETS: Registry[tuple[str, str], Preset] = Registry({
             reward_scale=1.0, learning_rate=0.0003, entropy_coefficient=0.0, value_clip=0.2, trace_decay=0.95,
             evaluation_interval=100_000, evaluation_timesteps=1_000, evaluation_episodes=10,
         ), {"normalise": True})
-        for name, n_envs in {
-            **dict.fromkeys(("HalfCheetah", "Hopper", "Walker2d", "Ant", "Swimmer"), 8), "InvertedDoublePendulum": 2
-        }.items()
+        for name, n_envs in (
+            ("HalfCheetah", 8), ("Hopper", 8), ("Walker2d", 8), ("Ant", 8), ("Swimmer", 8),
+            ("InvertedDoublePendulum", 2),
+        )
     },
     # When the next ball seems lost anyway, all actions have the same value. Only high entropy, and advantages with
     # little noise, keep all of them in use.

@@ -36,7 +36,9 @@ _CONVERTING = torch.ops.prims.convert_element_type.default
 _PRODUCTS = {_aten.mm.default, _aten.addmm.default, products.ONEDNN}
 
 # With vectors of GCC's and Clang's: neither keeps the sums of a plain loop in registers.
-SOURCE: Final = r"""
+SOURCE: Final = (
+    f"#define LANES {LANES}"
+    + r"""
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC optimize("tree-loop-vectorize")  // TorchInductor turns it off, because it writes vectors itself
 #endif
@@ -47,8 +49,7 @@ SOURCE: Final = r"""
 #include <vector>
 
 namespace {
-typedef float Vector __attribute__((vector_size(64), aligned(4), may_alias));
-constexpr int64_t LANES = 16;  // the same as in Python
+typedef float Vector __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 constexpr int64_t CHAIN = 256;  // most rows that are added one after the other: longer sums would lose digits
 
 int64_t count_ones(const uint8_t* bits, int64_t n) {
@@ -69,7 +70,7 @@ int64_t count_ones(const uint8_t* bits, int64_t n) {
 
 // Writes the places of the ones, in order, and returns their number.
 inline int64_t find(const uint8_t* bits, int64_t n, int32_t* places) {
-    int64_t found = 0, i = 0;
+    int64_t n_ones = 0, i = 0;
     for (; i + 64 <= n; i += 64) {
         uint64_t ones = 0;
         for (int64_t b = 0; b < 8; b++) {
@@ -77,11 +78,11 @@ inline int64_t find(const uint8_t* bits, int64_t n, int32_t* places) {
             std::memcpy(&eight, bits + i + 8 * b, 8);
             ones |= ((eight & 0x0101010101010101u) * 0x0102040810204080u >> 56) << (8 * b);
         }
-        for (; ones; ones &= ones - 1) places[found++] = i + __builtin_ctzll(ones);
+        for (; ones; ones &= ones - 1) places[n_ones++] = i + __builtin_ctzll(ones);
     }
     for (; i < n; i++)
-        if (bits[i] & 1) places[found++] = i;
-    return found;
+        if (bits[i] & 1) places[n_ones++] = i;
+    return n_ones;
 }
 
 // to[c, r] = from[r, c] for columns first to end of `from`, in squares that fit into the registers and the L1 cache.
@@ -96,9 +97,9 @@ void transpose(const float* __restrict from, float* __restrict to, int64_t rows,
 
 // result[l] = sum of weights[place, l] over the places, for N vectors of columns
 template <int64_t N>
-inline void gather(const float* weights, const int32_t* places, int64_t found, int64_t columns, float* result) {
+inline void gather(const float* weights, const int32_t* places, int64_t n_ones, int64_t columns, float* result) {
     Vector sums[N] = {};
-    for (int64_t i = 0; i < found; i++) {
+    for (int64_t i = 0; i < n_ones; i++) {
         const Vector* row = reinterpret_cast<const Vector*>(weights + places[i] * columns);
 #pragma GCC unroll 8
         for (int64_t l = 0; l < N; l++) sums[l] += row[l];
@@ -109,11 +110,11 @@ inline void gather(const float* weights, const int32_t* places, int64_t found, i
 
 // sums[place, l] += values[l] for all places, for N vectors of columns
 template <int64_t N>
-inline void scatter(const float* values, const int32_t* places, int64_t found, int64_t columns, float* sums) {
+inline void scatter(const float* values, const int32_t* places, int64_t n_ones, int64_t columns, float* sums) {
     Vector added[N];
 #pragma GCC unroll 8
     for (int64_t l = 0; l < N; l++) added[l] = reinterpret_cast<const Vector*>(values)[l];
-    for (int64_t i = 0; i < found; i++) {
+    for (int64_t i = 0; i < n_ones; i++) {
         Vector* row = reinterpret_cast<Vector*>(sums + places[i] * columns);
 #pragma GCC unroll 8
         for (int64_t l = 0; l < N; l++) row[l] += added[l];
@@ -134,14 +135,14 @@ void sum_rows(const uint8_t* bits, const float* weights, float* result, int64_t 
         std::vector<int32_t> places(n);
 #pragma omp for
         for (int64_t r = 0; r < rows; r++) {
-            const int64_t found = find(bits + r * n, n, places.data());
+            const int64_t n_ones = find(bits + r * n, n, places.data());
             const float* from = turned.get();
             const int32_t* at = places.data();
             float* to = result + r * columns;
             int64_t c = 0;
-            for (; c + 8 * LANES <= columns; c += 8 * LANES) gather<8>(from + c, at, found, columns, to + c);
-            for (; c + 4 * LANES <= columns; c += 4 * LANES) gather<4>(from + c, at, found, columns, to + c);
-            for (; c < columns; c += LANES) gather<1>(from + c, at, found, columns, to + c);
+            for (; c + 8 * LANES <= columns; c += 8 * LANES) gather<8>(from + c, at, n_ones, columns, to + c);
+            for (; c + 4 * LANES <= columns; c += 4 * LANES) gather<4>(from + c, at, n_ones, columns, to + c);
+            for (; c < columns; c += LANES) gather<1>(from + c, at, n_ones, columns, to + c);
         }
     }
 }
@@ -155,14 +156,14 @@ void gradient(const uint8_t* bits, const float* values, float* result, int64_t r
         std::vector<int32_t> places(width);
         std::vector<float> sums(width * columns), total(rows > CHAIN ? width * columns : 0);
         for (int64_t r = 0; r < rows; r++) {
-            const int64_t found = find(bits + r * n + first, width, places.data());
+            const int64_t n_ones = find(bits + r * n + first, width, places.data());
             const float* from = values + r * columns;
             const int32_t* at = places.data();
             float* to = sums.data();
             int64_t c = 0;
-            for (; c + 8 * LANES <= columns; c += 8 * LANES) scatter<8>(from + c, at, found, columns, to + c);
-            for (; c + 4 * LANES <= columns; c += 4 * LANES) scatter<4>(from + c, at, found, columns, to + c);
-            for (; c < columns; c += LANES) scatter<1>(from + c, at, found, columns, to + c);
+            for (; c + 8 * LANES <= columns; c += 8 * LANES) scatter<8>(from + c, at, n_ones, columns, to + c);
+            for (; c + 4 * LANES <= columns; c += 4 * LANES) scatter<4>(from + c, at, n_ones, columns, to + c);
+            for (; c < columns; c += LANES) scatter<1>(from + c, at, n_ones, columns, to + c);
             if (!total.empty() && ((r + 1) % CHAIN == 0 || r + 1 == rows)) {
                 for (size_t i = 0; i < total.size(); i++) total[i] += sums[i];
                 std::fill(sums.begin(), sums.end(), 0.0f);
@@ -180,6 +181,7 @@ extern "C" void kernel(const uint8_t* bits, const float* values, float* result, 
     if (*done) (is_gradient ? gradient : sum_rows)(bits, values, result, rows, n, columns, threads);
 }
 """
+)
 
 
 def is_only_converted(node: Node) -> bool:
@@ -240,32 +242,31 @@ def _is_worth_it(frames: Node, result: Tensor) -> bool:
 
 def product(bits: Tensor, weight: Tensor) -> Tensor:
     """Multiply bits, as bytes, with weights.  [R, C] from [R, N] uint8 and [N, C]."""
-    shape = bits.shape[0], weight.shape[1]
-    sums = _sums(bits, weight.t(), torch.empty(shape, device=bits.device), is_gradient=False)
+    sums = _sums(bits, weight.t(), is_gradient=False)
     return torch.mm(bits.to(weight.dtype), weight) if sums is None else sums
 
 
 def gradient(values: Tensor, bits: Tensor) -> Tensor:
     """Multiply the gradient of a product, transposed, with its bits.  [C, N] from [C, R] and [R, N] uint8."""
-    shape = values.shape[0], bits.shape[1]
-    sums = _sums(bits, values.t(), torch.empty(shape, device=bits.device), is_gradient=True)
+    sums = _sums(bits, values.t(), is_gradient=True)
     return torch.mm(values, bits.to(values.dtype)) if sums is None else sums
 
 
-def _sums(bits: Tensor, values: Tensor, result: Tensor, *, is_gradient: bool) -> Tensor | None:
-    """Write the sums of the weights [C, N], or of the gradient of a product [R, C], to the result.
+def _sums(bits: Tensor, values: Tensor, *, is_gradient: bool) -> Tensor | None:
+    """Return the sums of the weights [C, N], or of the gradient of a product [R, C], in their dtype.
 
     Returns:
-        The result in the dtype of values, or None if the kernel does not compute it: too many bits are ones, or sizes
-        or dtypes are not those that the graph pass chooses.
+        [R, C], or [C, N] of a gradient; None if the kernel does not compute it: too many bits are ones, or sizes or
+        dtypes are not those that the graph pass chooses.
     """
-    (rows, n), done = bits.shape, torch.empty(1, dtype=torch.int64, device=bits.device)
+    (rows, n), limit = bits.shape, LIMITS.get(values.dtype)
     columns, also = values.shape[::-1] if is_gradient else values.shape
     fits = also == (rows if is_gradient else n) and columns % LANES == 0 and bits.dtype is torch.uint8
-    if not fits or values.dtype not in LIMITS:
+    if not fits or limit is None:
         return None
-    floats, limit = values.to(torch.float32).contiguous(), LIMITS[values.dtype]
-    threads = torch.get_num_threads()
+    result = torch.empty((columns, n) if is_gradient else (rows, columns), device=bits.device)
+    done = torch.empty(1, dtype=torch.int64, device=bits.device)
+    floats, threads = values.to(torch.float32).contiguous(), torch.get_num_threads()
     kernel()(bits.contiguous(), floats, result, done, rows, n, columns, limit, is_gradient, threads)
     return result.to(values.dtype) if done.item() else None  # sync: of CPU memory
 

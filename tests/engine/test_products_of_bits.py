@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -57,14 +58,16 @@ def test_sums_are_products(rows: int, n: int, vectors: int, share: float, seed: 
     weight, g = torch.randn(columns, n, generator=generator), torch.randn(rows, columns, generator=generator)
     x, w, dy = frames.view(torch.uint8), weight.t(), g.t()
     expected = frames.double() @ weight.double().t(), g.double().t() @ frames.double()
-    before, found = torch.get_num_threads(), []
+    before, results = torch.get_num_threads(), []
     with pytest.MonkeyPatch.context() as patch:
         poisoned(patch)
-        for n_threads in (1, 3):
-            torch.set_num_threads(n_threads)
-            found.append((bits.product(x, w), bits.gradient(dy, x)))
-    torch.set_num_threads(before)
-    for one, other, exact in zip(*found, expected, strict=True):
+        try:
+            for n_threads in (1, 3):
+                torch.set_num_threads(n_threads)
+                results.append((bits.product(x, w), bits.gradient(dy, x)))
+        finally:
+            torch.set_num_threads(before)
+    for one, other, exact in zip(*results, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=0 if share < 0.1 else 1e-4)  # MKL's depend on threads
         torch.testing.assert_close(one.double(), exact, rtol=1e-5, atol=1e-4)
         assert one.is_contiguous()
@@ -80,10 +83,10 @@ def test_many_ones_are_multiplied(dtype: torch.dtype, places_per_one: int, monke
         frames[torch.randperm(len(frames))[:n_ones]] = 1
         frames = frames.view(128, 400)
         with Operators() as operators:
-            found = bits.product(frames, weight.t()), bits.gradient(g.t(), frames)
+            results = bits.product(frames, weight.t()), bits.gradient(g.t(), frames)
         assert operators.names.count("aten::mm") == 2 * multiplied
         exact = frames.double() @ weight.double().t(), g.double().t() @ frames.double()
-        for one, other in zip(found, exact, strict=True):
+        for one, other in zip(results, exact, strict=True):
             assert one.dtype is dtype
             torch.testing.assert_close(one, other.to(dtype), rtol=1e-2 if dtype is torch.bfloat16 else 1e-5, atol=1e-3)
 
@@ -92,10 +95,10 @@ def test_long_sums_keep_their_digits() -> None:
     """A place that is always one, with gradients of one sign: 65,536 numbers are no single chain of float32."""
     frames = torch.zeros(1 << 16, 64, dtype=torch.uint8)
     frames[:, 5] = 1
-    found = bits.gradient(torch.full((16, 1 << 16), 0.1), frames)
-    torch.testing.assert_close(found[:, 5], torch.full((16,), 6553.6), rtol=5e-6, atol=0)
-    assert not found[:, :5].any()
-    assert not found[:, 6:].any()
+    result = bits.gradient(torch.full((16, 1 << 16), 0.1), frames)
+    torch.testing.assert_close(result[:, 5], torch.full((16,), 6553.6), rtol=5e-6, atol=0)
+    assert not result[:, :5].any()
+    assert not result[:, 6:].any()
 
 
 @pytest.mark.parametrize(("columns", "dtype"), [(17, torch.float32), (16, torch.float64)])
@@ -134,12 +137,12 @@ def test_compiled_layers_sum_rows(arranged: str) -> None:
     compiled(frames, weight, bias)
     others = frames.flip(0), weight * 0.5, bias * 3.0  # nothing is kept from the first call
     with Operators() as operators:
-        found = compiled(*others)
+        results = compiled(*others)
     assert operators.names.count(SUMS) == 2
     assert operators.names.count(GRADIENT) == 2
     assert not {"aten::mm", "aten::addmm"} & {*operators.names}
     tolerance = 0.05 if arranged == "bfloat16" else 1e-4
-    for one, other in zip(found, step(*others), strict=True):
+    for one, other in zip(results, step(*others), strict=True):
         torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance * float(other.abs().max()))
 
 
@@ -154,11 +157,11 @@ def test_oneDNN_does_not_get_them(faster: bool, monkeypatch: pytest.MonkeyPatch)
 
     compiled = Compiled(step)
     compiled(frames, weight)
-    for given_frames in (frames, ~frames):
+    for others in (frames, ~frames):
         with Operators() as operators:
-            (found,) = compiled(given_frames, weight)
+            (result,) = compiled(others, weight)
         assert operators.names.count(SUMS) == 1
-        torch.testing.assert_close(found, step(given_frames, weight)[0], rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(result, step(others, weight)[0], rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -171,8 +174,8 @@ def test_other_products_stay_products(reason: str, monkeypatch: pytest.MonkeyPat
             torch_private.check()
     if reason == "a compiler that refuses":
         monkeypatch.setattr(bits, "SOURCE", bits.SOURCE + "no C++")
-    bits.why_not.cache_clear()
-    bits.kernel.cache_clear()
+    for cached in ("why_not", "kernel"):  # empty caches, and the former ones again afterwards
+        monkeypatch.setattr(bits, cached, functools.cache(getattr(bits, cached).__wrapped__))
     rows, columns = 16 if reason == "few rows" else ROWS, 65 if reason == "odd columns" else COLUMNS
     frames = random_bits((rows, SIDE, SIDE, CHANNELS), 0.08, 2)
     if reason == "pictures":
@@ -186,8 +189,6 @@ def test_other_products_stay_products(reason: str, monkeypatch: pytest.MonkeyPat
     compiled = Compiled(step)
     compiled(frames, weight)
     with Operators() as operators:
-        (found,) = compiled(frames, weight)
-    bits.why_not.cache_clear()
-    bits.kernel.cache_clear()
+        (result,) = compiled(frames, weight)
     assert SUMS not in operators.names
-    torch.testing.assert_close(found, step(frames, weight)[0], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(result, step(frames, weight)[0], rtol=1e-4, atol=1e-4)
