@@ -131,14 +131,14 @@ class GradientLearner(ABC):
         self._owner, graph, self._compile = self._executors()
         stream = None if graph is None else stream_on(self.device)  # CUDA cannot capture on the default stream
         self._graph: Runner[Terms] = Runner(
-            self._counted, self._owner, self.device, graph, failed=_warn_uncaptured, stream=stream, operation="graph"
+            self._captured, self._owner, self.device, graph, failed=_warn_uncaptured, stream=stream, operation="graph"
         )
         self._is_updating = False
         self._adam: PureAdam | None = None  # in an update, whose steps are compiled with that of the optimiser
         self._runners: list[Runner[Any]] = [self._graph]
         self._frozen: dict[str, object] | None = None  # what executors hold, since the first update
         self._uncompiled = False  # True once a warning has reported it
-        self._gradients = self._part("loss and backward", self._gradient)
+        self._gradients = self._part("loss and backward", self._differentiate)
         self._compiled_step = self._part("gradient step", self._compute_step)
         self._next_step = self._part("gradient step", self._take_next)
         self.statistics: Any = model if hasattr(model, "see_rewards") else None
@@ -226,15 +226,21 @@ class GradientLearner(ABC):
         """
         return terms
 
-    def _take_steps(self, trajectories: Trajectories) -> dict[str, Tensor]:
-        """Take the gradient steps of an update, and average their numbers."""
-        prepared, numbers = self.prepare(trajectories)
+    def _captured(self, argument: Any) -> dict[str, Tensor]:  # noqa: ANN401
+        """Do what one graph captures: all gradient steps of an update, and the mean of their numbers."""
+        first, self._n_keys = self.policy_version, 0
+        prepared, numbers = self.prepare(argument)
         steps = self._each_step(prepared)
-        return {**(mean_terms(steps) if steps else {}), **numbers}
+        self._n_steps = self.policy_version - first  # a replayed graph does not count them
+        return {**mean_terms(steps), **numbers}
 
     def _each_step(self, prepared: Any) -> list[dict[str, Tensor]]:  # noqa: ANN401 - as of `minibatches`
         """Take the gradient step of each minibatch, and return the numbers of each."""
         return [self.after_step(one, self.gradient_step(one)) for one in self.minibatches(prepared)]
+
+    def _is_bundled(self, *methods: str) -> bool:
+        """Return True if these methods are the library's, so that no code of a user runs in between."""
+        return all(getattr(self, one).__module__.startswith("rlstruct.") for one in methods)
 
     def _steps_can_be_stacked(self) -> bool:
         """Return True if gradient steps are compiled with that of the optimiser; see `_take_stacks`."""
@@ -343,8 +349,7 @@ class GradientLearner(ABC):
         """
         if self.device.type != "cpu" or self.group.size > 1 or self._compiled_step.make is None:
             return None
-        own = type(self).gradient is GradientLearner.gradient and type(self).descend is GradientLearner.descend
-        if not own or not PureAdam.supports(self.optimizer, self._weights):
+        if not self._is_bundled("gradient", "descend") or not PureAdam.supports(self.optimizer, self._weights):
             return None
         with intended():
             finite = bool(self._finite)  # sync: of CPU memory
@@ -352,7 +357,7 @@ class GradientLearner(ABC):
 
     def _compute_step(self, minibatch: Any, state: Terms) -> tuple[Terms, Terms]:  # noqa: ANN401
         """Return the terms and the result of `PureAdam.compute`: a pure function."""
-        terms, gradient = self._gradient(minibatch)
+        terms, gradient = self._differentiate(minibatch)
         norm = terms["gradient_norm"] if "gradient_norm" in terms else norm_of(list(gradient.values()))
         return terms, PureAdam(self.optimizer, self._weights).compute(gradient, state, terms["loss"] + norm)
 
@@ -377,17 +382,6 @@ class GradientLearner(ABC):
         Override this if `terms` reads networks besides the agent's, such as a target network.
         """
         return self.agent, self.agent.pure
-
-    def _captured(self, argument: Any) -> dict[str, Tensor]:  # noqa: ANN401
-        """Do what one graph captures: all gradient steps of an update."""
-        return self._take_steps(argument)
-
-    def _counted(self, argument: Any) -> dict[str, Tensor]:  # noqa: ANN401
-        """Count gradient steps, which a replayed graph does not repeat."""
-        first, self._n_keys = self.policy_version, 0
-        terms = self._captured(argument)
-        self._n_steps = self.policy_version - first
-        return terms
 
     def seed_for(self, purpose: str, device: torch.device | str | None = None) -> Tensor:
         """Return the seed of a learner's random numbers, for `rlstruct.functional.random.step_keys`.
@@ -482,7 +476,7 @@ class GradientLearner(ABC):
         """Return the number of steps that `terms` averages over, [], as a weight; None weights all learners equally."""
         return minibatch.lengths.sum() if isinstance(minibatch, Trajectories) else None
 
-    def _gradient(self, minibatch: Any) -> tuple[Terms, Terms]:  # noqa: ANN401
+    def _differentiate(self, minibatch: Any) -> tuple[Terms, Terms]:  # noqa: ANN401
         with torch.enable_grad():
             with operation("loss"), Bfloat16Products() if self._coarse else contextlib.nullcontext():
                 terms = self.terms(minibatch)
@@ -583,8 +577,8 @@ def check_numbers(where: str, terms: Mapping[str, Any], *, single: Collection[st
 
 
 def mean_terms(steps: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """Average the terms of one or more gradient steps, all with the same names and shapes.  [] each."""
-    return {name: torch.stack([terms[name] for terms in steps]).mean() for name in steps[0]}
+    """Average the terms of gradient steps, all with the same names and shapes; empty if there are none.  [] each."""
+    return {name: torch.stack([terms[name] for terms in steps]).mean() for name in steps[0]} if steps else {}
 
 
 def evaluate_actions(replayed: TemporalDictTensor, steps: TemporalDictTensor) -> tuple[Tensor, Tensor]:

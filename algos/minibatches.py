@@ -18,9 +18,6 @@ from rlstruct.functional import random
 from rlstruct.options import option
 from rlstruct.rl_agent import RL_Agent
 
-_SEE_EACH = "minibatches", "gradient_step", "after_step"
-"""Methods that see each minibatch. A learner that overrides one of them takes its gradient steps one by one."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class EpochConfig(TrainingConfig):
@@ -101,7 +98,7 @@ class EpochLearner(GradientLearner):
     def _each_step(self, prepared: Prepared) -> list[dict[str, Tensor]]:
         """Take the gradient steps of an epoch in one call, if they are compiled and their minibatches equally large."""
         n = self.config.n_minibatches
-        bundled = all(getattr(getattr(self, one), "__func__", None) is getattr(EpochLearner, one) for one in _SEE_EACH)
+        bundled = self._is_bundled("minibatches", "gradient_step", "after_step")
         even = prepared.collected is None and prepared.rows.n_elems() % n == 0
         if not (self._steps_can_be_stacked() and bundled and even):
             return super()._each_step(prepared)

@@ -181,11 +181,14 @@ class ReplayLearner(GradientLearner):
         self._filling = self.fills(fraction_done, n_more=steps.n_elems() * steps.n_steps() * self.group.size)
         self.anneal(fraction_done)
         with self._updating() if self._runs_bundled_code() else contextlib.nullcontext():
-            return self._take_steps(trajectories)
+            self.version_now.fill_(self.policy_version)
+            self._n_keys = 0
+            prepared, numbers = self.prepare(trajectories)
+            return {**mean_terms(self._each_step(prepared)), **numbers}
 
     def _runs_bundled_code(self) -> bool:
         """Return True if no code of a user runs between gradient steps, so that nothing is replaced there."""
-        return all(getattr(self, name).__module__.startswith("rlstruct.") for name in _STEPS)
+        return self._is_bundled(*_STEPS)
 
     def prepare(self, trajectories: Trajectories) -> tuple[None, dict[str, Tensor]]:
         """Add a batch to the replay buffer."""
@@ -195,7 +198,7 @@ class ReplayLearner(GradientLearner):
     def minibatches(self, prepared: None) -> Iterator[DictTensor]:
         """Yield ``n_updates`` samples; none while the buffer fills."""
         n = 0 if self._filling else self.config.n_updates
-        if type(self).sample is not ReplayLearner.sample or not isinstance(self.buffer, ReplayBuffer):
+        if not self._is_bundled("sample") or not isinstance(self.buffer, ReplayBuffer):
             for _ in range(n):
                 yield self.sample()
         elif n:
@@ -222,21 +225,17 @@ class ReplayLearner(GradientLearner):
                 average.update(rate)
         return terms
 
-    def _take_steps(self, trajectories: Trajectories) -> dict[str, Tensor]:
-        """Take the gradient steps of an update; each may be one graph, with its sample and what follows it."""
-        self.version_now.fill_(self.policy_version)
-        self._n_keys = 0
-        samples_here = isinstance(self.buffer, ReplayBuffer) and self.buffer.device == self.device
-        if self._graph.make is None or not samples_here or not self._runs_bundled_code():
-            return super()._take_steps(trajectories)
-        self.prepare(trajectories)
-        steps = [] if self._filling else [self._replayed(None) for _ in range(self.config.n_updates)]
-        return mean_terms(steps) if steps else {}
-
     def _each_step(self, prepared: None) -> list[Terms]:
-        """Take the compiled gradient steps on samples that are gathered together in one call."""
-        uniform = isinstance(self.buffer, ReplayBuffer) and self.buffer.draws_uniformly()
-        if self._filling or not (self._steps_can_be_stacked() and self._runs_bundled_code() and uniform):
+        """Take the gradient steps, each as one graph with its sample and what follows it, or compiled all in one call.
+
+        A compiled call gathers the samples of all steps together.
+        """
+        own = isinstance(self.buffer, ReplayBuffer)
+        if self._filling or not own or not self._runs_bundled_code():
+            return super()._each_step(prepared)
+        if self._graph.make is not None and self.buffer.device == self.device:
+            return [self._replayed(None) for _ in range(self.config.n_updates)]
+        if not (self._steps_can_be_stacked() and self.buffer.draws_uniformly()):
             return super()._each_step(prepared)
         places = {f"copy/{i}/{j}": one for i, (average, *_) in enumerate(self.slow_copies())
                   for j, one in enumerate(average.copies())}  # fmt: skip
@@ -266,6 +265,7 @@ class ReplayLearner(GradientLearner):
 
     def _captured(self, argument: Any) -> dict[str, Tensor]:  # noqa: ANN401
         """Take one gradient step on a minibatch; without one, on a new sample, and do what follows the step."""
+        self._n_keys, self._n_steps = 0, 1
         minibatch = self.sample() if argument is None else argument
         terms = super().gradient_step(minibatch)
         self.version_now += 1

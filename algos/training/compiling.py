@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import torch
 
-from rlstruct.algos.training.config import AnyConfig
+from rlstruct.algos.training.config import AnyConfig, TrainingConfig
 from rlstruct.device import resolve_device
 from rlstruct.engine.compiled import why_no_compiler
 from rlstruct.engine.executors import why_not_compiled
@@ -45,6 +45,8 @@ def with_decisions(
         create_agent: creates the learner's agent. Without its promise to be pure, neither it nor an update is compiled.
         fixed_shapes: all batches have the same shape, so that an update can be compiled.
     """
+    if config.compile_update is True and fixed_shapes:
+        _log_long_compilation(config, create_agent())
     undecided = [name for name in SECONDS if getattr(config, name) == "auto"]
     chosen = {name: stored[name] for name in undecided if stored.get(name, "auto") != "auto"}
     new = [name for name in undecided if name not in chosen]
@@ -64,6 +66,17 @@ def with_decisions(
         _logger.info("run_training %s", not_on if why_not else turned_on)
     decisions: dict[str, Any] = {**chosen, **{name: name in pays and not why_not for name in new}}
     return replace(config, **decisions)
+
+
+def _log_long_compilation(config: TrainingConfig, agent: RL_Agent) -> None:
+    """Tell what takes minutes before the first update ends."""
+    if _replayed_by_steps(agent) and not why_not_compiled(agent, torch.device("cpu")):
+        seconds = SECONDS["compile_update"] + config.n_timesteps * SECONDS_PER_STEP
+        _logger.info(
+            "run_training compiles every one of %d time steps of an update, which takes about %.0f s: %s is replayed "
+            "step by step. Implement its replay_sequence, or set compile_update=False.",
+            config.n_timesteps, seconds, type(agent).__name__,
+        )  # fmt: skip
 
 
 def _replayed_by_steps(agent: RL_Agent) -> bool:

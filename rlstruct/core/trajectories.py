@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -54,6 +55,13 @@ class Trajectories(Batched):
         expect("Trajectories: info", info, device=trajectories.device, rows=trajectories.n_elems(), fix=fix)
         self.info = info
         self.trajectories = trajectories
+
+    def __iter__(self) -> NoReturn:
+        """Raise TypeError: learners of version 0.3 unpacked a pair here."""
+        raise BadTypeError(
+            "Trajectories: got an attempt to iterate over or unpack them, expected the use of info and steps. "
+            "PPOLearner.terms gets the minibatch alone since version 0.4; index(rows) selects rows."
+        )
 
     @classmethod
     def unchecked(cls, info: DictTensor, trajectories: TemporalDictTensor) -> Trajectories:

@@ -101,6 +101,16 @@ def test_the_agent_has_a_say(caplog: pytest.LogCaptureFixture) -> None:
     assert "compile_update (saves about 805 s, costs 255)" in caplog.messages[1]
 
 
+def test_minutes_of_compilation_that_somebody_asked_for_are_announced(caplog: pytest.LogCaptureFixture) -> None:
+    asked = PPOConfig(**LONG, n_minibatches=8, compile_update=True, compile_agent=False, compile_simulator=False)
+    with caplog.at_level(logging.INFO, "rlstruct"):
+        for kind in (RecurrentAgent, BySteps):
+            decided(asked, create_agent=lambda kind=kind: kind(RecurrentActorCritic(4, 2, n_hidden=8)))  # type: ignore[misc]
+        decided(asked, create_agent=lambda: BySteps(RecurrentActorCritic(4, 2, n_hidden=8)), fixed_shapes=False)
+    (told,) = caplog.messages
+    assert "every one of 128 time steps of an update, which takes about 255 s: BySteps is replayed" in told
+
+
 def test_seconds_saved_are_calls_times_a_figure() -> None:
     config = PPOConfig(**LONG, n_epochs=4, n_minibatches=8)
     saved, n_calls = compiling.seconds_saved(config), 10_000_000 / 64

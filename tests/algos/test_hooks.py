@@ -11,7 +11,8 @@ from resume_tasks import create_network, create_q_network, create_sim
 from torch import Tensor, nn
 
 from rlstruct.agents import ActorCriticAgent, Normalised, QAgent
-from rlstruct.algos import DQNConfig, GradientLearner, ReplayConfig, ReplayLearner, TrainingConfig, dqn
+from rlstruct.algos import DQNConfig, GradientLearner, PPOConfig, ReplayConfig, ReplayLearner, TrainingConfig, dqn
+from rlstruct.algos.ppo import PPOLearner
 from rlstruct.algos.training.loop import run_training
 from rlstruct.core import DictTensor, Trajectories
 from rlstruct.errors import UsageError
@@ -155,6 +156,20 @@ def test_a_method_that_no_update_calls_any_more_is_refused_with_the_new_one(base
     mixin = type("Mixin", (), {old: lambda self, *given: {}})
     with pytest.raises(UsageError, match=f"Mine: it overrides {old}"):
         type("Mine", (mixin, base), {})
+
+
+class Pairs(PPOLearner):
+    """Unpacks the argument of `terms`, which was a pair in version 0.3."""
+
+    def terms(self, pair: Any) -> dict[str, Tensor]:
+        minibatch, _ = pair
+        return super().terms(minibatch)
+
+
+def test_terms_that_expect_the_pair_of_an_older_version_are_told_what_they_get(batches: list[Trajectories]) -> None:
+    learner = Pairs.create(create_network(), ActorCriticAgent, PPOConfig(n_minibatches=2))
+    with pytest.raises(TypeError, match=r"PPOLearner\.terms gets the minibatch alone since version 0\.4"):
+        learner.update(batches[0], 0.0)
 
 
 class Squares(GradientLearner):
