@@ -129,8 +129,8 @@ def published_table(name: str, _: Rows = ()) -> list[str]:
         seconds = f"{statistics.median(row['learning_seconds'] for row in rows):.0f}"
         task = TASKS[entry.task].about
         lines.append([task, f"{entry.n_env_steps:,}", *cells, ", ".join(others), seconds, f"`{commit}`"])
-    seeds = f"(seeds {published.SEEDS[0]}, …)"
-    head = f"task | environment steps | 100 episodes at the end: mean {seeds} | last 100 training episodes"
+    seeds, episodes = f"(seeds {published.SEEDS[0]}, …)", published.TABLES[name][0].episodes
+    head = f"task | environment steps | {episodes} episodes at the end: mean {seeds} | last 100 training episodes"
     return table(f"{head} | others | seconds of learning | commit", lines, 7) if lines else [NOT_MEASURED]
 
 

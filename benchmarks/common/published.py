@@ -37,6 +37,7 @@ class Entry:
         others: mean returns that others have published, by who.
         greedy: evaluations take the most probable action, however the task does it.
         half_way: what it has to reach: half of the way from a random player's return to a published one.
+        episodes: those of each evaluation.
     """
 
     task: str
@@ -44,6 +45,7 @@ class Entry:
     others: Mapping[str, float] = field(default_factory=dict)
     greedy: bool = False
     half_way: float | None = None
+    episodes: int = 100
 
     @property
     def name(self) -> str:
@@ -53,7 +55,7 @@ class Entry:
     def settings(self) -> dict[str, Any]:
         """Return the settings that differ from the task's."""
         return {
-            "n_env_steps": self.n_env_steps, "target_return": None, "evaluation_episodes": 100,
+            "n_env_steps": self.n_env_steps, "target_return": None, "evaluation_episodes": self.episodes,
             "evaluation_interval": self.n_env_steps // 10, "checkpoint_interval": self.n_env_steps // 20,
             **({"evaluation_stochastic": False} if self.greedy else {}),
         }  # fmt: skip
@@ -113,6 +115,7 @@ TABLES: dict[str, list[Entry]] = {
         ),
         *(Entry(f"sac_{name}", 300_000, greedy=True) for name in _MUJOCO[:3]),
     ],
+    "atari": [Entry("ppo_atari_pong", 4_000_000, greedy=True, episodes=20)],
 }
 
 

@@ -21,7 +21,7 @@ from gymnasium import spaces
 from torch import Tensor
 
 from rlstruct.core import DictTensor, Layout, TensorSpec, expect
-from rlstruct.core.layout import take_rows
+from rlstruct.core.layout import as_signed, take_rows
 from rlstruct.core.named_tensors import part_of
 from rlstruct.engine.torch_private import version_of
 from rlstruct.errors import UsageError
@@ -232,4 +232,6 @@ def _restarted(done: Tensor, now: Tensors, fresh: Tensors) -> Tensors:
 
 def _choose(mask: Tensor, new: Tensor, old: Tensor) -> Tensor:
     """Take the rows of ``new`` where ``mask``, else of ``old``."""
-    return torch.where(rows_of(mask, old), new, old)
+    if (signed := as_signed(old)) is old:
+        return torch.where(rows_of(mask, old), new, old)
+    return torch.where(rows_of(mask, old), as_signed(new), signed).view(old.dtype)  # for torch before 2.8
