@@ -325,6 +325,10 @@ TABLES: dict[str, tuple[str, Table]] = {
         "CPU µs per environment and step | environments | eager | compiled | gymnax",
         "{game} | {n_envs} | {eager} | {compiled} | {gymnax}",
     )),
+    "sac_updates": ("sac_updates", columns(
+        "| gradient steps per second | ms of CPU time | products alone, ms | share of a step | times as fast as sbx",
+        "{name} | {rate} | {ms} | {products} | {share} | {ratio}",
+    )),
     "precision": ("precision", precisions),
     "learning_parts": ("learning_parts", columns(
         "task | part | ms | rejax 0.1.3, ms", "{task} | {part} | {ours} | {theirs}", 2,

@@ -29,7 +29,7 @@ def entries(name: str, threads: int, options: argparse.Namespace) -> list[Entry]
     if name == "sac":
         return [
             Entry(name, "rlstruct_loops.py", sac_updates.TASK, ("sac_compiled",), variables=ours),
-            Entry("sbx", "sbx_sac.py", sac_updates.TASK, (), options.sbx, variables),
+            Entry("sbx", "sbx_sac.py", sac_updates.TASK, ("steps",), options.sbx, variables),
         ]
     if name == "dqn":
         return [Entry(name, "rlstruct_loops.py", DQN, ("dqn",), variables=ours)]
