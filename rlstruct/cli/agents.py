@@ -92,7 +92,7 @@ def choose(
     family: str = ALGORITHMS[algorithm].agents
     family = "gaussian" if continuous and family == "policy" else family
     if "layers" in settings and (len(observation.shape) not in (2, 3) or "convolutional" not in _BUNDLED[family]):
-        reason = f"here frames have shape {list(observation.shape)}"
+        reason = f"here frames have shape {list(observation.shape)}: omit layers"
         if len(observation.shape) in (2, 3):
             reason = f"{display_name(algorithm)} has no network for images: use ppo or a2c"
         raise UserError(f"--network layers: convolutions are for frames of two or three axes, and {reason}.")

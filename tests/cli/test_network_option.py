@@ -140,7 +140,7 @@ def test_convolutions_of_minatar_are_those_that_its_frames_get_by_default() -> N
 @pytest.mark.parametrize(
     ("algorithm", "shown", "actions", "words", "says"),
     [
-        ("ppo", NUMBERS, ONE, ["layers=minigrid"], r"--network layers: .* and here frames have shape \[4\]\."),
+        ("ppo", NUMBERS, ONE, ["layers=minigrid"], r"--network layers: .* frames have shape \[4\]: omit layers\."),
         ("sac", CELLS, VECTOR, ["layers=minigrid"], "--network layers: .* SAC has no network for images: use ppo or"),
         ("ppo", CELLS, ONE, ["layers=minigird"], "layers is 'minigird', expected one of atari, minatar, minigrid, or"),
         ("ppo", CELLS, ONE, ["layers=atari"], r"a kernel of 8 does not fit into 7 x 7 pixels"),
