@@ -1,7 +1,8 @@
-"""Microseconds that one environment's step of the MinAtar games takes: eager, compiled, and gymnax's games, in turn.
+"""Microseconds that a step of a MinAtar game or of Connect Four takes: eager, compiled, and gymnax's games, in turn.
 
 Run: ``python benchmarks/simulators.py``. All have one thread and take action 0. A step of ours includes the checks of
-its actions, frames and rewards; gymnax's is one jitted call. gymnax needs a separate environment:
+its actions, frames and rewards; gymnax's is one jitted call. gymnax has neither Seaquest nor Connect Four, and needs a
+separate environment:
 ``python -m venv .venv-gymnax && .venv-gymnax/bin/pip install gymnax torch``.
 """
 
@@ -13,7 +14,8 @@ from common.contenders import Entry, compete
 from common.reporting import Row, write
 
 GYMNAX = str(Path(__file__).parents[1] / ".venv-gymnax/bin/python")
-GAMES = ("Breakout", "Asterix", "SpaceInvaders", "Freeway", "Seaquest")  # gymnax has no Seaquest
+IN_GYMNAX = "Breakout", "Asterix", "SpaceInvaders", "Freeway"
+GAMES = *IN_GYMNAX, "Seaquest", "ConnectFour"
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -27,19 +29,20 @@ if __name__ == "__main__":
     rows: list[Row] = []
     for game in options.games:
         for n_envs in options.n_envs:
-            ours = {"n_envs": n_envs, "n_processes": 0, "n_timesteps": 16, "environment": f"{game}-MinAtar"}
+            environment = "ConnectFour-v0" if game == "ConnectFour" else f"{game}-MinAtar"
+            ours = {"n_envs": n_envs, "n_processes": 0, "n_timesteps": 16, "environment": environment}
             entries = [
                 Entry("eager", "rlstruct_loops.py", ours, ("steps",)),
                 Entry("compiled", "rlstruct_loops.py", ours, ("compiled_steps",)),
             ]
-            if game != "Seaquest" and Path(options.gymnax).exists():
+            if game in IN_GYMNAX and Path(options.gymnax).exists():
                 entries.append(Entry("gymnax", "gymnax_steps.py", ours, (), options.gymnax))
             cells: list[str] = []
             for result in compete(entries, options.rounds, options.seconds):
                 times = [seconds * 1e6 / (16 * n_envs) for seconds in result.cpus]
                 ran = f"{statistics.median(times):.2f} ({min(times):.2f} to {max(times):.2f})" if times else ""
                 cells.append(result.why or ran)
-            cells += ["has none" if game == "Seaquest" else "not installed"] * (3 - len(cells))
+            cells += ["not installed" if game in IN_GYMNAX else "has none"] * (3 - len(cells))
             print(f"| {game} | {n_envs} | {' | '.join(cells)} |", flush=True)
             rows.append(
                 {"game": game, "n_envs": n_envs} | dict(zip(("eager", "compiled", "gymnax"), cells, strict=True))
