@@ -3,7 +3,8 @@
 Run: ``python benchmarks/threads.py``, on a machine with two cores and no other work; it needs the environments of
 ``learning_speed.py`` and ``sac_updates.py``. Everything is measured on the idle machine, and next to a process that
 keeps one core busy, as a second training would: threads that wait for each other then lose most of their time. An
-iteration is that of ``learning_speed.py``; of SAC 20 gradient steps with batches of 256, of DQN an update.
+iteration is that of ``learning_speed.py``; of SAC 20 gradient steps with batches of 256; of DQN one step of 32
+environments and 32 gradient steps with batches of 128.
 """
 
 import argparse
@@ -17,9 +18,11 @@ from typing import Any
 import sac_updates
 from common.contenders import Entry, compete
 from common.reporting import write
-from learning_speed import REJAX, TASKS
+from learning_speed import REJAX
+from learning_speed import TASKS as ITERATIONS
 
-DQN = {"n_envs": 32, "n_processes": 0, "n_timesteps": 16}
+TASKS = {name: ITERATIONS[name] for name in ("ppo Breakout-MinAtar", "ppo CartPole-v1", "pqn Breakout-MinAtar")}
+TASKS["dqn CartPole-v1"] = {"n_envs": 32, "n_timesteps": 1}
 
 
 def entries(name: str, threads: int, options: argparse.Namespace) -> list[Entry]:
@@ -31,8 +34,6 @@ def entries(name: str, threads: int, options: argparse.Namespace) -> list[Entry]
             Entry(name, "rlstruct_loops.py", sac_updates.TASK, ("sac_compiled",), variables=ours),
             Entry("sbx", "sbx_sac.py", sac_updates.TASK, ("steps",), options.sbx, variables),
         ]
-    if name == "dqn":
-        return [Entry(name, "rlstruct_loops.py", DQN, ("dqn",), variables=ours)]
     algorithm, environment = name.split()
     task = {**TASKS[name], "n_processes": 0, "environment": environment}
     return [
@@ -54,16 +55,15 @@ def machine(busy: bool) -> Iterator[None]:
 
 def rows_of(name: str, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Measure a task on the idle machine and on the busy one."""
-    steps = 20 if name == "sac" else TASKS[name]["n_envs"] * TASKS[name]["n_timesteps"] if name in TASKS else 1
+    steps = 20 if name == "sac" else TASKS[name]["n_envs"] * TASKS[name]["n_timesteps"]
     for busy in (False, True):
         contenders = [one for threads in (1, 2) for one in entries(name, threads, options)]
         with machine(busy):
             results = compete(contenders, options.rounds, options.seconds)
         cells = [one.why or _spread([steps / rate * 1e3 for rate in one.rates]) for one in results]
-        ours, theirs = (cells[:1] + cells[2:3], cells[1:2] + cells[3:]) if len(cells) == 4 else (cells, ["", ""])
-        peer = contenders[1].name if len(cells) == 4 else ""
         keys = "task", "machine", "one", "two", "peer", "peer_one", "peer_two"
-        yield dict(zip(keys, (name, "busy" if busy else "idle", *ours, peer, *theirs), strict=True))
+        words = name, "busy" if busy else "idle", *cells[::2], contenders[1].name, *cells[1::2]
+        yield dict(zip(keys, words, strict=True))
 
 
 def _spread(values: Sequence[float]) -> str:
@@ -72,7 +72,7 @@ def _spread(values: Sequence[float]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    names = [*list(TASKS)[:3], "sac", "dqn"]
+    names = [*TASKS, "sac"]
     parser.add_argument("--tasks", nargs="+", choices=names, default=names)
     parser.add_argument("--rejax", default=REJAX, help="the interpreter that has rejax")
     parser.add_argument("--sbx", default=sac_updates.SBX, help="the interpreter that has sbx")

@@ -1,4 +1,4 @@
-"""Settings that both contenders of ``learning_speed.py`` share; imports neither library."""
+"""Settings that both contenders of ``learning_speed.py`` and ``threads.py`` share; imports neither library."""
 
 from __future__ import annotations
 
@@ -8,14 +8,18 @@ GAMES = "Breakout", "Asterix", "SpaceInvaders", "Freeway"
 SETTINGS = {
     ("ppo", "Breakout-MinAtar"): {"n_epochs": 4, "n_minibatches": 8},
     ("ppo", "CartPole-v1"): {"n_epochs": 4, "n_minibatches": 8},
+    ("dqn", "CartPole-v1"): {"n_updates": 32, "batch_size": 128},
     **{("pqn", f"{game}-MinAtar"): {"n_epochs": 2, "n_minibatches": 32} for game in GAMES},
 }
 NETWORKS = {
     ("ppo", "Breakout-MinAtar"): (128, 128),
     ("ppo", "CartPole-v1"): (64, 64),
+    ("dqn", "CartPole-v1"): (64, 64),
     **{("pqn", f"{game}-MinAtar"): (64, 64) for game in GAMES},
 }
 """Sizes of the hidden layers, with ReLU. PPO's actor and critic have a network each; PQN's has layer normalisation."""
+CAPACITY = 100_000
+"""Steps that DQN's replay buffer holds."""
 
 
 def keep_cores() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 import rejax
-from iterations import NETWORKS, SETTINGS, keep_cores
+from iterations import CAPACITY, NETWORKS, SETTINGS, keep_cores
 from jax import numpy as jnp
 from serve import Batches, Task, serve
 
@@ -21,9 +21,15 @@ COMMON = {"learning_rate": 1e-3, "gamma": 0.99, "max_grad_norm": 0.5}
 def create(algorithm: str, task: Task) -> Any:  # noqa: ANN401 - rejax's own classes
     settings = SETTINGS[algorithm, task.environment]
     network = {"hidden_layer_sizes": NETWORKS[algorithm, task.environment], "activation": "relu"}
-    network = {} if algorithm == "pqn" else network  # PQN's has these sizes and layer normalisation in any case
-    sizes = {"num_envs": task.n_envs, "num_steps": task.n_timesteps}
-    chosen = {"num_epochs": settings["n_epochs"], "num_minibatches": settings["n_minibatches"]}
+    if algorithm != "ppo":  # the others have these sizes in any case, and PQN layer normalisation
+        network = {"activation": "relu"} if algorithm == "dqn" else {}
+    sizes = {"num_envs": task.n_envs}
+    if algorithm == "dqn":  # an iteration takes one step in each environment
+        chosen = {"num_epochs": settings["n_updates"], "batch_size": settings["batch_size"]}
+        chosen |= {"buffer_size": CAPACITY, "fill_buffer": 0}
+    else:
+        sizes["num_steps"] = task.n_timesteps
+        chosen = {"num_epochs": settings["n_epochs"], "num_minibatches": settings["n_minibatches"]}
     return rejax.get_algo(algorithm).create(
         env=task.environment, agent_kwargs=network, total_timesteps=10_000_000, **sizes, **chosen, **COMMON
     )

@@ -6,13 +6,14 @@ import sys
 from typing import Any
 
 import torch
-from iterations import GAMES, NETWORKS, SETTINGS, keep_cores
+from iterations import CAPACITY, GAMES, NETWORKS, SETTINGS, keep_cores
 from rlstruct_loops import Work
 from serve import Batches, Task, serve
 from torch import nn
 
 from rlstruct import DictTensor
 from rlstruct.agents import ActorCritic, ActorCriticAgent, QAgent, QNetwork
+from rlstruct.algos.dqn import DQNConfig, DQNLearner
 from rlstruct.algos.ppo import PPOConfig, PPOLearner
 from rlstruct.algos.pqn import PQNConfig, PQNLearner
 from rlstruct.batchers import RL_Batcher
@@ -40,6 +41,12 @@ class Training:
         if name == "pqn":
             model, agent = QNetwork(n_in, n_actions, hidden=hidden, layer_norm=True), QAgent
             self.learner: Any = PQNLearner.create(model, agent, PQNConfig(**settings))
+        elif name == "dqn":
+            settings |= {"learning_starts": 0, "replay_capacity": CAPACITY}
+            # As in rejax, whose target network moves once in an iteration.
+            settings |= {"n_step": 1, "average_rate": 1.0, "target_update_interval": settings["n_updates"]}
+            model, agent = QNetwork(n_in, n_actions, hidden=hidden), QAgent
+            self.learner = DQNLearner.create(model, agent, DQNConfig(**settings))
         else:
             model, agent = ActorCritic(n_in, n_actions, hidden=hidden), ActorCriticAgent
             for network in (model.actor, model.critic):
