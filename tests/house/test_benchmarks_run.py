@@ -388,6 +388,20 @@ def test_an_experiment_that_was_cut_shows_what_it_has(
         assert (tmp_path / f"{name}-{name}.png").exists() == (one.figure is not None and bool(rows))
 
 
+def test_the_first_minutes_on_a_gpu_collect_with_a_policy_in_few_and_in_many_environments(
+    gpu: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / ".ci"))
+    minutes = {step.parts: step.minutes for step in importlib.import_module("gpu_plan").STEPS}
+    run = gpu.Run(torch.device("cuda:0"), quick=False, deadline=math.inf, silent=True)
+    seconds, measured = [], []
+    monkeypatch.setattr(run, "left", lambda planned, what: seconds.append(planned) or True)
+    monkeypatch.setattr(run, "rate", lambda part, makers, N: measured.append((part, N)))
+    gpu.targets(run)
+    assert set(measured) >= {(part, n) for part in ("policy", "simulation") for n in (4096, 1 << 20)}
+    assert sum(seconds) <= 45 * minutes["first_launch", "targets"]  # a quarter for imports and the first launch
+
+
 def test_a_resumed_run_measures_what_lacked_time_or_a_package_and_keeps_the_rest(
     gpu: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
