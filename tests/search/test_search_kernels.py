@@ -6,7 +6,7 @@ import ctypes
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -20,12 +20,14 @@ from rlstruct.agents import ConvolutionalActorCritic
 from rlstruct.core import DictTensor
 from rlstruct.functional.random import child_key
 from rlstruct.search import GameModel, Method, SearchAgent, SearchConfig, SearchResult, TreeSearch
+from rlstruct.search.kernels import FLOATS, make_kernels
 from rlstruct.search.presets import CONNECT_FOUR
 from rlstruct.sims import ConnectFour
 from rlstruct.testing import forbid_host_sync
 
 MOST_NODES = 70
 """Nodes of a graph per simulation of Connect Four with the bundled network."""
+MOST_REGISTERS = {torch.float32: 64, torch.float64: 96}
 
 
 def knows_nothing(frame: Tensor) -> tuple[Tensor, Tensor]:
@@ -192,13 +194,12 @@ def n_nodes(graph: Any) -> int:
 
 
 @pytest.mark.slow  # a compiler
-@pytest.mark.parametrize(("method", "most"), [("puct", 64), ("gumbel", 64), ("uct", 64)])
-def test_a_thread_keeps_everything_in_few_registers(method: str, most: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("method", get_args(Method))
+def test_a_thread_keeps_everything_in_few_registers(method: Method, dtype: torch.dtype, tmp_path: Path) -> None:
     from cubins import LOCAL_BYTES, REGISTERS, compiled
 
-    from rlstruct.search.kernels import make_kernels
-
-    for number, kernel in enumerate(make_kernels(torch.float32, method)[2:]):
+    for number, kernel in enumerate(make_kernels(dtype, method)[2:]):
         (needs,) = (one for one in compiled(kernel.module, tmp_path / str(number)).values() if REGISTERS in one)
-        assert 8 < needs[REGISTERS] <= most
+        assert 8 < needs[REGISTERS] <= MOST_REGISTERS[dtype]
         assert not needs.get(LOCAL_BYTES)
