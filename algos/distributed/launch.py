@@ -8,7 +8,7 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from functools import lru_cache
@@ -25,7 +25,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from rlstruct import renamed
 from rlstruct.algos.distributed.peers import name
-from rlstruct.algos.distributed.process_group import DistributedLearnerGroup, LearnerGroup, use_group
+from rlstruct.algos.distributed.process_group import DistributedLearnerGroup, LearnerGroup, local_device, use_group
 from rlstruct.algos.training.config import TrainingConfig
 from rlstruct.batchers.collector_factory import versions
 from rlstruct.batchers.workers.placement import SHARING, WorkerPlacement
@@ -106,7 +106,7 @@ def launch_learners(config: TrainingConfig, train: Callable[[], object]) -> Iter
             listening = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
             rendezvous = Rendezvous(0, n, 0, "127.0.0.1", listening.port)
             stack.callback(processes.end)  # in case they never join
-            processes.start(train, n, listening.port, shares)
+            processes.start(train, n, listening.port, None if shares is None else shares.environment)
             store = PrefixStore("rlstruct/0/0", listening)  # that of a follower's first training
         else:
             restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)
@@ -153,8 +153,7 @@ def _store(rendezvous: Rendezvous) -> Store:
 
 def learner_facts(config: TrainingConfig, rendezvous: Rendezvous) -> dict[str, Any]:
     """Return the facts about this learner that the others need."""
-    device = config.learner_device
-    device = f"cuda:{rendezvous.local_rank % max(1, torch.cuda.device_count())}" if device == "cuda" else device
+    device = local_device(config.learner_device, rendezvous.local_rank)
     settings = json.loads(json.dumps({**asdict(config), "n_learners": rendezvous.size}, default=str))
     own = {"host": platform.node(), "pid": os.getpid(), "device": device, **gpu_facts(device)}
     return {**own, "versions": versions(), "settings": settings}
@@ -212,8 +211,21 @@ class LearnerProcesses:
     def __init__(self) -> None:
         self.processes: list[SpawnProcess] = []  # ordered by rank
 
-    def start(self, train: Callable[[], object], n: int, port: int, sharing: WorkerPlacement | None = None) -> None:
-        """Start ``n - 1`` processes that call ``train``, with their shares of GPUs; they join through ``port``."""
+    def start(
+        self,
+        train: Callable[[], object],
+        n: int,
+        port: int,
+        environment: Callable[[int], Mapping[str, str]] | None = None,
+    ) -> None:
+        """Start ``n - 1`` processes that call ``train``; they join through ``port``.
+
+        Args:
+            train: function without arguments.
+            n: number of learners, the caller included.
+            port: of the store.
+            environment: returns additional environment variables of a rank, such as its share of a GPU.
+        """
         payload, parent = cloudpickle.dumps(train), mortal_parent()
         with quiet_start():
             for rank in range(1, n):
@@ -222,7 +234,7 @@ class LearnerProcesses:
                 process = get_context("spawn").Process(
                     target=_train_as_rank, args=arguments, name=f"{WORKER_NAME}-learner-{rank}"
                 )
-                with inheriting({} if sharing is None else sharing.environment(rank)):
+                with inheriting({} if environment is None else environment(rank)):
                     process.start()
                 self.processes.append(process)
 

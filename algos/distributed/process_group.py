@@ -99,6 +99,11 @@ def learner_group() -> LearnerGroup:
     return _groups[-1]
 
 
+def local_device(device: str, local_rank: int) -> str:
+    """Return the device of a process of this machine: for ``"cuda"`` the visible GPUs in turn."""
+    return f"cuda:{local_rank % max(1, torch.cuda.device_count())}" if device == "cuda" else device
+
+
 class DistributedLearnerGroup(LearnerGroup):
     """Several learners, connected through a store.
 
@@ -174,7 +179,7 @@ class DistributedLearnerGroup(LearnerGroup):
                     "which share it. Change one of the two numbers."
                 )
         changed: dict[str, Any] = {
-            name: f"cuda:{self._local_rank % max(1, torch.cuda.device_count())}"
+            name: local_device(getattr(config, name), self._local_rank)
             for name in ("learner_device", "batcher_device", "evaluation_device")
             if getattr(config, name) == "cuda"
         }

@@ -28,7 +28,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from rlstruct.algos.distributed.launch import JOIN_SECONDS, LearnerProcesses, gpu_facts
-from rlstruct.algos.distributed.process_group import DistributedLearnerGroup
+from rlstruct.algos.distributed.process_group import DistributedLearnerGroup, local_device
 from rlstruct.batchers.workers.placement import SHARING, Mode
 from rlstruct.batchers.workers.processes import has_ended
 from rlstruct.batchers.workers.system import check_platform
@@ -44,7 +44,7 @@ class Role(ABC):
     Attributes:
         role: the key under which `launch_roles` got this object.
         index: its number among those with the same key, from 0.
-        device: of `launch_roles`.
+        device: of `launch_roles`; for ``"cuda"`` one of the GPUs that this process sees, such as ``"cuda:0"``.
     """
 
     role: str
@@ -102,7 +102,7 @@ def launch_roles(
 
     Args:
         roles: objects that each run in one process, by the name of their role.
-        device: what each process sees as ``device``.
+        device: device of each process; ``"cuda"`` spreads them over all visible GPUs.
         sharing: ``"none"``, ``"mps"``, ``"mig"`` or ``"auto"``, see `rlstruct.sharing.GpuSharing`.
         thread_percentage: share of the GPU's threads for each process under MPS.
 
@@ -122,13 +122,15 @@ def launch_roles(
             )
     if not members:
         raise BadValueError("launch_roles: roles is empty, expected at least one object, such as {'learner': [Mine()]}")
-    shares = SHARING["workers"](torch.device(device), len(members), sharing, thread_percentage)
+    shares = SHARING["roles"](torch.device(device), len(members), sharing, thread_percentage)
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     processes = LearnerProcesses()
     with contextlib.ExitStack() as stack:
         stack.callback(shares.close)
         stack.callback(processes.end)
-        processes.start(partial(_play, members, device), len(members) + 1, store.port, shares)
+        # Rank 0 waits here and needs no share.
+        play = partial(_play, members, device)
+        processes.start(play, len(members) + 1, store.port, lambda rank: shares.environment(rank - 1))
         results = _results(store, members, processes)
         store.set("leave", "")
         processes.end(patience=10.0)
@@ -170,6 +172,7 @@ def _play(members: Sequence[tuple[str, int, Role]], device: str) -> None:
     """Run one role in the process that `launch_roles` has started for it."""
     rank = int(os.environ["RANK"]) - 1  # rank 0 of these variables waits in `launch_roles`
     name, index, role = members[rank]
+    device = local_device(device, rank)
     role.role, role.index, role.device = name, index, device
     _take_cores(rank, len(members))
     store = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False, wait_for_workers=False)
@@ -205,7 +208,7 @@ class Messages:
         rank: of this process.
         store: connects the processes.
         members: role and index of each, by rank.
-        device: of all processes.
+        device: of this process.
 
     Attributes:
         group: all processes.

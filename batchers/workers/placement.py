@@ -23,6 +23,7 @@ SHARING: Registry[str, Callable[..., Any]] = Registry(
     {
         "workers": "rlstruct.sharing:GpuSharing",
         "learners": "rlstruct.sharing.learners:share_gpus",
+        "roles": "rlstruct.sharing.learners:place_roles",
     }
 )
 """Functions that place processes which use a GPU at the same time; imported for every mode but ``"none"``."""
@@ -39,6 +40,7 @@ class WorkerPlacement:
         device: device of the processes.
         n_processes: k.
         mode: how they share the device.
+        n_gpus: number of GPUs over which they are spread.
         where: name of the caller, for messages.
 
     Attributes:
@@ -48,12 +50,12 @@ class WorkerPlacement:
     """
 
     def __init__(
-        self, device: torch.device, n_processes: int, mode: Mode = "none", *, where: str = "RL_Batcher"
+        self, device: torch.device, n_processes: int, mode: Mode = "none", *, n_gpus: int = 1, where: str = "RL_Batcher"
     ) -> None:
         self.mode: Mode = mode
         self.cores: list[set[int]] = []
         self._n_to_pin = n_processes if device.type == "cuda" and n_processes > 1 else 0
-        if self._n_to_pin and mode == "none" and running_daemon() is None:
+        if self._n_to_pin > n_gpus and mode == "none" and running_daemon() is None:
             warn_user(
                 f"{where}: {n_processes} processes on {device} open {n_processes} CUDA contexts, 300 to 700 MB of "
                 "GPU memory each, and take turns on the GPU. One process with more environments is usually faster; "

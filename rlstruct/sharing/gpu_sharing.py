@@ -156,7 +156,7 @@ class GpuSharing(WorkerPlacement):
             raise SharingError(f"{where}: sharing={sharing!r}: {why_not}")
         self._daemons: dict[DeviceLike, Daemon] = {}
         self._block = contextlib.ExitStack()  # keeps the daemons running
-        super().__init__(device, n_processes, mode, where=where)
+        super().__init__(device, n_processes, mode, n_gpus=len(self._places), where=where)
 
     def environment(self, worker: int) -> dict[str, str]:
         """Return additional environment variables of a worker. The first call starts the daemon."""

@@ -1,4 +1,4 @@
-"""Shares of GPUs for the learners of a training."""
+"""Shares of GPUs for the learners of a training, and for processes with roles."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 from rlstruct.algos.distributed.launch import Rendezvous
 from rlstruct.algos.training.config import TrainingConfig
-from rlstruct.batchers.workers.placement import Mode
+from rlstruct.batchers.workers.placement import Mode, WorkerPlacement
 from rlstruct.errors import LearnerError
 from rlstruct.sharing.gpu_sharing import GpuSharing, gpus
 
@@ -36,8 +36,20 @@ def share_gpus(config: TrainingConfig) -> GpuSharing | None:
     asked = config.learner_device, config.sharing, config.thread_percentage
     if asked not in JOINED:
         device = torch.device(config.learner_device)
-        targets = gpus()[: None if device.index is None else 1]
-        sharing = GpuSharing(device, config.n_learners, *asked[1:], gpus=targets, where=name)
+        sharing = GpuSharing(device, config.n_learners, *asked[1:], gpus=_gpus_of(device), where=name)
         sharing.join()
         JOINED[asked] = sharing
     return JOINED[asked]
+
+
+def place_roles(
+    device: torch.device, n_processes: int, sharing: Mode, thread_percentage: float | None
+) -> WorkerPlacement:
+    """Return the shares of processes that `rlstruct.sharing.launch_roles` starts, spread as those of learners are."""
+    chosen = _gpus_of(device) if device.type == "cuda" else []
+    return GpuSharing(device, n_processes, sharing, thread_percentage, gpus=chosen, where="launch_roles")
+
+
+def _gpus_of(device: torch.device) -> list[str]:
+    """Return the UUIDs of all visible GPUs for a device without a number, otherwise that of the first one."""
+    return gpus()[: None if device.index is None else 1]

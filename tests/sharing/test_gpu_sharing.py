@@ -24,14 +24,25 @@ from rlstruct.agents import ActorCritic, ActorCriticAgent, RandomAgent
 from rlstruct.algos import a2c
 from rlstruct.algos.a2c import A2CConfig
 from rlstruct.algos.distributed import launch
-from rlstruct.algos.distributed.process_group import learner_group
+from rlstruct.algos.distributed.process_group import learner_group, local_device
 from rlstruct.algos.training.build import create_batchers
 from rlstruct.batchers import RL_Batcher
 from rlstruct.batchers.workers import placement
 from rlstruct.batchers.workers.processes import quiet_start
 from rlstruct.cli.main import main
 from rlstruct.errors import LearnerError, SharingError
-from rlstruct.sharing import GpuSharing, describe, gpu_sharing, gpus, learners, mig_instances, mps, no_green_contexts
+from rlstruct.sharing import (
+    GpuSharing,
+    Role,
+    describe,
+    gpu_sharing,
+    gpus,
+    launch_roles,
+    learners,
+    mig_instances,
+    mps,
+    no_green_contexts,
+)
 from rlstruct.sims import make
 from rlstruct.vec_env import VecEnv
 
@@ -439,6 +450,53 @@ def test_learners_are_clients_of_one_daemon_and_train_as_one(learners_of_a_gpu: 
     alone = a2c.train(replace(SHARING, n_learners=1, sharing="none", thread_percentage=None), *factories)
     for mine, theirs in zip(found.model.parameters(), alone.model.parameters(), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-6)
+
+
+class ShowingRole(Role):
+    """Returns what its process started with."""
+
+    def run(self) -> dict[str, str | None]:
+        return {"device": self.device} | {name: os.environ.get(name) for name in NAMES}
+
+
+@pytest.mark.slow
+def test_roles_are_clients_of_a_daemon_on_each_gpu(h100: FakeMps, monkeypatch: pytest.MonkeyPatch) -> None:
+    list_gpus(h100, "GPU 0: NVIDIA H100 (UUID: GPU-11)\nGPU 1: NVIDIA H100 (UUID: GPU-22)\n")
+    roles = {"collector": [ShowingRole(), ShowingRole()], "trainer": [ShowingRole()]}
+    found = launch_roles(roles, device="cuda", sharing="mps", thread_percentage=25)
+    assert {role: len(each) for role, each in found.items()} == {"collector": 2, "trainer": 1}
+    assert len(h100.orders("daemon")) == 2
+    assert h100.left() == []
+    first, second, third = (*found["collector"], *found["trainer"])
+    assert third == first
+    assert first["CUDA_MPS_PIPE_DIRECTORY"] != second["CUDA_MPS_PIPE_DIRECTORY"]
+    for one, gpu in ((first, "GPU-11"), (second, "GPU-22")):
+        pipe = one["CUDA_MPS_PIPE_DIRECTORY"]
+        assert one == {
+            "device": "cuda:0", "CUDA_VISIBLE_DEVICES": gpu, "CUDA_MPS_PIPE_DIRECTORY": pipe,
+            "CUDA_MPS_LOG_DIRECTORY": pipe.replace("/pipe", "/log"), "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "25",
+        }  # fmt: skip
+    (alone,) = launch_roles({"trainer": [ShowingRole()]}, device="cuda:0", sharing="mps")["trainer"]
+    assert (alone["CUDA_VISIBLE_DEVICES"], alone["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"]) == ("GPU-11", None)
+    assert h100.left() == []
+
+
+def test_roles_are_spread_over_gpus_as_learners_are(
+    h100: FakeMps, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    list_gpus(h100, "".join(LISTING.splitlines(keepends=True)[:3]))
+    placed = learners.place_roles(torch.device("cuda"), 3, "auto", None)
+    assert [placed.environment(i)["CUDA_VISIBLE_DEVICES"] for i in range(3)] == ["MIG-aa", "MIG-bb", "MIG-aa"]
+    list_gpus(h100, "GPU 0: NVIDIA H100 (UUID: GPU-11)\nGPU 1: NVIDIA H100 (UUID: GPU-22)\n")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    devices = [local_device(device, rank) for device in ("cuda", "cuda:1", "cpu") for rank in range(3)]
+    assert devices == ["cuda:0", "cuda:1", "cuda:0", *["cuda:1"] * 3, *["cpu"] * 3]
+    with pytest.raises(ValueError, match=r"launch_roles: sharing='mps' with device='cuda:1': each worker sees one GPU"):
+        launch_roles({"trainer": [ShowingRole()]}, device="cuda:1", sharing="mps")
+    assert learners.place_roles(torch.device("cuda"), 2, "none", None).environment(1) == {}
+    assert not recwarn.list  # each of them has its own GPU
+    with pytest.warns(UserWarning, match="launch_roles: 3 processes on cuda open 3 CUDA contexts"):
+        learners.place_roles(torch.device("cuda"), 3, "none", None)
 
 
 def test_trainings_share_as_their_settings_say(
