@@ -101,7 +101,7 @@ EXPERIMENTS = {
             "cuda": {"N": (4096, 32768), "threads": (64, 32, 128, 256), "apart": (1, 32, 8, 4, 2)},
             "quick": {"N": (2,), "threads": (32,), "apart": (1,)},
         },
-        atari.measure_layout, atari.atari_table,
+        atari.measure_layout, atari.atari_table, atari.layout_bars,
     ),
     "survey": Experiment(
         "RL-Scope (Gleeson et al., MLSys 2021)", "docs/profiling.md",

@@ -132,12 +132,14 @@ class Drawing(dict[str, dict[str, dict[Any, float]]]):
 
     Attributes:
         papers: numbers that other systems report, by panel and by the label of their line.
+        bands: lowest and highest number that another system reports, in the same order; drawn in `Panels`.
     """
 
     def __init__(self, x_label: str = "", y_label: str = "") -> None:
         super().__init__()
         self.labels = x_label, y_label
         self.papers: dict[str, dict[str, float]] = {}
+        self.bands: dict[str, dict[str, tuple[float, float]]] = {}
 
     def add(self, title: str, label: str, x: object, y: float) -> None:
         """Add a number."""
@@ -147,10 +149,14 @@ class Drawing(dict[str, dict[str, dict[Any, float]]]):
         """Add the number of another system, a line across a panel."""
         self.papers.setdefault(title, {})[label] = value
 
+    def add_band(self, title: str, label: str, lowest: float, highest: float) -> None:
+        """Add the range of another system's numbers, a band across a panel."""
+        self.bands.setdefault(title, {})[label] = lowest, highest
+
     def digest(self) -> str:
         """Return a hash of all that is drawn; `draw` writes it into the picture."""
-        drawn = json.dumps([type(self).__name__, self, self.papers, self.labels])
-        return hashlib.sha256(drawn.encode()).hexdigest()
+        drawn = [type(self).__name__, self, self.papers, self.labels, *([self.bands] if self.bands else [])]
+        return hashlib.sha256(json.dumps(drawn).encode()).hexdigest()
 
     def is_in(self, path: Path) -> bool:
         """Return True if a picture was drawn from these numbers."""
@@ -182,12 +188,13 @@ class Panels(Drawing):
         self.reported: set[str] = set()
 
     def draw(self, path: Path) -> None:
-        """Draw the panels with one legend; the lines of papers are dashed."""
+        """Draw the panels with one legend; the lines of papers are dashed, their bands shaded."""
         from matplotlib.figure import Figure
 
         figure = Figure(figsize=(3.0 + 3.0 * len(self), 4.0), layout="constrained")
         everything = figure.subplots(1, len(self), sharey=self._log, squeeze=False)[0]
         known: dict[str, Any] = {}
+        bands: dict[str, Any] = {}
         for axes, (title, lines) in zip(everything, self.items(), strict=True):
             for label, points in lines.items():
                 colour = known[label].get_color() if label in known else f"C{len(known)}"
@@ -196,12 +203,15 @@ class Panels(Drawing):
                 known.setdefault(label, line)
             for label, value in self.papers.get(title, {}).items():
                 known[label] = axes.axhline(value, color=f"C{len(known)}", linestyle="--")
+            for label, ends in self.bands.get(title, {}).items():
+                bands[label] = axes.axhspan(*ends, color="lightgray")
             if self._log:
                 axes.loglog()
                 axes.xaxis.set_major_formatter("{x:,g}")
             axes.set_title(title, fontsize=9)
             axes.set_xlabel(self.labels[0])
         everything[0].set_ylabel(self.labels[1])
+        known |= bands  # last in the legend
         figure.legend(known.values(), known.keys(), loc="outside right upper", fontsize=8)
         self._save(figure, path)
 

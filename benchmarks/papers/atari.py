@@ -38,6 +38,8 @@ SKIP, T = 4, 5  # frames of a step; steps of a batch, as in CuLE's benchmark
 OURS = "rlstruct"
 DIVERGED = "speed of games that differ, over games in lockstep"
 RESTARTED = "seconds of a step in which every game restarts, over a step without restarts"
+CULE = {"emulation": (41_000, 155_000), "inference": (39_000, 125_000), "training": (26_000, 68_000)}
+"""Lowest and highest raw frames per second that CuLE reports, with 4,096 games on a Titan V."""
 create_agent = partial(StackingAgent.create, create_agent=ActorCriticAgent, shape=(4, 84, 84))
 
 
@@ -166,12 +168,18 @@ def _cell(row: Row) -> str:
 
 
 def atari_lines(rows: Sequence[Row]) -> Panels:
-    """Return frames per second over the number of games: a panel for each mode, a line for each engine and game."""
+    """Return frames per second over the number of games: a panel for each mode, a line for each engine and game.
+
+    A band shows CuLE's numbers.
+    """
     panels = Panels("games", "frames per second")
     for row in rows:
         if "steps_per_second" in row:
             engine, _, mode = row["rung"].partition(": ")
             panels.add(mode, f"{engine}, {row['game']}", row["N"], SKIP * row["steps_per_second"])
+    for mode in panels:
+        if mode in CULE:
+            panels.add_band(mode, "CuLE, 4,096 games on a Titan V", *CULE[mode])
     return panels
 
 
@@ -279,3 +287,12 @@ def measure_layout(run: Ladder, sizes: Sizes) -> None:
             for apart, mixed in shapes
         ]  # fmt: skip
         run.rate("atari_layout", rungs, **where)
+
+
+def layout_bars(rows: Sequence[Row]) -> Bars:
+    """Return frames per second by layout, in a panel for each number of games."""
+    bars = Bars("thousand frames per second")
+    for row in rows:
+        if "steps_per_second" in row:
+            bars.add(f"{row['game']}, {row['N']:,} games", row["rung"], "", SKIP * row["steps_per_second"] / 1000)
+    return bars
