@@ -59,22 +59,17 @@ def add(m: Registers, value: int, subtract: int):
 def combine(m: Registers, binary: int, target: int):
     """Combine `m.value` with A; comparisons use the target register."""
     value = m.value
-    if binary == op.ORA:
-        m.value = m.a | value
-    elif binary == op.AND:
-        m.value = m.a & value
-    elif binary == op.EOR:
-        m.value = m.a ^ value
-    elif binary == op.ADC or binary == op.SBC:
+    if binary == op.ADC or binary == op.SBC:
         add(m, value, wp.where(binary == op.SBC, 1, 0))
-    elif binary == op.COMPARE:
-        register = m.a
-        if target == op.TO_X:
-            register = m.x
-        elif target == op.TO_Y:
-            register = m.y
+        return
+    # Selections, because the consoles of a warp would part at branches.
+    register = wp.where(target == op.TO_X, m.x, wp.where(target == op.TO_Y, m.y, m.a))
+    result = wp.where(binary == op.ORA, m.a | value, value)
+    result = wp.where(binary == op.AND, m.a & value, result)
+    result = wp.where(binary == op.EOR, m.a ^ value, result)
+    m.value = wp.where(binary == op.COMPARE, (register - value) & 0xFF, result)
+    if binary == op.COMPARE:
         m.carry = wp.where(register >= value, 1, 0)
-        m.value = (register - value) & 0xFF
     elif binary == op.BIT:
         m.zero = wp.where((m.a & value) == 0, 1, 0)
         m.negative = value >> 7

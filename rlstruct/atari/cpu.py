@@ -44,7 +44,7 @@ def fetch_slowly(board: Shared, i: int, m: Registers) -> wp.uint64:
             word = board.opcodes[m.bus]
             text |= wp.uint64(wp.uint32(word)) << wp.uint64(32)
             mode = word & 15
-            if mode >= op.IMMEDIATE and mode <= op.INDIRECT:
+            if mode < op.IMPLIED:
                 length = wp.where(mode >= op.ABSOLUTE, 3, 2)
         k += 1
     return text
@@ -93,25 +93,24 @@ def set_status(m: Registers, byte: int):
 def find_operand(board: Shared, i: int, m: Registers, word: int, operand: int):
     """Compute the address of the operand, in memory or on the stack."""
     mode = word & 15
-    if mode == op.PUSH:
+    if mode < op.IMPLIED:
+        base = operand
+        index = wp.where((mode & 3) == 1, m.x, 0)
+        index = wp.where((mode & 3) == 2, m.y, index)
+        if mode == op.INDEXED_X or mode == op.INDEXED_Y:
+            base = ram_word(board, i, base + wp.where(mode == op.INDEXED_X, m.x, 0))
+            index = wp.where(mode == op.INDEXED_X, 0, m.y)
+            m.bus = base >> 8
+        m.address = (base + index) & wp.where(mode < op.INDEXED_X, 0xFF, 0xFFFF)
+        if ((word >> op.PAGE) & 1) != 0 and ((base ^ m.address) & 0xFF00) != 0:
+            m.cycles += 1
+    elif mode == op.PUSH:
         m.address = 0x100 | m.sp
         m.sp = (m.sp - 1) & 0xFF
     elif mode == op.PULL:
         m.bus = byte_of_ram(board.ram, i, m.sp & 127)
         m.sp = (m.sp + 1) & 0xFF
         m.address = 0x100 | m.sp
-    elif mode != op.IMPLIED:
-        base = operand
-        index = wp.where(mode == op.ZERO_X or mode == op.ABSOLUTE_X, m.x, 0)
-        index = wp.where(mode == op.ZERO_Y or mode == op.ABSOLUTE_Y or mode == op.INDEXED_Y, m.y, index)
-        mask = wp.where(mode < op.INDEXED_Y, 0xFF, 0xFFFF)
-        if mode == op.INDEXED_X or mode == op.INDEXED_Y:
-            base = ram_word(board, i, base + wp.where(mode == op.INDEXED_X, m.x, 0))
-            mask = 0xFFFF
-            m.bus = base >> 8
-        m.address = (base + index) & mask
-        if ((word >> op.PAGE) & 1) != 0 and ((base ^ m.address) & 0xFF00) != 0:
-            m.cycles += 1
 
 
 @wp.func
@@ -191,20 +190,16 @@ def put_result(m: Registers, word: int):
     if ((word >> op.NZ) & 1) != 0:
         m.negative = value >> 7
         m.zero = wp.where(value == 0, 1, 0)
-    target = wp.where(((word >> op.BINARY) & 7) == op.COMPARE, op.TO_NOWHERE, (word >> op.TARGET) & 7)
-    if target == op.TO_A:
-        m.a = value
-    elif target == op.TO_X:
-        m.x = value
-    elif target == op.TO_Y:
-        m.y = value
-    elif target == op.TO_A_AND_X:
-        m.a = value
-        m.x = value
-    elif target == op.TO_SP:
-        m.sp = value
-    elif target == op.TO_STATUS:
-        set_status(m, value)
+    # Selections, because the consoles of a warp would part at branches.
+    m.a = wp.where(((word >> op.INTO_A) & 1) != 0, value, m.a)
+    m.x = wp.where(((word >> op.INTO_X) & 1) != 0, value, m.x)
+    m.y = wp.where(((word >> op.INTO_Y) & 1) != 0, value, m.y)
+    target = (word >> op.TARGET) & 7
+    if target >= op.TO_SP:
+        if target == op.TO_SP:
+            m.sp = value
+        else:
+            set_status(m, value)
 
 
 @wp.func
@@ -325,20 +320,21 @@ def finish_instruction(board: Shared, i: int, m: Registers, outer: Outer, word: 
     flow = (word >> op.FLOW) & 15
     if flow < op.BRANCH or m.n_instructions == MOST_INSTRUCTIONS - 1:
         compute(board, i, m, outer, word)
-    if flow == op.CARRY_IS_SIGN:
-        m.carry = m.value >> 7
-    elif flow == op.BRANCH:
+    if flow == op.BRANCH:
         branch(m, opcode)
-    elif flow == op.SET_FLAG:
-        set_flag(m, opcode)
-    elif flow == op.JAM:
-        m.pc = (m.pc - 1) & 0xFFFF
-    elif flow > op.BRANCH:
-        if (word & 15) == op.INDIRECT:
-            indirect(board, i, m)
-        jump(board, i, m, flow)
     elif flow != op.ALONG:
-        wait(m, outer, flow)
+        if flow == op.CARRY_IS_SIGN:
+            m.carry = m.value >> 7
+        elif flow == op.SET_FLAG:
+            set_flag(m, opcode)
+        elif flow == op.JAM:
+            m.pc = (m.pc - 1) & 0xFFFF
+        elif flow > op.BRANCH:
+            if (word & 15) == op.INDIRECT:
+                indirect(board, i, m)
+            jump(board, i, m, flow)
+        else:
+            wait(m, outer, flow)
 
 
 @wp.func

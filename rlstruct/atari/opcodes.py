@@ -8,17 +8,17 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-IMPLIED, IMMEDIATE, ZERO, ZERO_X, ZERO_Y, RELATIVE, INDEXED_X, INDEXED_Y, ABSOLUTE, ABSOLUTE_X, ABSOLUTE_Y, INDIRECT = (
-    range(12)
-)
-PUSH, PULL = 12, 13
-"""Addressing modes. The operand has one byte from `IMMEDIATE` to `INDEXED_Y`, and two from `ABSOLUTE` to `INDIRECT`."""
+ZERO, ZERO_X, ZERO_Y, IMMEDIATE, RELATIVE, INDEXED_X, INDEXED_Y = range(7)
+ABSOLUTE, ABSOLUTE_X, ABSOLUTE_Y, INDIRECT, IMPLIED, PUSH, PULL = range(8, 15)
+"""Addressing modes. The operand has one byte before `ABSOLUTE`, two up to `INDIRECT`, and none after. The lowest two
+bits are 1 if X is added to the operand, and 2 if Y is."""
 MODE, CYCLES, PAGE, READ, WRITE, SOURCE, UNARY, BINARY, TARGET, NZ, FLOW = 0, 4, 8, 9, 10, 11, 14, 17, 20, 23, 24
+INTO_A, INTO_X, INTO_Y = 28, 29, 30
 """Lowest bit of each field of an opcode's word."""
 FROM_MEMORY, FROM_A, FROM_X, FROM_Y, FROM_SP, FROM_STATUS, FROM_A_AND_X, FROM_A_AND_MEMORY = range(8)
 KEEP, ASL, ROL, LSR, ROR, INC, DEC = range(7)
 NOTHING, ORA, AND, EOR, ADC, SBC, COMPARE, BIT = range(8)
-TO_NOWHERE, TO_A, TO_X, TO_Y, TO_SP, TO_STATUS, TO_A_AND_X = range(7)
+TO_NOWHERE, TO_A, TO_X, TO_Y, TO_A_AND_X, TO_SP, TO_STATUS = range(7)
 ALONG, CARRY_IS_SIGN, WAIT_WHILE_PLUS, WAIT_WHILE_MINUS, WAIT_WHILE_NOT_ZERO = range(5)
 """Effects after computing. `WAIT`: the instruction loads the timer, and the next branches back; see `riot.wait`."""
 BRANCH, JUMP, CALL, RETURN, FROM_INTERRUPT, BREAK, SET_FLAG, JAM = range(5, 13)
@@ -113,6 +113,9 @@ def _word(opcode: int) -> int:
     fields = (
         (mode, MODE), (cycles, CYCLES), (indexed and reads and not do.store, PAGE), (reads, READ), (do.store, WRITE),
         (do.source, SOURCE), (do.unary, UNARY), (do.binary, BINARY), (do.target, TARGET), (do.nz, NZ), (do.flow, FLOW),
+        *((do.binary != COMPARE and do.target in targets, bit) for targets, bit in (
+            ((TO_A, TO_A_AND_X), INTO_A), ((TO_X, TO_A_AND_X), INTO_X), ((TO_Y,), INTO_Y),
+        )),
     )  # fmt: skip
     return sum(int(value) << shift for value, shift in fields)
 
