@@ -63,6 +63,11 @@ def draw_pages() -> None:
                 pages[f"published_{table}"][task.env or task.about][algorithm] = learning.curves_of(rows)
     for name, panels in pages.items():
         draw_panels(panels, DOCS / "algorithms" / f"{name}.png", metric="return", columns=3, ended=True)
+    for entry in published.TABLES["atari"]:
+        if rows := load(entry.name)[0]:
+            groups = {f"{TASKS[entry.task].about}, one core": learning.curves_over_minutes(rows)}
+            picture = DOCS / "algorithms" / f"{entry.task}_minutes.png"
+            draw_panels({"": groups}, picture, metric="return", ended=True, against="minutes of collecting and learning")
 
 
 def train_table(name: str, only: list[str], seeds: list[int], options: argparse.Namespace) -> None:

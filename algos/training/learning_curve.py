@@ -49,6 +49,7 @@ def draw_panels(
     metric: str,
     columns: int = 1,
     ended: bool = False,
+    against: str = "environment steps",
 ) -> None:
     """Draw one panel below the other, or a grid of small ones, each with its own axes.
 
@@ -62,6 +63,7 @@ def draw_panels(
         columns: number of columns; more than one makes the panels small.
         ended: all trainings have ended, some by reaching their target early: mean and band go on to the last step of
             any of them, with the last value of each that has ended before.
+        against: name of what the curves' steps count.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # imported here: it takes half a second
     from matplotlib.figure import Figure
@@ -95,7 +97,7 @@ def draw_panels(
         axes.margins(x=0.01)
         axes.grid(alpha=0.25, linewidth=0.6)
         axes.spines[["top", "right"]].set_visible(False)
-    figure.supxlabel("environment steps", fontsize=10)
+    figure.supxlabel(against, fontsize=10)
     figure.savefig(path)
 
 

@@ -83,6 +83,15 @@ def curves_of(rows: Sequence[Row]) -> list[Curve]:
     return [Curve(*zip(*evaluations_of(row), strict=True)) for row in rows]
 
 
+def curves_over_minutes(rows: Sequence[Row]) -> list[Curve]:
+    """Return the same over the minutes of collecting and learning, which every step takes an equal part of."""
+    minutes = [row["learning_seconds"] / 60 / row["env_steps"] for row in rows]
+    return [
+        Curve([step * each for step in curve.steps], curve.values)
+        for curve, each in zip(curves_of(rows), minutes, strict=True)
+    ]
+
+
 def last_five(row: Row) -> float:
     """Return the mean of the last five evaluations of a training: those that it went on after, and the final one."""
     return statistics.fmean(value for _, value in evaluations_of(row)[-5:])

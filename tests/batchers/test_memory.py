@@ -88,7 +88,8 @@ def test_the_report_is_the_measured_peak() -> None:
         assert report.batch == pytest.approx((257 + 256) * 8 * frame, rel=0.01)  # restarts: _observation has its own
         ended = int(batch.steps["_observation/done"].sum())
         assert ended == 8 * (256 // 20)
-    assert report.total + ended * frame == pytest.approx(peak, rel=0.05)
+    # Whatever else this process takes meanwhile, such as for tests that ran before, is in the peak, too.
+    assert report.total + ended * frame == pytest.approx(peak, rel=0.08)
 
 
 @pytest.mark.parametrize(("n_processes", "device"), [(0, "cpu"), (2, "cpu"), (0, "sim:0")])
