@@ -67,7 +67,7 @@ def draw_pages() -> None:
         if rows := load(entry.name)[0]:
             groups = {f"{TASKS[entry.task].about}, one core": learning.curves_over_minutes(rows)}
             picture = DOCS / "algorithms" / f"{entry.task}_minutes.png"
-            draw_panels({"": groups}, picture, metric="return", ended=True, against="minutes of collecting and learning")
+            draw_panels({"": groups}, picture, metric="return", ended=True, against="minutes of learning")
 
 
 def train_table(name: str, only: list[str], seeds: list[int], options: argparse.Namespace) -> None:

@@ -84,7 +84,7 @@ def curves_of(rows: Sequence[Row]) -> list[Curve]:
 
 
 def curves_over_minutes(rows: Sequence[Row]) -> list[Curve]:
-    """Return the same over the minutes of collecting and learning, which every step takes an equal part of."""
+    """Return the same over the minutes of collecting and learning, of which every step takes an equal part."""
     minutes = [row["learning_seconds"] / 60 / row["env_steps"] for row in rows]
     return [
         Curve([step * each for step in curve.steps], curve.values)
