@@ -139,8 +139,10 @@ def test_two_commits_are_measured_side_by_side(tmp_path: pathlib.Path) -> None:
         sys.executable,
         str(ROOT / "benchmarks" / "compare_commits.py"),
         "HEAD",
+        "--starts",
+        "2",
         "--rounds",
-        "5",
+        "3",
         "--seconds",
         "0.01",
     ]
