@@ -240,7 +240,9 @@ class GradientLearner(ABC):
 
     def _is_bundled(self, *methods: str) -> bool:
         """Return True if these methods are the library's, so that no code of a user runs in between."""
-        return all(getattr(self, one).__module__.startswith("rlstruct.") for one in methods)
+        owners = [next(one for one in type(self).__mro__ if name in vars(one)) for name in methods]
+        places = [one.__module__ for one in owners] + [getattr(self, name).__module__ for name in methods]
+        return not vars(self).keys() & methods and all(place.startswith("rlstruct.") for place in places)
 
     def _steps_can_be_stacked(self) -> bool:
         """Return True if gradient steps are compiled with that of the optimiser; see `_take_stacks`."""

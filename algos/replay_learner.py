@@ -265,9 +265,10 @@ class ReplayLearner(GradientLearner):
 
     def _captured(self, argument: Any) -> dict[str, Tensor]:  # noqa: ANN401
         """Take one gradient step on a minibatch; without one, on a new sample, and do what follows the step."""
-        self._n_keys, self._n_steps = 0, 1
+        first, self._n_keys = self.policy_version, 0
         minibatch = self.sample() if argument is None else argument
         terms = super().gradient_step(minibatch)
+        self._n_steps = self.policy_version - first  # a replayed graph does not count them
         self.version_now += 1
         return terms if argument is not None else self.after_step(minibatch, terms)
 

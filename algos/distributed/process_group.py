@@ -179,7 +179,7 @@ class DistributedLearnerGroup(LearnerGroup):
                     "which share it. Change one of the two numbers."
                 )
         changed: dict[str, Any] = {
-            name: local_device(getattr(config, name), self._local_rank)
+            name: local_device("cuda", self._local_rank)
             for name in ("learner_device", "batcher_device", "evaluation_device")
             if getattr(config, name) == "cuda"
         }

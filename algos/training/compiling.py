@@ -70,7 +70,7 @@ def with_decisions(
 
 def _log_long_compilation(config: TrainingConfig, agent: RL_Agent) -> None:
     """Tell what takes minutes before the first update ends."""
-    if _replayed_by_steps(agent) and not why_not_compiled(agent, torch.device("cpu")):
+    if _replayed_by_steps(agent) and not (why_not_compiled(agent, torch.device("cpu")) or why_no_compiler()):
         seconds = SECONDS["compile_update"] + config.n_timesteps * SECONDS_PER_STEP
         _logger.info(
             "run_training compiles every one of %d time steps of an update, which takes about %.0f s: %s is replayed "

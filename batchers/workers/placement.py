@@ -26,7 +26,7 @@ SHARING: Registry[str, Callable[..., Any]] = Registry(
         "roles": "rlstruct.sharing.learners:place_roles",
     }
 )
-"""Functions that place processes which use a GPU at the same time; imported for every mode but ``"none"``."""
+"""Functions that place processes which use a GPU at the same time; imported when they are needed."""
 
 _taken: set[int] = set()  # cores of this program's open placements
 

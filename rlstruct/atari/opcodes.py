@@ -10,8 +10,8 @@ import numpy.typing as npt
 
 ZERO, ZERO_X, ZERO_Y, IMMEDIATE, RELATIVE, INDEXED_X, INDEXED_Y = range(7)
 ABSOLUTE, ABSOLUTE_X, ABSOLUTE_Y, INDIRECT, IMPLIED, PUSH, PULL = range(8, 15)
-"""Addressing modes. The operand has one byte before `ABSOLUTE`, two up to `INDIRECT`, and none after. The lowest two
-bits are 1 if X is added to the operand, and 2 if Y is."""
+"""Addressing modes. The operand has one byte before `ABSOLUTE`, two up to `INDIRECT`, and none after. Of a
+mode with an operand, the lowest two bits are 1 if X is added to it, and 2 if Y is."""
 MODE, CYCLES, PAGE, READ, WRITE, SOURCE, UNARY, BINARY, TARGET, NZ, FLOW = 0, 4, 8, 9, 10, 11, 14, 17, 20, 23, 24
 INTO_A, INTO_X, INTO_Y = 28, 29, 30
 """Lowest bit of each field of an opcode's word."""

@@ -66,8 +66,6 @@ NEEDED: Final[dict[str, tuple[str, ...]]] = {
         "torch._inductor.codecache#load_pybinding",
     ),
     "code on disk": (
-        "torch._dynamo.utils:CompileEventLogger",
-        "torch._dynamo.utils:get_metrics_context",
         "torch._guards:TracingContext",
         "torch._guards:tracing",
         "torch._subclasses.fake_tensor:FakeTensorMode",
@@ -212,7 +210,9 @@ def code_on_disk(inputs: list[torch.Tensor], strides: list[tuple[int, ...]]) -> 
     fake = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
     tag = f"rlstruct {strides} {missing('scalar loops')}"  # what differs from the code of torch.compile
     # In torch 2.7, taking code from the disk fails outside of this context.
-    counts = contextlib.nullcontext() if hasattr(dynamo.CompileEventLogger, "try_") else dynamo.get_metrics_context()
+    counts: Any = contextlib.nullcontext()
+    if not hasattr(getattr(dynamo, "CompileEventLogger", None), "try_") and hasattr(dynamo, "get_metrics_context"):
+        counts = dynamo.get_metrics_context()
     with counts, settings.patch(cache_key_tag=tag), tracing(TracingContext(fake)):  # type: ignore[attr-defined]
         yield [fake.from_tensor(one, static_shapes=True) for one in inputs]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
@@ -170,6 +171,45 @@ def test_terms_that_expect_the_pair_of_an_older_version_are_told_what_they_get(b
     learner = Pairs.create(create_network(), ActorCriticAgent, PPOConfig(n_minibatches=2))
     with pytest.raises(TypeError, match=r"PPOLearner\.terms gets the minibatch alone since version 0\.4"):
         learner.update(batches[0], 0.0)
+
+
+def counted(method: Any) -> Any:
+    """Count the calls of a method of the library, as a decorator of a user's own."""
+
+    @functools.wraps(method)
+    def count(self: Any, *given: Any, **named: Any) -> Any:
+        self.n_calls = getattr(self, "n_calls", 0) + 1
+        return method(self, *given, **named)
+
+    return count
+
+
+@pytest.mark.slow
+def test_a_decorated_method_is_called_for_each_compiled_step(batches: list[Trajectories]) -> None:
+    """`functools.wraps` gives it the name and the module of the method of the library."""
+    for decorated in ("after_step", "gradient_step"):
+        mine: Any = type("Mine", (PPOLearner,), {decorated: counted(getattr(PPOLearner, decorated))})
+        config = PPOConfig(n_minibatches=2, n_epochs=2, compile_update=True)
+        learner = mine.create(create_network(), ActorCriticAgent, config)
+        for batch in batches[:3]:
+            learner.update(batch, 0.0)
+        assert learner.n_calls == 3 * 4
+
+
+class Twice(Values):
+    """Takes two steps with every gradient."""
+
+    def descend(self, terms: Any, gradient: Any, unless: Any = None) -> Any:
+        super().descend(terms, gradient, unless)
+        return super().descend(terms, gradient, unless)
+
+
+def test_all_steps_of_an_optimiser_are_counted(batches: list[Trajectories]) -> None:
+    torch.manual_seed(0)
+    learner = Twice.create(create_q_network(), QAgent, ReplayConfig(**SMALL))
+    learner.update(batches[0], 0.0)
+    assert len(learner.sampled) == learner.config.n_updates
+    assert learner.policy_version == 2 * learner.config.n_updates
 
 
 class Squares(GradientLearner):
