@@ -63,7 +63,7 @@ def main() -> None:
     print("|---|---:|---:|---:|---:|---:|")
     for row in rows:
         print(f"| {' | '.join(row.values())} |")
-    write("sac_updates", rows)
+    write("sac_updates", [row for row in rows if row["ms"]])  # those that are installed
 
 
 if __name__ == "__main__":
