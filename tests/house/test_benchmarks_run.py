@@ -318,7 +318,7 @@ def test_the_experiments_with_atari_measure_every_row_and_are_resumed(device: st
     assert sum(row["part"] == "atari_layout" for row in found) == 2
     assert again == found  # not measured again
     drawn = {path.name.rpartition("-")[2] for path in tmp_path.glob("*.png")}
-    assert drawn == {"atari.png", "atari_score.png", "atari_starts.png"}
+    assert drawn == {"atari.png", "atari_layout.png", "atari_score.png", "atari_starts.png"}
 
 
 def test_costs_of_starts_are_ratios_of_times(monkeypatch: pytest.MonkeyPatch) -> None:
