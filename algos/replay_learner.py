@@ -230,8 +230,7 @@ class ReplayLearner(GradientLearner):
 
         A compiled call gathers the samples of all steps together.
         """
-        own = isinstance(self.buffer, ReplayBuffer)
-        if self._filling or not own or not self._runs_bundled_code():
+        if self._filling or not isinstance(self.buffer, ReplayBuffer) or not self._runs_bundled_code():
             return super()._each_step(prepared)
         if self._graph.make is not None and self.buffer.device == self.device:
             return [self._replayed(None) for _ in range(self.config.n_updates)]

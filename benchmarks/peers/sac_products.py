@@ -46,11 +46,11 @@ def products(
         gradients: of the outputs of the policy, of the critics, and of the critics of the policy's actions.
     """
     actor, critics, targets = networks
-    seen, reached, taken, taken_next, proposed = inputs
+    observed, reached, taken, taken_next, proposed = inputs
     of_actor, of_critics, gradient = gradients
     next_action, target = forward(reached, actor)[-1], forward(taken_next, targets)[-1]
     new_critics = backward(forward(taken, critics), critics, of_critics)
-    layers, value = forward(seen, actor), forward(proposed, critics)[-1]
+    layers, value = forward(observed, actor), forward(proposed, critics)[-1]
     for weight in reversed(critics):  # to the policy's action; the critics' weights are constants of its loss
         gradient = gradient @ weight.mT
     return (backward(layers, actor, of_actor), new_critics, targets), (next_action, target, value, gradient)

@@ -177,9 +177,9 @@ def counted(method: Any) -> Any:
     """Count the calls of a method of the library, as a decorator of a user's own."""
 
     @functools.wraps(method)
-    def count(self: Any, *given: Any, **named: Any) -> Any:
+    def count(self: Any, *arguments: Any) -> Any:
         self.n_calls = getattr(self, "n_calls", 0) + 1
-        return method(self, *given, **named)
+        return method(self, *arguments)
 
     return count
 

@@ -112,7 +112,7 @@ def test_figures_have_the_numbers_of_the_papers_as_lines(monkeypatch: pytest.Mon
         assert all(f"{value:g}" in page for value in values)
     atari = tables.FIGURES["atari"]()
     page = (ROOT / tables.experiments.EXPERIMENTS["atari"].page).read_text()
-    bands = [f"{low / 1000:g} to {high / 1000:g}" for known in atari.bands.values() for low, high in known.values()]
+    bands = [f"{low / 1000:g} to {high / 1000:g}" for ranges in atari.bands.values() for low, high in ranges.values()]
     assert bands == ["41 to 155", "39 to 125", "26 to 68"]
     assert all(band in page for band in bands)
 

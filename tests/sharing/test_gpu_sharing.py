@@ -463,11 +463,11 @@ class ShowingRole(Role):
 def test_roles_are_clients_of_a_daemon_on_each_gpu(h100: FakeMps, monkeypatch: pytest.MonkeyPatch) -> None:
     list_gpus(h100, "GPU 0: NVIDIA H100 (UUID: GPU-11)\nGPU 1: NVIDIA H100 (UUID: GPU-22)\n")
     roles = {"collector": [ShowingRole(), ShowingRole()], "trainer": [ShowingRole()]}
-    found = launch_roles(roles, device="cuda", sharing="mps", thread_percentage=25)
-    assert {role: len(each) for role, each in found.items()} == {"collector": 2, "trainer": 1}
+    results = launch_roles(roles, device="cuda", sharing="mps", thread_percentage=25)
+    assert {role: len(each) for role, each in results.items()} == {"collector": 2, "trainer": 1}
     assert len(h100.orders("daemon")) == 2
     assert h100.left() == []
-    first, second, third = (*found["collector"], *found["trainer"])
+    first, second, third = (*results["collector"], *results["trainer"])
     assert third == first
     assert first["CUDA_MPS_PIPE_DIRECTORY"] != second["CUDA_MPS_PIPE_DIRECTORY"]
     for one, gpu in ((first, "GPU-11"), (second, "GPU-22")):
