@@ -356,6 +356,14 @@ def test_gumbel_noise_draws_by_logits() -> None:
     assert chi_square(torch.bincount(drawn, minlength=4).float(), N * logits.softmax(0)) < 4
 
 
+def test_gumbel_noise_is_finite_where_the_uniform_number_is_the_largest() -> None:
+    key = torch.tensor([4201348417020950320])
+    assert random.uniform(key, (4,), random.DEFAULT_STREAMS["gumbel"])[0, 1] == 1.0 - 2.0**-24
+    noise = random.gumbel(key, (4,))[0]
+    assert noise.isfinite().all()
+    assert noise[1] == pytest.approx(-math.log(-math.log1p(-(2.0**-24))))
+
+
 @pytest.mark.parametrize("alpha", [0.03, 0.3, 1.0, 5.0])
 def test_dirichlet_draws_have_the_moments_of_the_distribution(alpha: float) -> None:
     among = torch.tensor([True, False, True, True, True])
