@@ -204,11 +204,13 @@ class SACLearner(ReplayLearner):
     def agent_info(self, fraction_done: float, n_envs: int) -> DictTensor:
         """Return the ``epsilon`` of each environment, 1 while the buffer fills, and ``noise`` if it is held.
 
+        No noise is held at the end, with whose settings evaluations and loaded policies sample: it would never change.
+
         Returns:
             [B] on the CPU: float32, and keys for `rlstruct.functional.random`, int64.
         """
         info = {"epsilon": torch.full((n_envs,), float(self.fills(fraction_done)), device="cpu")}
-        if self.config.hold_noise:
+        if self.config.hold_noise and fraction_done < 1.0:
             lanes = torch.arange(n_envs, device="cpu")
             info["noise"] = random.step_keys(self._noise_seed, self._steps_done(fraction_done), lanes).squeeze(1)
         return DictTensor(info)
@@ -220,6 +222,6 @@ train: Algorithm[SACConfig] = Algorithm(
 """Train a policy for bounded continuous actions; arguments are those of `Algorithm.__call__`.
 
 The network is `rlstruct.agents.SoftActorCritic`, or has the same parts. The agent keeps no state, reads
-``agent_info["epsilon"]``, and ``agent_info["noise"]`` if `SACConfig.hold_noise` is set, and returns ``action`` and
-``log_probability`` with gradients, as `rlstruct.agents.SquashedGaussianAgent` does.
+``agent_info["epsilon"]``, and during collection ``agent_info["noise"]`` if `SACConfig.hold_noise` is set, and returns
+``action`` and ``log_probability`` with gradients, as `rlstruct.agents.SquashedGaussianAgent` does.
 """

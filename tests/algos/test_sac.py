@@ -17,10 +17,11 @@ from resume_tasks import SAC, create_pendulum, create_soft_network
 from torch import Tensor, nn
 from torch.distributions import AffineTransform, Independent, Normal, TanhTransform, TransformedDistribution
 
-from rlstruct import DictTensor
+from rlstruct import DictTensor, Policy
 from rlstruct.agents import MLP, SoftActorCritic, SquashedGaussianAgent
 from rlstruct.algos.sac import SACConfig, SACLearner, losses, train
 from rlstruct.batchers import RL_Batcher
+from rlstruct.core import TensorSpec
 from rlstruct.envs import GymEnvInf
 from rlstruct.functional import gaussian
 from rlstruct.functional.random import step_keys
@@ -277,6 +278,15 @@ def test_held_noise_lasts_for_a_batch_and_no_longer() -> None:
     assert torch.equal(first, again)
     assert len(torch.cat([first, later]).unique()) == 6
     assert "noise" not in create_learner().agent_info(0.0, 3)
+
+
+def test_policies_after_a_training_draw_new_noise_at_every_step() -> None:
+    learner = create_learner(n_env_steps=800, hold_noise=True)
+    settings = {key: value[0] for key, value in learner.agent_info(1.0, 1).items()}  # as checkpoints hold them
+    specs = {"frame": TensorSpec((3,), torch.float32)}
+    policy = Policy(learner.model, SquashedGaussianAgent, specs, stochastic=True, agent_info=settings)
+    actions = torch.cat([policy.act(torch.zeros(2, 3)) for _ in range(3)])
+    assert len(actions.unique(dim=0)) == 6
 
 
 def test_equal_keys_of_held_noise_give_equal_noise() -> None:
