@@ -253,6 +253,7 @@ class TrainingLoop:
             "seconds": time.perf_counter() - self._start if self._start else 0.0,
             "published": self._published,
             "fetched": None if fetched is None else (stored(fetched[0]), *fetched[1:]),
+            "first": None if self._first is None else stored(self._first),
             "history": self.history.state_dict(),
             "batcher": self.batcher.state_dict(),
             "evaluator": {} if self.evaluator is None else self.evaluator.state_dict(),
@@ -293,6 +294,8 @@ class TrainingLoop:
         if training["fetched"] is not None:
             tensors, n_running, version = training["fetched"]
             self._fetched = restored(tensors).to(self.batcher.device), n_running, version
+        if (first := training.get("first")) is not None:  # there may be no batch left to collect
+            self._first = restored(first).to(self.learner.device)
         self.batcher.load_state_dict(training["batcher"], self.learner.model.state_dict())
         if self.evaluator is not None:
             self.evaluator.load_state_dict(training["evaluator"])

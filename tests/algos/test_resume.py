@@ -125,6 +125,28 @@ def resumes_bit_for_bit(
     return run.path
 
 
+def test_a_training_that_died_in_its_last_evaluation_is_completed_with_its_policy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = Evaluator.start
+
+    def die(self: Evaluator, weights: Mapping[str, Any], *, env_steps: int, policy_version: int) -> None:
+        if env_steps:
+            raise Killed
+        start(self, weights, env_steps=env_steps, policy_version=policy_version)
+
+    last = {"n_env_steps": 200, "checkpoint_interval": 40}
+    with monkeypatch.context() as patch, new_folder(tmp_path, "a2c") as run:
+        patch.setattr(Evaluator, "start", die)
+        with pytest.raises(Killed):
+            train("a2c", run, **last)
+    with RunFolder.resume(run.path, progress=False) as run:
+        assert run.checkpoint is not None
+        assert run.checkpoint["env_steps"] == 200  # no batch is left to collect
+        train("a2c", run, **last)
+    assert rlstruct.load(run.path).act(torch.zeros(4)).shape == ()
+
+
 @pytest.mark.parametrize("name", ["sac", "ppo"])
 def test_checkpoints_from_before_a_setting_existed_are_resumed(name: str) -> None:
     config = TASKS[name][1]
