@@ -87,7 +87,9 @@ class TrainingContext:
         model = copy.deepcopy(self._loop.learner.model).to("cpu")
         model.load_state_dict(weights)
         stochastic = self._loop.draws if stochastic is None else stochastic
-        settings: dict[str, Any] = {"actions": self._loop.batcher.actions, "agent_info": self._loop.sampling()}
+        batcher = self._loop.batcher
+        settings: dict[str, Any] = {"actions": batcher.actions, "bounds": batcher.bounds}
+        settings["agent_info"] = self._loop.sampling()
         return Policy(model, self._create_agent, specs, stochastic=stochastic, **settings)
 
     def save_policy(self, file: str | Path) -> None:

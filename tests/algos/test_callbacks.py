@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -16,6 +17,8 @@ import torch
 from callback_tasks import SETTINGS, Journal, OnlyFirst, Ranks, train
 
 import rlstruct
+from rlstruct import Policy
+from rlstruct.agents import ActorCritic, ActorCriticAgent
 from rlstruct.algos import (
     BestCheckpoint,
     Callback,
@@ -28,6 +31,7 @@ from rlstruct.algos import (
 )
 from rlstruct.algos.training.callbacks import Callbacks
 from rlstruct.algos.training.history import TrainingHistory
+from rlstruct.envs import GymEnvInf
 
 
 @pytest.fixture(autouse=True)
@@ -430,6 +434,23 @@ def test_a_policy_needs_an_evaluation_and_a_batch() -> None:
         RuntimeError, match=r"TrainingContext\.policy: no evaluation has ended since the training began"
     ):
         train([Asks()])
+
+
+class KeepsPolicy(Callback):
+    policy: Policy
+
+    def on_end(self, context: TrainingContext) -> None:
+        self.policy = context.policy()
+
+
+def test_a_policy_knows_the_bounds_of_integers() -> None:
+    def create_lake(n_envs: int, seed: int) -> GymEnvInf:
+        return GymEnvInf([gymnasium.make("FrozenLake-v1") for _ in range(n_envs)], seed)
+
+    keeps, create_model = KeepsPolicy(), partial(ActorCritic, 1, 4, hidden=(8,))
+    config = a2c.A2CConfig(**{**SETTINGS, "n_env_steps": 128})
+    a2c.train(config, create_model, ActorCriticAgent, create_lake, callbacks=[keeps])
+    assert keeps.policy.bounds == {"frame": (0, 15)}  # as a loaded one, which `rlstruct.export` needs
 
 
 class Saves(Callback):
