@@ -77,7 +77,8 @@ class ReplayBuffer:
         for name, number in (("capacity", capacity), ("n_step", n_step), ("n_stack", n_stack)):
             Range(at_least=1, whole=True).check(type(self).__name__, name, number)
         self.device = resolve_device(device)
-        self.capacity, self.n_step, self.discount, self.n_stack = capacity, n_step, discount, n_stack
+        self.capacity, self.n_step, self.n_stack = int(capacity), int(n_step), int(n_stack)  # also of 1e6
+        self.discount = discount
         self.stack_padding = stack_padding
         self.columns: dict[str, Tensor] = {}
         self._state: dict[str, Tensor] = {}  # one number per environment; captured graphs read this memory

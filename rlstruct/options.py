@@ -15,7 +15,7 @@ import tempfile
 import types
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from numbers import Real
+from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -171,9 +171,16 @@ class Options:
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
+        """Check the numbers, and turn those of numpy, and whole ones such as 1e6, into Python's own."""
         cls: type = type(self)
-        for name, accepted in _ranges(cls).items():
+        ranges = _ranges(cls)
+        for name, accepted in ranges.items():
             accepted.check(cls.__name__, name, getattr(self, name))
+        for name in getattr(cls, "__dataclass_fields__", {}):
+            value = getattr(self, name)
+            if isinstance(value, Real) and not isinstance(value, bool):
+                is_whole = isinstance(value, Integral) or (name in ranges and ranges[name].whole)
+                object.__setattr__(self, name, int(value) if is_whole else float(value))  # the dataclass is frozen
 
     def require(self, name: str, fits: bool, expected: str) -> None:
         """Raise ValueError unless a setting fits the others; ``expected`` describes values that would."""

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import io
+import json
 import math
 import pickle
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
 import pytest
+import torch
 from option_bounds import check_bounds
 
 from rlstruct.algos import A2CConfig, DQNConfig, PPOConfig, PQNConfig, ReinforceConfig, SACConfig, TrainingConfig
@@ -84,6 +88,24 @@ def test_values_at_the_bounds_are_accepted_and_kept() -> None:
     assert dataclasses.asdict(SmallOven(**given)) == given
     assert SmallOven() == SmallOven(degrees=180.0, minutes=None, shelf=1, mode="fan", label="cake")
     assert SmallOven(shelf=3.0).shelf == 3  # type: ignore[arg-type]  # 1e6 steps are a whole number, too
+
+
+def test_numbers_become_those_of_python() -> None:
+    # range() accepts no 3.0; neither JSON nor a checkpoint, which is read without running code, holds numpy's numbers.
+    numbers: Any = {"degrees": np.float32(99.5), "minutes": np.int64(7), "shelf": 3.0}
+    assert repr(Oven(**numbers)) == "Oven(degrees=99.5, minutes=7, shelf=3, mode='fan', label='cake')"
+    numbers = {
+        "learning_rate": np.float64(0.5),
+        "seed": np.int64(3),
+        "replay_capacity": 1e5,
+        "reward_scale": np.float64(2),
+    }
+    config = SACConfig(**numbers)
+    assert [type(getattr(config, name)) for name in numbers] == [float, int, int, float]
+    file = io.BytesIO()
+    torch.save(dataclasses.asdict(config), file)
+    file.seek(0)
+    assert torch.load(file, weights_only=True) == json.loads(json.dumps(dataclasses.asdict(config)))
 
 
 def test_the_docstring_says_the_range() -> None:

@@ -98,6 +98,14 @@ def test_exact_for_all_sizes(n_envs: int, T: int, n_step: int, slack: int, n_pie
         check_counting_batch(buffer.sample(300), n_step, 0.5, heads(trajectories))
 
 
+def test_a_whole_number_may_be_a_float() -> None:
+    buffer = ReplayBuffer(1e2, n_step=2.0)  # type: ignore[arg-type]
+    with create_batcher(n_envs=5, n_timesteps=7) as batcher:
+        batcher.reset()
+        buffer.extend(collect(batcher))
+    assert len(buffer.sample(3)["index"]) == 3
+
+
 @pytest.mark.parametrize("prioritised", [False, True])
 def test_all_that_the_agent_returned_is_kept(prioritised: bool) -> None:
     buffer = (PrioritisedReplayBuffer if prioritised else ReplayBuffer)(500)
