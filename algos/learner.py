@@ -579,8 +579,12 @@ def check_numbers(where: str, terms: Mapping[str, Any], *, single: Collection[st
 
 
 def mean_terms(steps: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """Average the terms of gradient steps, all with the same names and shapes; empty if there are none.  [] each."""
-    return {name: torch.stack([terms[name] for terms in steps]).mean() for name in steps[0]} if steps else {}
+    """Average the terms of gradient steps, all with the same names and shapes; empty if there are none.  [] each.
+
+    Integers and bools, such as counts, have means in float32.
+    """
+    stacks = {name: torch.stack([terms[name] for terms in steps]) for name in steps[0]} if steps else {}
+    return {name: one.mean(dtype=None if one.is_floating_point() else torch.float32) for name, one in stacks.items()}
 
 
 def evaluate_actions(replayed: TemporalDictTensor, steps: TemporalDictTensor) -> tuple[Tensor, Tensor]:

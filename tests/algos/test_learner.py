@@ -13,7 +13,7 @@ from resume_tasks import create_network, create_sim
 
 from rlstruct import RL_Agent, Trajectories, replay_agent
 from rlstruct.agents import ActorCritic, ActorCriticAgent, RecurrentActorCritic, RecurrentAgent
-from rlstruct.algos import a2c
+from rlstruct.algos import a2c, mean_terms
 from rlstruct.algos.bootstrapping import replay_with_next_values
 from rlstruct.algos.training.loop import run_training
 from rlstruct.batchers import RL_Batcher
@@ -77,6 +77,11 @@ class Unreplayed(a2c.A2CLearner):
 
     def terms(self, batch: Any) -> Any:
         return {"loss": -batch.steps["action/log_probability"].mean()}
+
+
+def test_counts_among_the_terms_are_averaged() -> None:
+    steps = [{"n_wrong": torch.tensor(n), "all": torch.tensor(n > 3)} for n in (3, 4)]
+    assert {name: float(mean) for name, mean in mean_terms(steps).items()} == {"n_wrong": 3.5, "all": 0.5}
 
 
 def test_a_loss_of_collected_numbers_alone_names_replay_agent() -> None:
