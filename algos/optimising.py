@@ -138,7 +138,8 @@ class PureAdam:
             decay, square_decay = group["betas"]
             step, root = state["scales"][int(i)].unbind()
             weight = before
-            if (weight_decay := group["weight_decay"]) and type(self._optimizer) is AdamW:
+            decoupled = group.get("decoupled_weight_decay", type(self._optimizer) is AdamW)
+            if (weight_decay := group["weight_decay"]) and decoupled:
                 weight = weight * (1.0 - state["rate"][int(i)].to(torch.float32) * weight_decay)
             elif weight_decay:
                 g = g + weight_decay * weight

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Callable
+from functools import partial
+from inspect import signature
 from typing import Any
 
 import pytest
@@ -243,8 +245,15 @@ def test_an_optimiser_that_wants_a_closure_is_refused() -> None:
         learner.step(good)
 
 
+DECOUPLED = pytest.param(
+    partial(optim.Adam, decoupled_weight_decay=True),
+    marks=pytest.mark.skipif("decoupled_weight_decay" not in signature(optim.Adam).parameters, reason="an older torch"),
+    id="decoupled",
+)
+
+
 @pytest.mark.parametrize("settings", [{}, {"weight_decay": 0.1}, {"betas": (0.5, 0.7), "eps": 1e-3, "fused": True}])
-@pytest.mark.parametrize("cls", [torch.optim.Adam, torch.optim.AdamW])
+@pytest.mark.parametrize("cls", [torch.optim.Adam, torch.optim.AdamW, DECOUPLED])
 def test_steps_of_the_pure_adam_are_those_of_torch(cls: Any, settings: dict[str, Any]) -> None:
     torch.manual_seed(0)
     ours, theirs = ([torch.randn(3, 2).requires_grad_() for _ in range(3)] for _ in range(2))
