@@ -13,6 +13,7 @@ from rlstruct.agents.convolutional import ConvolutionalTrunk
 from rlstruct.agents.model_agent import ModelAgent
 from rlstruct.agents.networks import MLP, Activation, Recurrent, as_features, create_activation
 from rlstruct.core import DictTensor, TemporalDictTensor, Trajectories
+from rlstruct.errors import BadValueError
 from rlstruct.functional import categorical, random
 from rlstruct.functional.q_learning import duelling_values
 from rlstruct.policies.blueprint import KeepsArguments
@@ -118,7 +119,7 @@ class QNetwork(KeepsArguments, nn.Module):
     Args:
         n_inputs: D, the number of entries of a frame, counted over all its axes.
         n_actions: A.
-        hidden: width of each hidden layer, at least one.
+        hidden: width of each hidden layer, at least one, else ValueError.
         duelling: end in a `DuellingHead` instead of one linear layer.
         activation: see `MLP`, as are ``orthogonal`` and ``layer_norm``.
     """
@@ -135,6 +136,11 @@ class QNetwork(KeepsArguments, nn.Module):
         layer_norm: bool = False,
     ) -> None:
         super().__init__()
+        if not hidden:
+            raise BadValueError(
+                "QNetwork: hidden is empty, expected the width of at least one layer, such as (128, 128). "
+                f"MLP({n_inputs}, {n_actions}, hidden=()) is linear, for frames of shape [{n_inputs}]."
+            )
         *lower, width = hidden
         settings: dict[str, Any] = {"activation": activation, "orthogonal": orthogonal, "layer_norm": layer_norm}
         trunk = MLP(n_inputs, width, hidden=lower, output_gain=2.0**0.5, **settings)

@@ -152,15 +152,15 @@ PRESETS: Registry[tuple[str, str], Preset] = Registry({
         evaluation_episodes=50, evaluation_processes=0,
     ), {"layer_norm": True}),
     **{
-        # CleanRL's settings, see docs/algorithms/ppo.md, with several environments instead of one of 2,048 steps.
+        # CleanRL's settings, see docs/algorithms/ppo.md, with 8 environments of 256 steps instead of one of 2,048.
         ("ppo", f"{name}-v5"): Preset(PPOConfig(
-            n_env_steps=1_000_000, n_envs=n_envs, n_timesteps=2048 // n_envs, n_epochs=10, n_minibatches=32,
+            n_env_steps=1_000_000, n_envs=8, n_timesteps=n_timesteps, n_epochs=10, n_minibatches=32,
             reward_scale=1.0, learning_rate=0.0003, entropy_coefficient=0.0, value_clip=0.2, trace_decay=0.95,
             evaluation_interval=100_000, evaluation_timesteps=1_000, evaluation_episodes=10,
         ), {"normalise": True})
-        for name, n_envs in (
-            ("HalfCheetah", 8), ("Hopper", 8), ("Walker2d", 8), ("Ant", 8), ("Swimmer", 8),
-            ("InvertedDoublePendulum", 2),
+        for name, n_timesteps in (
+            ("HalfCheetah", 256), ("Hopper", 256), ("Walker2d", 256), ("Ant", 256), ("Swimmer", 256),
+            ("InvertedDoublePendulum", 1024),  # no matter where all environments are in their episodes of 1,000 steps
         )
     },
     # When the next ball seems lost anyway, all actions have the same value. Only high entropy, and advantages with

@@ -46,7 +46,8 @@ def evaluate(trained: Trained, options: Evaluate) -> dict[str, object]:
     torch.set_num_threads(1)
     games = options.episodes + options.episodes % 2
     config: Any = trained.settings.config
-    settings = replace(config, evaluation_episodes=games, evaluation_device=options.device, seed=options.seed)
+    changes: dict[str, Any] = {"evaluation_episodes": games, "evaluation_processes": 0, "seed": options.seed}
+    settings = replace(config, **changes, evaluation_device=options.device)
     judge = arena(settings, trained.choice.create_agent, trained.factory, trained.model, "test")
     judge.start(trained.model.state_dict(), env_steps=trained.env_steps, policy_version=0)
     returns = judge.wait().returns

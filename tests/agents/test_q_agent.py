@@ -6,7 +6,7 @@ from fake_envs import create_counting_env
 from random_observations import observe
 
 from rlstruct import DictTensor, RL_Agent, Trajectories, replay_agent
-from rlstruct.agents import DuellingHead, QAgent, QNetwork
+from rlstruct.agents import MLP, DuellingHead, QAgent, QNetwork
 from rlstruct.batchers import RL_Batcher
 
 
@@ -62,6 +62,13 @@ def test_networks_take_frames_of_any_dtype_and_rank(duelling: bool, orthogonal: 
     for dtype in (torch.uint8, torch.bool, torch.float64):
         torch.testing.assert_close(model(frame.to(dtype)), model(frame.float().flatten(1)))
     assert model(frame).shape == (5, 3)
+
+
+def test_a_network_without_hidden_layers_names_one_that_works() -> None:
+    with pytest.raises(ValueError, match=r"expected the width of at least one layer.*MLP\(3, 2, hidden=\(\)\)"):
+        QNetwork(3, 2, hidden=())
+    agent = QAgent(MLP(3, 2, hidden=()))
+    assert agent(DictTensor(), observe(5, 3), DictTensor())[0]["action_values"].shape == (5, 2)
 
 
 def test_a_duelling_head_learns_one_state_value_from_every_action() -> None:
