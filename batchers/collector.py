@@ -31,7 +31,7 @@ from rlstruct.engine.streams import move
 from rlstruct.engine.validity import unchecked
 from rlstruct.errors import DeviceMismatchError
 from rlstruct.functional.random import step_keys
-from rlstruct.rl_agent import RL_Agent
+from rlstruct.rl_agent import RL_Agent, check_answer
 from rlstruct.vec_env import Capturable, VecEnv
 
 # Checking whether every episode has ended stalls an accelerator, so check only once in this many steps.
@@ -125,13 +125,15 @@ class Collector:
         """Start new episodes in all environments."""
         self._progress.at(Phase.RESET, 0)
         with unchecked():  # `finish` checks the whole batch
-            self._observation, self.running = self.env.reset(env_info)
-        expect_rows("environment.reset: observation", self._observation, self.env)
+            observation, running = self.env.reset(env_info)
+        expect_rows("environment.reset: observation", observation, self.env)
+        self._observation, self.running = observation, running
         self._set_agent_info(agent_info)
         self._progress.enter(Phase.AGENT)
         with torch.no_grad():
-            self._state = self.agent.initial_state(self.agent_info, self.env.n_envs())
-        expect_rows("agent.initial_state: state", self._state, self.env)
+            state = self.agent.initial_state(self.agent_info, self.env.n_envs())
+        expect_rows("agent.initial_state: state", state, self.env)
+        self._state = state
         self._count_from(self._episode + 1, 0)
 
     def update(self, weights: Mapping[str, Tensor], version: int) -> None:
@@ -222,6 +224,8 @@ class Collector:
             enter(_AGENT, 0)
             self._act, self._step_env = self._first.later_steps(buffer, state, self.agent_info)
             self._first = None
+        enter(_AGENT, t - 1)  # names the agent in errors
+        buffer.check("agent: state", check_answer(f"{type(self.agent).__name__}.__call__", (action, state))[1])
         self._state, self._observation = state, buffer.slots[t]
         self._steps = self._steps + t
         return buffer, t

@@ -16,7 +16,7 @@ from rlstruct.core import DictTensor, Layout, TemporalDictTensor, expect
 from rlstruct.engine.executors import AgentOutput, inference_mode_agrees
 from rlstruct.engine.purity import weights_of
 from rlstruct.engine.torch_private import version_of
-from rlstruct.errors import DeviceMismatchError, ShapeMismatchError
+from rlstruct.errors import BadTypeError, DeviceMismatchError, ShapeMismatchError
 from rlstruct.rl_agent import RL_Agent, check_answer
 from rlstruct.vec_env import VecEnv, steps_into
 
@@ -187,13 +187,19 @@ class FirstBatch:
         return running
 
 
-def expect_rows(where: str, tensors: DictTensor, env: VecEnv) -> None:
-    """Raise unless tensors are on the device of the environments and have a row for each.
+def expect_rows(where: str, tensors: object, env: VecEnv) -> None:
+    """Raise unless a DictTensor is on the device of the environments and has a row for each.
 
     Raises:
+        TypeError: it is something else, such as None.
         DeviceMismatchError: one is elsewhere.
         ShapeMismatchError: one has another number of rows.
     """
+    if not isinstance(tensors, DictTensor):
+        raise BadTypeError(
+            f"{where} is a {type(tensors).__name__}, expected a DictTensor. Return DictTensor({{'name': tensor}}) with "
+            "one row per environment; DictTensor() is the empty one."
+        )
     device = str(env.device)
     fix = f"Create it with device={device!r}; RL_Agent_CheckDevice(agent, {device!r}) finds every such place."
     expect(where, tensors, device=env.device, fix=fix)

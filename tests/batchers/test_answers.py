@@ -11,9 +11,11 @@ import torch
 from batcher_fakes import GlobalRandomAgent, create_cartpole, first_batch, refused
 from gymnasium import spaces
 
-from rlstruct import DictTensor, RL_Agent
+from rlstruct import DictTensor, RL_Agent, VecEnv
 from rlstruct.batchers import RL_Batcher
 from rlstruct.envs import GymEnv, GymEnvInf
+from rlstruct.errors import WorkerError
+from rlstruct.vec_env import EnvWrapper
 
 UNSIGNED = (np.uint8, np.uint16, np.uint32, np.uint64)
 
@@ -97,6 +99,75 @@ class Answering(RL_Agent):
 def test_an_answer_of_another_form_is_named_at_the_first_step(form: Any, got: str) -> None:
     words = rf"in agent, .* Answering\.__call__: returned {got}, expected the pair"
     refused(words, Answering, create_cartpole, agent_args={"form": form}, env_args={"n_envs": 2})
+
+
+class Remembering(GlobalRandomAgent):
+    """Starts with ``initial``, and returns ``later`` instead of its state after the first batch."""
+
+    def __init__(self, initial: Any, later: Any = None) -> None:
+        self.initial, self.later, self.calls = initial, later, 0
+
+    def initial_state(self, agent_info: Any, B: int) -> Any:
+        return self.initial
+
+    def __call__(self, state: Any, *arguments: Any) -> Any:
+        self.calls += 1
+        action, _ = super().__call__(state, *arguments)
+        return action, (self.later if self.calls > 4 else state)
+
+
+@pytest.mark.parametrize("n_processes", [0, 1])
+@pytest.mark.parametrize("state", [None, {"memory": torch.zeros(2)}])
+def test_an_initial_state_of_another_form_is_named(state: Any, n_processes: int) -> None:
+    words = rf"in agent,.* agent\.initial_state: state is a {type(state).__name__}, expected a DictTensor\. Return Dict"
+    settings: dict[str, Any] = {"agent_args": {"initial": state}, "env_args": {"n_envs": 2}}
+    with (
+        RL_Batcher(4, Remembering, create_cartpole, n_processes=n_processes, **settings) as batcher,
+        pytest.raises(WorkerError, match=words),
+    ):
+        first_batch(batcher)
+
+
+@pytest.mark.parametrize("n_processes", [0, 1])
+@pytest.mark.parametrize(
+    ("later", "words"),
+    [
+        (None, r"step 3: .* Remembering\.__call__: returned \(DictTensor, NoneType\), expected the pair"),
+        (DictTensor({"a": torch.zeros(2, 3)}), r"step 3: .* agent: state 'a' is \[2, 3\] .*, expected \[2\] "),
+    ],
+)
+def test_a_state_of_another_form_is_named_in_the_batch_that_it_ends(later: Any, words: str, n_processes: int) -> None:
+    agent_args = {"initial": DictTensor({"a": torch.zeros(2)}), "later": later}
+    env_args = {"n_envs": 2}
+    with RL_Batcher(
+        4, Remembering, create_cartpole, agent_args=agent_args, env_args=env_args, n_processes=n_processes
+    ) as batcher:
+        first_batch(batcher)
+        batcher.execute()
+        with pytest.raises(WorkerError, match=rf"in agent, environments 0 to 1, .*{words}"):
+            batcher.get()
+
+
+class Bare(EnvWrapper):
+    """Returns its first observation as a dict."""
+
+    def reset(self, env_info: Any = None) -> Any:
+        observation, running = self.env.reset(env_info)
+        return dict(observation.items()), running
+
+
+def create_bare(seed: int) -> VecEnv:
+    return Bare(create_cartpole(2, seed))
+
+
+@pytest.mark.parametrize("n_processes", [0, 1])
+def test_a_first_observation_of_another_form_is_named(n_processes: int) -> None:
+    words = r"in environment\.reset, .* observation is a dict, expected a DictTensor"
+    with (
+        RL_Batcher(4, GlobalRandomAgent, create_bare, n_processes=n_processes) as batcher,
+        pytest.raises(WorkerError, match=words),
+    ):
+        first_batch(batcher)
 
 
 @pytest.mark.parametrize("n_processes", [0, 1])
