@@ -6,7 +6,8 @@ import functools
 import inspect
 import operator
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Sized
+from numbers import Real
 from typing import Any, Literal
 
 import torch
@@ -61,15 +62,22 @@ def as_integer(name: str, value: object, at_least: int | None = None) -> int:
 
 
 def as_arguments(name: str, arguments: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the arguments of a factory as a dict. Raise TypeError if they have no names."""
+    """Return the arguments of a factory as a dict. Raise TypeError if they have no names, ValueError for a seed."""
     expect_type(f": {name} is", arguments, Mapping | None, "a dict", "Name each argument: {'model': …}.")
-    return dict(arguments or {})
+    named = dict(arguments or {})
+    if name == "env_args" and "seed" in named:
+        raise BadValueError(
+            f"RL_Batcher: env_args has seed={named['seed']!r}, but create_env gets the batcher's seed in each process. "
+            f"Leave it out, and write RL_Batcher(…, seed={named['seed']!r})."
+        )
+    return named
 
 
 def check_seconds(**seconds: object) -> None:
-    """Raise TypeError unless these arguments are numbers."""
+    """Raise TypeError unless these arguments are numbers, and ValueError if one is negative."""
     for name, value in seconds.items():
-        expect_type(f": {name} is", value, int | float, "seconds", "Pass a number.")
+        expect_type(f": {name} is", value, Real, "seconds", "Pass a number.")
+        Range(at_least=0).check("RL_Batcher", name, value)
 
 
 def check_choices(on_worker_error: str, n_processes: int, cluster: object, sharing: str, device: DeviceLike) -> None:
@@ -153,6 +161,7 @@ def choose_seeds(seed: int | None, seeds: Sequence[int] | None, n: int) -> tuple
 
 def one_each(name: str, values: Sequence[int], n: int) -> tuple[int, ...]:
     """Return seeds, one for each of n processes. Raise ValueError if there are more or fewer."""
+    expect_type(f": {name} is", values, Sized, "a list", f"Pass one seed per process, here {n}.")
     if len(values) != n:
         raise BadValueError(f"RL_Batcher: {name} has {len(values)} entries, expected {n}, one per process.")
     return tuple(check_seed("RL_Batcher", f"{name}[{index}]", value) for index, value in enumerate(values))

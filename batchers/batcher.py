@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from numbers import Real
 from operator import attrgetter
 from typing import Any, Literal, overload
 
@@ -46,7 +47,8 @@ class RL_Batcher:  # noqa: N801 - the name in rlstructures
         agent_args: arguments of ``create_agent``. Each process, including this one, gets copies of their tensors and
             models, so new weights arrive only through `update`. Other objects that ``create_agent`` uses, such as
             global variables or variables of an enclosing function, are copied for worker processes only.
-        env_args: arguments of ``create_env``. The batch has (environments of one VecEnv) x (processes) rows.
+        env_args: arguments of ``create_env``, without ``seed``. The batch has (environments of one VecEnv) x
+            (processes) rows.
         n_processes: 0 to collect in this process, or the number of worker processes.
         seed: each process seeds with ``seed`` plus the index of its first environment, so results do not depend on the
             number of processes. Drawn at random if neither ``seed`` nor ``seeds`` is passed.
@@ -276,6 +278,7 @@ class RL_Batcher:  # noqa: N801 - the name in rlstructures
             WorkerTimeout: the batch was not ready in time. `get` can be called again.
         """
         arguments.check_call_order("get", self._state)
+        expect_type(".get: timeout is", timeout, Real | None, "seconds", "Pass a number.")
         self._clock.enter(1)
         try:
             with self._failing():

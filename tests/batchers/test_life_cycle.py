@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import re
 import sys
 import time
@@ -119,6 +120,8 @@ def test_closed_is_closed(method: str) -> None:
         ({"seeds": [1]}, "both seed and seeds are passed"),
         ({"seed": None, "seeds": [1, 2]}, "seeds has 2 entries, expected 1"),
         ({"agent_seeds": [1, 2]}, "agent_seeds has 2 entries, expected 1"),
+        ({"timeout": -1.0}, r"timeout is -1\.0, expected at least 0"),
+        ({"close_timeout": math.nan}, "close_timeout is nan, expected at least 0"),
         ({"on_worker_error": "ignore"}, "expected 'raise' or 'restart'"),
         ({"on_worker_error": "restart"}, "no worker to restart"),
     ],
@@ -136,6 +139,8 @@ def test_arguments_out_of_range(arguments: dict[str, Any], words: str) -> None:
         ({"seed": "0"}, "seed is '0', a str; expected a whole number"),
         ({"seed": None, "seeds": [1.5]}, r"seeds\[0\] is 1\.5, a float"),
         ({"agent_seeds": ["1"]}, r"agent_seeds\[0\] is '1', a str"),
+        ({"seed": None, "seeds": 3}, r"seeds is a int, expected a list\. Pass one seed per process, here 1"),
+        ({"agent_seeds": 3}, "agent_seeds is a int, expected a list"),
         ({"max_restarts": None}, "max_restarts is None"),
         ({"timeout": "3"}, "timeout is a str, expected seconds"),
         ({"agent_info": {}}, r"agent_info is a dict, expected a DictTensor\. Pass DictTensor\("),
@@ -145,6 +150,21 @@ def test_arguments_out_of_range(arguments: dict[str, Any], words: str) -> None:
 def test_arguments_of_a_wrong_type_are_refused_at_once(arguments: dict[str, Any], words: str) -> None:
     with pytest.raises(TypeError, match=words):
         make(**arguments)
+
+
+def test_a_seed_in_env_args_is_not_ignored() -> None:
+    words = r"env_args has seed=7, but create_env gets the batcher's seed in each process\..*RL_Batcher\(…, seed=7\)"
+    with pytest.raises(ValueError, match=words):
+        RL_Batcher(1, RngAgent, create_counting_env, env_args={"n_envs": 1, "seed": 7})
+
+
+def test_a_timeout_of_get_that_is_no_number_loses_no_batch() -> None:
+    with make(1) as batcher:
+        batcher.reset()
+        batcher.execute()
+        with pytest.raises(TypeError, match=r"RL_Batcher\.get: timeout is a str, expected seconds"):
+            batcher.get(timeout="3")  # type: ignore[call-overload]
+        assert batcher.get(timeout=np.float32(300.0))[0].n_elems() == batcher.n_envs()  # type: ignore[call-overload]
 
 
 def test_whole_numbers_of_numpy_are_whole_numbers() -> None:
