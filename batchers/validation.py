@@ -108,7 +108,9 @@ class BatchValidator:
                     nan.flatten(0, 1)[at] = rows.isnan()
                 if part is steps.reached:  # its slot t comes after step t
                     nan = torch.cat([torch.zeros_like(nan[:1]), nan])
-                yield f"observation/{key}", _any(nan[: n + 1], torch.cat([running[:1], running]))
+                # It counts where the step before or after it does; after a step that a restart takes, only the latter.
+                counts = torch.cat([running[:1], running]) | torch.cat([running, running[-1:]])
+                yield f"observation/{key}", _any(nan[: n + 1], counts)
 
     def _error(self, name: str, t: int, j: int, shown: str) -> ValueError:
         if name in self._actions:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from gymnasium.vector import SyncVectorEnv
 from torch import Tensor, nn
 
 from rlstruct import DictTensor, RL_Agent, VecEnv, resolve_device, sims
@@ -18,7 +19,7 @@ from rlstruct.agents import ActorCritic, ActorCriticAgent
 from rlstruct.batchers import RL_Batcher
 from rlstruct.core import TensorSpec
 from rlstruct.engine.validity import ActionCheck, unchecked
-from rlstruct.envs import GymEnv, GymEnvInf
+from rlstruct.envs import GymEnv, GymEnvInf, GymVectorEnv
 from rlstruct.errors import BadValueError, ShapeMismatchError
 from rlstruct.policies import Policy
 from rlstruct.testing import forbid_host_sync
@@ -245,6 +246,24 @@ def test_a_policy_on_an_accelerator_reports_tensors_at_the_next_reset() -> None:
     with pytest.raises(BadValueError, match="the observation has NaN"):
         policy.reset()
     policy.act(frames)
+
+
+class NanAtReset(Silent):
+    """Begins with NaN."""
+
+    def __init__(self) -> None:
+        super().__init__(spaces.Discrete(3))
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        return np.full(1, np.nan, np.float32), {}
+
+
+@pytest.mark.parametrize(
+    "env", [GymEnvInf([NanAtReset()]), GymVectorEnv(SyncVectorEnv([NanAtReset]))], ids=["list", "vector"]
+)
+def test_nan_in_a_first_frame_is_reported_by_reset(env: VecEnv) -> None:
+    with pytest.raises(ValueError, match="'frame' of environment 0 is NaN"):
+        env.reset()
 
 
 class Counted(RL_Agent):

@@ -115,7 +115,8 @@ class GymVectorEnv(RowsEnv):
         rows = self._begin()
         for array, frame in zip(rows.frames, frames, strict=True):
             array[:] = frame
-        return rows.observation(), self._running
+        self._checks.observation(first := rows.observation())
+        return first, self._running
 
     def step_into(
         self, action: DictTensor, before: ObservationBuffer, out: ObservationBuffer, final: ObservationBuffer | None

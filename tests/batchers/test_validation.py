@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import gymnasium
+import numpy as np
 import pytest
 import torch
 from batcher_fakes import first_batch, refused
-from fake_agents import RngAgent
+from fake_agents import FixedAgent, RngAgent
 from fake_envs import create_counting_env
 from gymnasium import spaces
+from gymnasium.vector import SyncVectorEnv
 from random_env import RandomEnv
 
 from rlstruct import DictTensor, RL_Agent
@@ -19,6 +22,7 @@ from rlstruct.batchers import RL_Batcher
 from rlstruct.batchers.rollout_buffer import Rollout
 from rlstruct.batchers.validation import BatchValidator
 from rlstruct.engine.streams import AsyncRead
+from rlstruct.envs import GymVectorEnv
 from rlstruct.functional.random import categorical
 from rlstruct.sims import make
 from rlstruct.testing import forbid_host_sync
@@ -173,6 +177,30 @@ class BadEnv(RandomEnv):
             values[1] = math.nan
             reached, current = (DictTensor({**dict(d.items()), self.key: values}) for d in (reached, current))
         return (reached, ran), (current, running)
+
+
+class NanAtFirst(gymnasium.Env[Any, Any]):
+    """Begins its second episode with NaN; episodes take two steps."""
+
+    observation_space, action_space = spaces.Box(-1, 1, (2,)), spaces.Discrete(2)
+    episode = 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.episode, self.t = self.episode + 1, 0
+        return np.full(2, math.nan if self.episode == 2 else 0.0, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        self.t += 1
+        return np.zeros(2, np.float32), 0.0, self.t == 2, False, {}
+
+
+@pytest.mark.parametrize(("mode", "step"), [("NextStep", 2), ("SameStep", 1), ("Disabled", 1)])
+def test_nan_in_the_first_frame_of_an_episode_is_named_in_every_autoreset_mode(mode: str, step: int) -> None:
+    def create_env(seed: int) -> GymVectorEnv:
+        return GymVectorEnv(SyncVectorEnv([NanAtFirst] * 2, autoreset_mode=mode), seed)
+
+    error = refused(f"'observation/frame' of environment 0 is NaN after step {step}", FixedAgent, create_env)
+    assert error.step == step
 
 
 @pytest.mark.parametrize(("key", "n_processes"), [("frame", 0), ("reward", 0), ("reward", 1)])
