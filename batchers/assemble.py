@@ -11,6 +11,7 @@ from torch import Tensor
 from rlstruct.batchers.collector import Collected
 from rlstruct.batchers.rollout_buffer import Rollout, compact_rows, join_rollouts, join_tensor
 from rlstruct.core import DictTensor, TemporalDictTensor, Trajectories
+from rlstruct.core.layout import take_rows
 from rlstruct.engine.streams import move
 
 
@@ -96,7 +97,7 @@ def _info(parts: Sequence[Part], infos: DictTensor, device: torch.device) -> dic
             columns.setdefault(key, []).append(value)
     info, environments = dict[str, Tensor](), torch.cat(columns["environment"])
     for key, value in infos.items():
-        info[key] = value.index_select(0, environments)
+        info[key] = take_rows(value, environments)
     for key, values in columns.items():
         info[key] = torch.cat(values)
     return info

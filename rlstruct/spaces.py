@@ -114,7 +114,8 @@ def integer_bounds(space: Space, key: str) -> Bounds:
 
 def _plain_bound(bound: np.ndarray[Any, Any]) -> Any:  # noqa: ANN401 - a number, or nested lists
     """Return one number if all entries are equal, which keeps the bounds of images short."""
-    return (bound.flat[0] if (bound == bound.flat[0]).all() else bound).tolist()  # sync: none, it is numpy's
+    equal = bound.size and (bound == bound.flat[0]).all()
+    return (bound.flat[0] if equal else bound).tolist()  # sync: none, it is numpy's
 
 
 def nest(space: Space, values: Mapping[str, Element], key: str) -> Element:

@@ -158,8 +158,8 @@ class Trajectories(Batched):
         """
         T = self.trajectories.n_steps()
         flat = DictTensor.unchecked({key: v.flatten(0, 1) for key, v in self.trajectories.items()})
-        info = DictTensor.unchecked({key: v.repeat_interleave(T, 0) for key, v in self.info.items()})
-        return (flat + info + DictTensor({"mask": self.mask().flatten()})).minibatches(n, generator)
+        rows = torch.arange(self.n_elems(), device=self.lengths.device).repeat_interleave(T)
+        return (flat + self.info.index(rows) + DictTensor({"mask": self.mask().flatten()})).minibatches(n, generator)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Save keys, dtypes, values and lengths to a file for `load`, without the autograd graph.

@@ -8,7 +8,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from batcher_fakes import GlobalRandomAgent, create_cartpole, first_batch, refused
+from batcher_fakes import GlobalRandomAgent, create_cartpole, first_batch, next_batch, refused
 from gymnasium import spaces
 
 from rlstruct import DictTensor, RL_Agent, VecEnv
@@ -75,6 +75,37 @@ def test_wide_unsigned_frames_are_padded_with_zeros(dtype: Any) -> None:
     top = int(np.iinfo(dtype).max)
     # A padded 0 lies as far below the top as can be. After the last step `observation` shows what was reached.
     assert fallen(steps["_observation/frame"], top) == [[1, top, top], [1, 2, 3]]
+
+
+@pytest.mark.parametrize("dtype", UNSIGNED)
+def test_wide_unsigned_infos_stay_what_they_are(dtype: Any) -> None:
+    numbers = np.array([0, np.iinfo(dtype).max], dtype)
+    infos = DictTensor({"number": torch.from_numpy(numbers)})
+    with RL_Batcher(3, GlobalRandomAgent, create_cartpole, env_args={"n_envs": 2}) as batcher:
+        batcher.reset(infos, infos)
+        batch = next_batch(batcher)
+    (steps,) = batch.minibatches(1)
+    for key in ("agent_info/number", "env_info/number"):
+        np.testing.assert_array_equal(batch.info[key].numpy(), numbers, strict=True)
+        np.testing.assert_array_equal(np.sort(steps[key].numpy()), numbers.repeat(3), strict=True)
+
+
+class Empty(CountingDown):
+    """Has frames without entries."""
+
+    def __init__(self) -> None:
+        super().__init__(np.uint8, 2)
+        self.observation_space = spaces.Box(0, 255, (2, 0), np.uint8)
+
+    def frame(self) -> np.ndarray[Any, Any]:
+        return np.zeros((2, 0), np.uint8)
+
+
+@pytest.mark.parametrize("n_processes", [0, 1])
+def test_frames_may_be_empty(n_processes: int) -> None:
+    with RL_Batcher(3, GlobalRandomAgent, lambda seed: GymEnvInf([Empty()], seed), n_processes=n_processes) as batcher:
+        assert first_batch(batcher).steps["_observation/frame"].shape == (1, 3, 2, 0)
+        assert batcher.bounds == {"frame": ([[], []], [[], []])}
 
 
 class Answering(RL_Agent):
