@@ -84,9 +84,10 @@ class SpaceCodec:
                     f"{self.where}: environment {index} gave {leaf.key!r} as {_spell(got, leaf.dtype)}, its space "
                     f"declares {leaf.dtype} {leaf.shape}. Correct the space or what reset() and step() return."
                 )
-            form = (got.shape, got.dtype) if type(value) is np.ndarray else type(value)
-            always = isinstance(value, np.ndarray | np.generic | int | float) and not _may_wrap(got.dtype, leaf.dtype)
-            if always and form not in forms:
+            plain = type(value) is np.ndarray  # the type of a subclass, such as np.memmap, would not tell its shape
+            form = (got.shape, got.dtype) if plain else type(value)
+            always = plain or isinstance(value, np.generic | int | float)
+            if always and not _may_wrap(got.dtype, leaf.dtype) and form not in forms:
                 forms.append(form)
 
     def has(self, action: Element) -> bool:

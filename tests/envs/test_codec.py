@@ -207,6 +207,7 @@ def test_an_observation_outside_its_space_is_refused_at_reset(
     ("honest", "answer", "space"),
     [
         (np.ones(4, np.float32), np.ones(1, np.float32), spaces.Box(0, 1, (4,))),
+        (np.ones(4, np.float32).view(np.memmap), np.ones(1, np.float32).view(np.memmap), spaces.Box(0, 1, (4,))),
         (np.ones(4, np.float64), np.float64(1), spaces.Box(0, 1, (4,))),
         (np.ones(4, np.float32), 1, spaces.Box(0, 1, (4,))),
         (np.ones(4, np.float32), np.ones((1, 4), np.float32), spaces.Box(0, 1, (4,))),
