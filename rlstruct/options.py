@@ -13,11 +13,11 @@ import os
 import re
 import tempfile
 import types
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from numbers import Integral, Real
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from rlstruct.errors import BadTypeError, BadValueError
 
@@ -139,6 +139,9 @@ class Options:
 
     The docstring of a subclass describes its fields under "Attributes"; their ranges are added there.
 
+    Attributes:
+        elsewhere: names that other libraries give to fields, for the error about an unknown one.
+
     >>> @dataclass(frozen=True)
     ... class Settings(Options):
     ...     n_steps: int = option(8, at_least=1)
@@ -148,6 +151,8 @@ class Options:
     ...     print(error)
     Settings: n_steps is 0, expected at least 1.
     """
+
+    elsewhere: ClassVar[Mapping[str, str]] = {}
 
     def __init_subclass__(cls, **words: Any) -> None:  # noqa: ANN401 - as object's
         """Add the ranges to the docstring."""
@@ -166,7 +171,9 @@ class Options:
         """Raise for an unknown setting, with the nearest known one, before `__init__` does."""
         fields: dict[str, object] = getattr(cls, "__dataclass_fields__", {})
         for name in named.keys() - fields:
-            hint = nearest(name, fields) or f" help({cls.__name__}) lists them."
+            translated = cls.elsewhere.get(name)
+            similar = nearest(translated if translated in fields else name, fields)
+            hint = similar or f" help({cls.__name__}) lists them."
             raise BadTypeError(f"{cls.__name__}: there is no setting {name!r}.{hint}")
         return super().__new__(cls)
 

@@ -79,6 +79,13 @@ def test_an_unknown_setting_is_refused_and_the_nearest_named() -> None:
         PPOConfig(n_epoch=1)  # type: ignore[call-arg]
     with pytest.raises(TypeError, match=r"^Oven: there is no setting 'zzz'\. help\(Oven\) lists them\."):
         Oven(zzz=1)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"^PPOConfig: .* 'total_timesteps'\. Did you mean 'n_env_steps'\?"):
+        PPOConfig(total_timesteps=1)  # type: ignore[call-arg]  # stable-baselines3's name: n_timesteps looks similar
+    with pytest.raises(TypeError, match=r"^DQNConfig: .* 'gamma'\. Did you mean 'discount'\?"):
+        DQNConfig(gamma=0.9)  # type: ignore[call-arg]
+    settings = {one.name for config in KINDS for one in dataclasses.fields(config)}
+    assert {*TrainingConfig.elsewhere.values()} <= settings
+    assert not settings & {*TrainingConfig.elsewhere}
     assert [*inspect.signature(SmallOven).parameters] == ["degrees", "minutes", "shelf", "mode", "label"]
     assert pickle.loads(pickle.dumps(SmallOven(label="x"))) == dataclasses.replace(SmallOven(), label="x")
 

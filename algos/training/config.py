@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 from rlstruct import renamed
 from rlstruct.algos.training.checkpoint import check_written_by_training
@@ -22,6 +22,35 @@ AnyConfig = TypeVar("AnyConfig", bound="TrainingConfig")
 
 _NEWER = {"n_learners": 1, "initial_steps": 0, "weight_decay": 0.0, "n_step": 1, "critic_reduction": "min"}
 """Settings that older checkpoints lack, and what their trainings did."""
+
+_ELSEWHERE = {
+    "total_timesteps": "n_env_steps",
+    "num_steps": "n_timesteps",
+    "num_envs": "n_envs",
+    "gamma": "discount",
+    "gae_lambda": "trace_decay",
+    "lmbda": "trace_decay",
+    "clip_range": "clip",
+    "clip_coef": "clip",
+    "clip_range_vf": "value_clip",
+    "ent_coef": "entropy_coefficient",
+    "vf_coef": "value_coefficient",
+    "normalize_advantage": "whiten_advantages",
+    "norm_adv": "whiten_advantages",
+    "update_epochs": "n_epochs",
+    "num_minibatches": "n_minibatches",
+    "max_grad_norm": "max_gradient_norm",
+    "buffer_size": "replay_capacity",
+    "gradient_steps": "n_updates",
+    "tau": "target_update_rate",
+    "exploration_fraction": "epsilon_fraction",
+    "exploration_initial_eps": "initial_epsilon",
+    "start_e": "initial_epsilon",
+    "exploration_final_eps": "final_epsilon",
+    "end_e": "final_epsilon",
+    "device": "learner_device",
+}
+"""Names of settings in stable-baselines3, CleanRL and TorchRL."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +115,8 @@ class TrainingConfig(Options):
             seeds, none of which another run has. The number of environments limits it: at most 30 with 1,048,576 of
             them, 8,190 with 4,096, and 1,048,574 with 32.
     """
+
+    elsewhere: ClassVar[Mapping[str, str]] = _ELSEWHERE
 
     n_env_steps: int = option(200_000, at_least=1, may_change=True)
     n_timesteps: int = option(500, at_least=1)
