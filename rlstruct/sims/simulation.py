@@ -24,7 +24,7 @@ from rlstruct.core import DictTensor, Layout, TensorSpec, expect
 from rlstruct.core.layout import as_signed, take_rows
 from rlstruct.core.named_tensors import part_of
 from rlstruct.engine.torch_private import version_of
-from rlstruct.errors import UsageError
+from rlstruct.errors import BadTypeError, UsageError
 from rlstruct.functional.masks import rows_of, zero_rows
 from rlstruct.functional.random import child_key
 from rlstruct.sims.state import Tensors, fields_of
@@ -159,8 +159,17 @@ class Simulation:
         simulator = self._simulator
         key = child_key(carry["state_key"], carry["elapsed"]) if simulator.stochastic else self._no_key
         sent = action["action"] if self._plain_action else part_of(action, "action/")
-        state, reward, terminated = simulator.transition(self.state(part_of(carry, "state/")), sent, key)
-        return fields_of(f"{type(simulator).__name__}.transition", state), reward.to(torch.float32), terminated
+        answer = simulator.transition(self.state(part_of(carry, "state/")), sent, key)
+        where = f"{type(simulator).__name__}.transition"
+        is_three = isinstance(answer, tuple | list) and len(answer) == 3
+        if not is_three or not isinstance(answer[1], Tensor) or not isinstance(answer[2], Tensor):
+            got = ", ".join(type(value).__name__ for value in (answer if isinstance(answer, tuple) else [answer]))
+            raise BadTypeError(
+                f"{where}: returned ({got}), expected three: the next state, rewards [B] and terminated [B] bool. "
+                "Make tensors of constants, such as torch.zeros_like(action, dtype=torch.bool)."
+            )
+        state, reward, terminated = answer
+        return fields_of(where, state), reward.to(torch.float32), terminated
 
     def _ends(self, elapsed: Tensor, terminated: Tensor) -> tuple[Tensor, Tensor]:
         """Return ``truncated`` and ``done``."""

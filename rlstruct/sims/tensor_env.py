@@ -362,7 +362,7 @@ class TensorEnv(VecEnv, Generic[State]):
         carry = {**self._carry, "episode": self._carry["episode"] + 1}
         carry |= self._simulation.begin(carry, carry["episode"])
         expected = Layout.of(own := part_of(carry, "state/"), drop=1)
-        self._expect("initial: field", own, expected, "One row for each key.")
+        self._expect("initial: field", own, expected, "Return one row for each key, on the device of the keys.")
         self._expect("reset: env_info 'state/'", own | fields, expected)
         carry |= {f"state/{n}": v for n, v in fields.items()} | {"elapsed": torch.zeros_like(carry["episode"])}
         if not self.auto_reset:

@@ -13,6 +13,7 @@ from torch import Tensor
 from rlstruct.core import DictTensor, Layout
 from rlstruct.device import resolve_device
 from rlstruct.engine.validity import unchecked
+from rlstruct.errors import Explained
 from rlstruct.functional.masks import masked_dicttensor
 from rlstruct.spaces import leaves, sample
 from rlstruct.testing.conformance import (
@@ -128,7 +129,10 @@ def _check_seeds(create: Callable[[], VecEnv], seed: int, n_steps: int) -> None:
     if steps_into(envs[0]) is not None:
         envs.append(_Placed(create()))
     named = (
-        (f" made twice with seed={seed}", "Draw everything from generators seeded with the factory's seed."),
+        (
+            f" made twice with seed={seed}",
+            "Draw everything from generators seeded with the factory's seed; in a TensorEnv from `key`.",
+        ),
         (".step_into", "step_into shows what step does: write every key of `out`, in every row."),
     )
     try:
@@ -227,6 +231,8 @@ class _Walk:
         try:
             answer = self.env.reset(env_info)
         except Exception as error:
+            if isinstance(error, Explained) and not isinstance(error, KeyError):
+                raise  # it says what is wrong; a KeyError may come from a missing env_info
             fix = "reset works with its defaults where env_info is missing or empty."
             fail(where, None, repr(error), "an observation", fix, error)
         self.current = self._observed(where, answer)

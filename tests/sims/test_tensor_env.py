@@ -411,12 +411,32 @@ def test_what_transition_returns_is_neither_repeated_nor_rounded(odd: Any, found
         started(Wrong(2, auto_reset=auto_reset)).step(act(0, 0))
 
 
+@pytest.mark.parametrize(
+    ("odd", "returned"),
+    [
+        (lambda state, reward, ended: (state, reward, ended, {}), r"\(Count, Tensor, Tensor, dict\)"),
+        (lambda state, reward, ended: (state, 1.0, ended), r"\(Count, float, Tensor\)"),
+        (lambda state, reward, ended: (state, reward, False), r"\(Count, Tensor, bool\)"),
+        (lambda state, reward, ended: state, r"\(Count\)"),
+    ],
+)
+def test_a_transition_returns_a_state_and_two_tensors(odd: Any, returned: str) -> None:
+    class Wrong(Counter):
+        def transition(self, state, action, key):
+            return odd(*super().transition(state, action, key))
+
+    with pytest.raises(TypeError, match=rf"Wrong.transition: returned {returned}, expected three: .* torch.zeros_like"):
+        started(Wrong(2)).step(act(0, 0))
+
+
 def test_a_frame_unlike_the_space_is_found_at_the_first_reset() -> None:
     class Wrong(Counter):
         observation_space = spaces.Box(0, 1, (3,))
 
     with pytest.raises(ShapeMismatchError, match=r"observe: 'frame'.*expected \[1, 3\]"):
         Wrong(1).reset()
+    with pytest.raises(ShapeMismatchError, match=r"^Wrong.observe: 'frame'.*correct one of them\."):
+        check_vec_env(Wrong, env_args={"n_envs": 4})  # env_info has nothing to do with it
 
 
 def test_spaces_are_not_shared_between_environments() -> None:
