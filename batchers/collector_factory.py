@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import inspect
 import platform
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -62,6 +63,7 @@ class CollectorFactory:
             put = "Put the model into a class that inherits from RL_Agent."
             expect_type(": create_agent returned", agent, RL_Agent, "an RL_Agent", put)
             undo.callback(progress.closing()(agent.close))
+            _check_call_of(agent)
             env = env_for(agent, env)
             agent.seed(agent_seed)
             fast = at_once and (isinstance(env, Capturable) or hasattr(type(env), "fused_rollout"))
@@ -83,6 +85,19 @@ def expect_type(what: str, value: object, kinds: Any, expected: str, fix: str) -
     """Raise TypeError unless a user's value is an instance of these classes."""
     if not isinstance(value, kinds):
         raise BadTypeError(f"RL_Batcher{what} a {type(value).__name__}, expected {expected}. {fix}")
+
+
+def _check_call_of(agent: RL_Agent) -> None:
+    """Raise TypeError unless an agent's ``__call__`` takes four arguments."""
+    with contextlib.suppress(ValueError):  # some callables written in C have no signature
+        signature = inspect.signature(type(agent).__call__)
+        try:
+            signature.bind(agent, None, None, None, None)
+        except TypeError:
+            raise BadTypeError(
+                f"{type(agent).__name__}.__call__: its parameters are {signature}, expected four besides self. Write "
+                "def __call__(self, state, observation, agent_info, history=None)."
+            ) from None
 
 
 def versions() -> dict[str, str]:

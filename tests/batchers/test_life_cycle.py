@@ -288,6 +288,16 @@ def test_factories_must_return_what_they_promise() -> None:
         RL_Batcher(1, lambda: "agent", create_counting_env, env_args={"n_envs": 1})  # type: ignore[arg-type, return-value]
 
 
+def test_an_agent_that_does_not_take_the_four_arguments_is_refused() -> None:
+    class Short(RngAgent):
+        def __call__(self, observation):  # type: ignore[no-untyped-def, override]
+            raise AssertionError("never called")
+
+    words = r"Short.__call__: its parameters are \(self, observation\), expected four .*agent_info, history=None\)\."
+    with pytest.raises(RuntimeError, match=words):
+        RL_Batcher(1, Short, create_counting_env, env_args={"n_envs": 1}, seed=0)
+
+
 def test_a_factory_that_cannot_be_called_with_its_arguments_says_how_it_is_called() -> None:
     def create_env_without_seed(n_envs: int) -> VecEnv:
         raise AssertionError("never called")
