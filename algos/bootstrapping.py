@@ -9,7 +9,7 @@ from rlstruct.core import DictTensor, TemporalDictTensor, Trajectories
 from rlstruct.core.layout import as_signed, take_rows
 from rlstruct.engine.host_syncs import intended
 from rlstruct.engine.torch_private import is_traced
-from rlstruct.errors import BadValueError
+from rlstruct.errors import BadKeyError, BadValueError
 from rlstruct.profiling import operation
 from rlstruct.replay import most_rows, replay_with_states, row_chunks
 from rlstruct.rl_agent import RL_Agent
@@ -33,7 +33,7 @@ def replay_with_next_values(agent: RL_Agent, trajectories: Trajectories) -> tupl
     _refuse_history(agent)
     replayed, states = replay_with_states(agent, trajectories)
     bootstrap = bootstrap_values(agent, trajectories, states)
-    return replayed, next_values(replayed["value"].detach(), bootstrap, trajectories)
+    return replayed, next_values(_output(agent, replayed, "value").detach(), bootstrap, trajectories)
 
 
 def next_values(value: Tensor, bootstrap: Tensor, trajectories: Trajectories) -> Tensor:
@@ -70,7 +70,7 @@ def collected_values(agent: RL_Agent, trajectories: Trajectories, key: str = "va
         values, states = steps[f"action/{key}"], None
     else:
         replayed, states = replay_with_states(agent, trajectories)
-        values = replayed[key]
+        values = _output(agent, replayed, key)
     return values, bootstrap_values(agent, trajectories, states, key)
 
 
@@ -155,7 +155,17 @@ def _values_after(
         if not before.empty():
             after = agent.call_replay(_single(trajectories, "observation/", chosen, before), 0, None)[1]
     info = reached.info + after.prepend_key("agent_state/")
-    return agent.call_replay(Trajectories.unchecked(info, reached.steps), 0, None)[0][key]
+    return _output(agent, agent.call_replay(Trajectories.unchecked(info, reached.steps), 0, None)[0], key)
+
+
+def _output(agent: RL_Agent, outputs: DictTensor | TemporalDictTensor, key: str) -> Tensor:
+    """Return one of an agent's outputs."""
+    if key not in outputs:
+        raise BadKeyError(
+            f"{type(agent).__name__}.__call__: returned {sorted(outputs.keys())}, expected {key!r} as well, from which "
+            "the learner computes its targets. Return it next to 'action', one row per environment."
+        )
+    return outputs[key]
 
 
 def _single(

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from gymnasium import spaces
 from torch import Tensor
 
 from rlstruct.batchers.rollout_buffer import RolloutBuffer, empty_rollout, history_until, rollout_layout
@@ -135,6 +136,7 @@ class FirstBatch:
         expect_rows("agent: action", action, self._env)
         if action.empty():
             raise ShapeMismatchError("agent: the action is empty, expected 'action' [B, ...] at least.")
+        _expect_one_per_action(self._agent, action, self._env)
         return rollout_layout(observation, action, state, T, self._env.auto_reset), action
 
     def act(
@@ -204,3 +206,21 @@ def expect_rows(where: str, tensors: object, env: VecEnv) -> None:
     fix = f"Create it with device={device!r}; RL_Agent_CheckDevice(agent, {device!r}) finds every such place."
     expect(where, tensors, device=env.device, fix=fix)
     expect(where, tensors, rows=env.n_envs(), fix="Return one row per environment in every step.")
+
+
+def _expect_one_per_action(agent: RL_Agent, action: DictTensor, env: VecEnv) -> None:
+    """Raise unless an agent that chooses among a space's actions has a number for each; with fewer it never takes some.
+
+    Raises:
+        ShapeMismatchError: its logits or action values are more or fewer.
+    """
+    space = env.action_space
+    if agent.action_form != "index" or not isinstance(space, spaces.Discrete):
+        return
+    for key in ("action_logits", "action_values"):
+        if key in action and (shape := tuple(action[key].shape)) != (env.n_envs(), int(space.n)):
+            raise ShapeMismatchError(
+                f"agent: {key!r} of {type(agent).__name__} has shape {list(shape)}, expected "
+                f"[{env.n_envs()}, {space.n}], a number for each action of {space}. Give the network one output per "
+                f"action, n_actions={space.n}."
+            )

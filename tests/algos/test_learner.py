@@ -11,9 +11,9 @@ from fake_agents import HistoryAgent
 from fake_envs import create_counting_env
 from resume_tasks import create_network, create_sim
 
-from rlstruct import RL_Agent, Trajectories, replay_agent
+from rlstruct import DictTensor, RL_Agent, Trajectories, replay_agent
 from rlstruct.agents import ActorCritic, ActorCriticAgent, RecurrentActorCritic, RecurrentAgent
-from rlstruct.algos import a2c, mean_terms
+from rlstruct.algos import a2c, mean_terms, ppo
 from rlstruct.algos.bootstrapping import replay_with_next_values
 from rlstruct.algos.training.loop import run_training
 from rlstruct.batchers import RL_Batcher
@@ -82,6 +82,21 @@ class Unreplayed(a2c.A2CLearner):
 def test_counts_among_the_terms_are_averaged() -> None:
     steps = [{"n_wrong": torch.tensor(n), "all": torch.tensor(n > 3)} for n in (3, 4)]
     assert {name: float(mean) for name, mean in mean_terms(steps).items()} == {"n_wrong": 3.5, "all": 0.5}
+
+
+class WithoutValue(ActorCriticAgent):
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        answer, state = super().__call__(*arguments, **named)
+        return DictTensor({key: answer[key] for key in answer.keys() if key != "value"}), state
+
+
+@pytest.mark.parametrize("algorithm", [a2c, ppo])
+def test_an_agent_without_values_is_told_what_a_learner_needs(algorithm: Any) -> None:
+    config = algorithm.train.learner.settings(n_env_steps=64, n_timesteps=8, n_processes=0, evaluation_processes=0)
+    with pytest.raises(
+        KeyError, match=r"WithoutValue.__call__: returned .*'action_logits'.*, expected 'value' as well"
+    ):
+        algorithm.train(config, create_network, WithoutValue, create_sim)
 
 
 def test_a_loss_of_collected_numbers_alone_names_replay_agent() -> None:

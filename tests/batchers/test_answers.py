@@ -12,6 +12,7 @@ from batcher_fakes import GlobalRandomAgent, create_cartpole, first_batch, next_
 from gymnasium import spaces
 
 from rlstruct import DictTensor, RL_Agent, VecEnv
+from rlstruct.agents import ActorCritic, ActorCriticAgent, QAgent, QNetwork
 from rlstruct.batchers import RL_Batcher
 from rlstruct.envs import GymEnv, GymEnvInf
 from rlstruct.errors import WorkerError
@@ -130,6 +131,20 @@ class Answering(RL_Agent):
 def test_an_answer_of_another_form_is_named_at_the_first_step(form: Any, got: str) -> None:
     words = rf"in agent, .* Answering\.__call__: returned {got}, expected the pair"
     refused(words, Answering, create_cartpole, agent_args={"form": form}, env_args={"n_envs": 2})
+
+
+@pytest.mark.parametrize(
+    ("create_agent", "words"),
+    [
+        (lambda: ActorCriticAgent(ActorCritic(6, 2)), r"'action_logits' of ActorCriticAgent has shape \[2, 2\]"),
+        (lambda: QAgent(QNetwork(6, 4)), r"'action_values' of QAgent has shape \[2, 4\]"),
+    ],
+)
+def test_a_network_needs_an_output_for_each_action(create_agent: Any, words: str) -> None:
+    def create_env(seed: int) -> VecEnv:
+        return GymEnvInf([gymnasium.make("Acrobot-v1") for _ in range(2)], seed)
+
+    refused(rf"{words}, expected \[2, 3\].*n_actions=3", create_agent, create_env)
 
 
 class Remembering(GlobalRandomAgent):
