@@ -224,8 +224,11 @@ class Collector:
             enter(_AGENT, 0)
             self._act, self._step_env = self._first.later_steps(buffer, state, self.agent_info)
             self._first = None
-        enter(_AGENT, t - 1)  # names the agent in errors
-        buffer.check("agent: state", check_answer(f"{type(self.agent).__name__}.__call__", (action, state))[1])
+        try:
+            buffer.check("agent: state", check_answer(f"{type(self.agent).__name__}.__call__", (action, state))[1])
+        except Exception:
+            enter(_AGENT, t - 1)  # which the error names
+            raise
         self._state, self._observation = state, buffer.slots[t]
         self._steps = self._steps + t
         return buffer, t

@@ -251,7 +251,7 @@ TASKS |= {
     f"ppo_{name.lower()}": _task(
         "ppo", replace(PRESETS["ppo", f"{name}-v5"].config, compile_update=True), (normalised, agents.GaussianAgent),
         (agents.GaussianActorCritic, n_inputs, n_actions), Factory(f"{name}-v5"), target, f"PPO on {name}-v5",
-        episodes=10, tuned_on=(100, 101) if name == "InvertedDoublePendulum" else (), env=f"{name}-v5",
+        episodes=10, tuned_on=(100, 101, 102) if name == "InvertedDoublePendulum" else (), env=f"{name}-v5",
     )
     for name, n_inputs, n_actions, target in (
         ("HalfCheetah", 17, 6, 1443.0), ("Hopper", 11, 3, 2383.0), ("Walker2d", 17, 6, 2288.0), ("Ant", 105, 8, None),
