@@ -119,9 +119,12 @@ class QNetwork(KeepsArguments, nn.Module):
     Args:
         n_inputs: D, the number of entries of a frame, counted over all its axes.
         n_actions: A.
-        hidden: width of each hidden layer, at least one, else ValueError.
+        hidden: width of each hidden layer, at least one.
         duelling: end in a `DuellingHead` instead of one linear layer.
         activation: see `MLP`, as are ``orthogonal`` and ``layer_norm``.
+
+    Raises:
+        ValueError: ``hidden`` is empty.
     """
 
     def __init__(

@@ -28,12 +28,13 @@ def replay_with_next_values(agent: RL_Agent, trajectories: Trajectories) -> tupl
         `next_values`.
 
     Raises:
+        KeyError: the agent does not return ``value``.
         ValueError: the trajectories hold no step, or the agent requires a history, which the next observation lacks.
     """
     _refuse_history(agent)
     replayed, states = replay_with_states(agent, trajectories)
     bootstrap = bootstrap_values(agent, trajectories, states)
-    return replayed, next_values(_output(agent, replayed, "value").detach(), bootstrap, trajectories)
+    return replayed, next_values(replayed["value"].detach(), bootstrap, trajectories)
 
 
 def next_values(value: Tensor, bootstrap: Tensor, trajectories: Trajectories) -> Tensor:
@@ -63,6 +64,9 @@ def collected_values(agent: RL_Agent, trajectories: Trajectories, key: str = "va
 
     Returns:
         ``(values, bootstrap)``: those of the stored steps, and the result of `bootstrap_values`.  [B, T] or [B, T, A]
+
+    Raises:
+        KeyError: the agent does not return ``key``.
     """
     steps = trajectories.steps
     none = steps.lengths[:0]  # no steps: asks only whether the agent can compute its states
@@ -70,7 +74,7 @@ def collected_values(agent: RL_Agent, trajectories: Trajectories, key: str = "va
         values, states = steps[f"action/{key}"], None
     else:
         replayed, states = replay_with_states(agent, trajectories)
-        values = _output(agent, replayed, key)
+        values = output_of(agent, replayed, key)
     return values, bootstrap_values(agent, trajectories, states, key)
 
 
@@ -96,6 +100,7 @@ def bootstrap_values(
         Values, without a meaning at padding and where the next stored step shows the observation.  [B, T] or [B, T, A]
 
     Raises:
+        KeyError: the agent does not return ``key``.
         ValueError: the agent requires a history, which the next observation lacks.
     """
     _refuse_history(agent)
@@ -155,11 +160,11 @@ def _values_after(
         if not before.empty():
             after = agent.call_replay(_single(trajectories, "observation/", chosen, before), 0, None)[1]
     info = reached.info + after.prepend_key("agent_state/")
-    return _output(agent, agent.call_replay(Trajectories.unchecked(info, reached.steps), 0, None)[0], key)
+    return output_of(agent, agent.call_replay(Trajectories.unchecked(info, reached.steps), 0, None)[0], key)
 
 
-def _output(agent: RL_Agent, outputs: DictTensor | TemporalDictTensor, key: str) -> Tensor:
-    """Return one of an agent's outputs."""
+def output_of(agent: RL_Agent, outputs: DictTensor | TemporalDictTensor, key: str) -> Tensor:
+    """Return one of an agent's outputs; KeyError if the agent does not return it."""
     if key not in outputs:
         raise BadKeyError(
             f"{type(agent).__name__}.__call__: returned {sorted(outputs.keys())}, expected {key!r} as well, from which "

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from rlstruct import renamed
 from rlstruct.algos.algorithm import Algorithm
-from rlstruct.algos.bootstrapping import bootstrap_values, collected_values, next_values
+from rlstruct.algos.bootstrapping import bootstrap_values, collected_values, next_values, output_of
 from rlstruct.algos.learner import evaluate_actions
 from rlstruct.algos.minibatches import EpochConfig, EpochLearner, Prepared
 from rlstruct.algos.optimising import PureAdam, Terms
@@ -142,7 +142,8 @@ class PPOLearner(EpochLearner):
             value, bootstrap = collected_values(self.agent, trajectories)
         else:
             replayed, states = replay_with_states(self.agent, trajectories)
-            value, bootstrap = replayed["value"], bootstrap_values(self.agent, trajectories, states)
+            value = output_of(self.agent, replayed, "value")
+            bootstrap = bootstrap_values(self.agent, trajectories, states)
             kept[_LOG_PROBABILITY], _ = evaluate_actions(replayed, steps)
         mask = steps.mask()
         advantage = generalized_advantage(

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rlstruct import renamed
 from rlstruct.algos.algorithm import Algorithm
-from rlstruct.algos.bootstrapping import replay_with_next_values
+from rlstruct.algos.bootstrapping import output_of, replay_with_next_values
 from rlstruct.algos.learner import GradientLearner, evaluate_actions
 from rlstruct.algos.training.config import TrainingConfig
 from rlstruct.core import TemporalDictTensor, Trajectories
@@ -110,7 +110,7 @@ class ReinforceLearner(GradientLearner):
             replayed, next_value = replay_with_next_values(self.agent, minibatch)
         else:
             replayed = replay_agent(self.agent, minibatch)
-            next_value = torch.zeros_like(replayed["value"])
+            next_value = torch.zeros_like(output_of(self.agent, replayed, "value"))
         return losses(replayed, minibatch, next_value, self.config)
 
 

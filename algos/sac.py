@@ -204,7 +204,8 @@ class SACLearner(ReplayLearner):
     def agent_info(self, fraction_done: float, n_envs: int) -> DictTensor:
         """Return the ``epsilon`` of each environment, 1 while the buffer fills, and ``noise`` if it is held.
 
-        No noise is held at the end, with whose settings evaluations and loaded policies sample: it would never change.
+        At the end there is no ``noise``: evaluations and loaded policies sample with those settings, and would repeat
+        it in every step.
 
         Returns:
             [B] on the CPU: float32, and keys for `rlstruct.functional.random`, int64.

@@ -68,16 +68,16 @@ def as_arguments(name: str, arguments: Mapping[str, Any] | None) -> dict[str, An
     if name == "env_args" and "seed" in named:
         raise BadValueError(
             f"RL_Batcher: env_args has seed={named['seed']!r}, but create_env gets the batcher's seed in each process. "
-            f"Leave it out, and write RL_Batcher(…, seed={named['seed']!r})."
+            "Leave it out: the batcher's seed, or config.seed of a training, determines those of all environments."
         )
     return named
 
 
-def check_seconds(**seconds: object) -> None:
-    """Raise TypeError unless these arguments are numbers, and ValueError if one is negative."""
-    for name, value in seconds.items():
-        expect_type(f": {name} is", value, Real, "seconds", "Pass a number.")
-        Range(at_least=0).check("RL_Batcher", name, value)
+def as_seconds(name: str, value: object) -> float:
+    """Return a number of seconds as a float. Raise TypeError unless it is a number, ValueError if it is negative."""
+    expect_type(f": {name} is", value, Real, "seconds", "Pass a number.")
+    Range(at_least=0).check("RL_Batcher", name, value)
+    return float(value)  # type: ignore[arg-type]  # sockets refuse numpy's float32
 
 
 def check_choices(on_worker_error: str, n_processes: int, cluster: object, sharing: str, device: DeviceLike) -> None:

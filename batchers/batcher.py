@@ -119,7 +119,10 @@ class RL_Batcher:  # noqa: N801 - the name in rlstructures
         n_timesteps = arguments.as_integer("n_timesteps", n_timesteps, 1)
         n_processes = arguments.as_integer("n_processes", n_processes, 0)
         max_restarts = arguments.as_integer("max_restarts", max_restarts, 0)
-        arguments.check_seconds(timeout=timeout, close_timeout=close_timeout)
+        timeout, close_timeout = (
+            arguments.as_seconds("timeout", timeout),
+            arguments.as_seconds("close_timeout", close_timeout),
+        )
         arguments.check_choices(on_worker_error, n_processes, cluster, sharing, device)
         self.seeds = arguments.choose_seeds(seed, seeds, n := max(1, n_processes))
         agent_seeds = None if agent_seeds is None else arguments.one_each("agent_seeds", agent_seeds, n)
@@ -273,16 +276,18 @@ class RL_Batcher:  # noqa: N801 - the name in rlstructures
             waits for them.
 
         Raises:
+            TypeError: the timeout is not a number.
             BatcherStateError: `execute` must be called first, or the batcher is closed.
             WorkerError: a worker raised or died. The batcher can then only be closed.
             WorkerTimeout: the batch was not ready in time. `get` can be called again.
         """
         arguments.check_call_order("get", self._state)
         expect_type(".get: timeout is", timeout, Real | None, "seconds", "Pass a number.")
+        seconds = self.timeout if timeout is None else float(timeout)
         self._clock.enter(1)
         try:
             with self._failing():
-                parts = self._backend.collect(blocking, self.timeout if timeout is None else timeout)
+                parts = self._backend.collect(blocking, seconds)
             if parts is None:
                 return None, None
             self._clock.enter(2)

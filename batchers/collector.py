@@ -218,17 +218,17 @@ class Collector:
             t += 1
             if until_ended and self._all_ended(t):
                 break
+        try:
+            buffer.check("agent: state", check_answer(f"{type(self.agent).__name__}.__call__", (action, state))[1])
+        except Exception:
+            enter(_AGENT, t - 1)  # which the error names
+            raise
         if rollout is not None:
             rollout.finish(buffer, t)
         elif self._first is not None:
             enter(_AGENT, 0)
             self._act, self._step_env = self._first.later_steps(buffer, state, self.agent_info)
             self._first = None
-        try:
-            buffer.check("agent: state", check_answer(f"{type(self.agent).__name__}.__call__", (action, state))[1])
-        except Exception:
-            enter(_AGENT, t - 1)  # which the error names
-            raise
         self._state, self._observation = state, buffer.slots[t]
         self._steps = self._steps + t
         return buffer, t

@@ -85,7 +85,7 @@ def collect(task: Task) -> Batches:
         while True:
             batcher.execute()
             trajectories, _ = batcher.get()
-            yield int(trajectories.steps.lengths.sum())
+            yield int(trajectories.trajectories.lengths.sum())
 
 
 if __name__ == "__main__":

@@ -63,6 +63,14 @@ class Trajectories(Batched):
             "PPOLearner.terms gets the minibatch alone since version 0.4; index(rows) selects rows."
         )
 
+    def __getitem__(self, key: object) -> NoReturn:
+        """Raise TypeError: the tensors are in `steps` and in `info`."""
+        got = f"an index, {type(key).__name__}"
+        use = "index(rows), slice(start, stop) or sample(n), which select rows"
+        if isinstance(key, str):
+            got, use = f"[{key!r}]", f"{'info' if key in self.info else 'steps'}[{key!r}]"
+        raise BadTypeError(f"Trajectories: got {got}, expected {use}. steps has tensors [B, T, ...], info [B, ...].")
+
     @classmethod
     def unchecked(cls, info: DictTensor, trajectories: TemporalDictTensor) -> Trajectories:
         """Combine the two parts without checking that they match; see `DictTensor.unchecked`."""

@@ -285,7 +285,7 @@ def gumbel(key: Tensor, shape: tuple[int, ...] = (), stream: int | None = None) 
         [..., *shape] float32, equal on all devices to rounding.
     """
     start = DEFAULT_STREAMS["gumbel"] if stream is None else stream
-    # Strictly between 0 and 1: without the bound, the sum of the largest number would round to 1, whose noise is inf.
+    # Strictly between 0 and 1: the largest number plus 2**-25 rounds to 1, whose noise would be inf.
     u = uniform(key, shape, start).add_(2.0**-25).clamp_(max=1.0 - 2.0**-24)
     return u.log_().neg_().log_().neg_()
 

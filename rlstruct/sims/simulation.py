@@ -75,13 +75,25 @@ class Simulation:
     def check_transition(self, carry: Tensors, action: Tensors) -> None:
         """Raise unless `transition` keeps the shapes, dtypes and device of states, and returns one number per row.
 
-        Restarts mix its results with other rows, which would broadcast or cast them. It may not write to its arguments.
+        Restarts mix its results with other rows, which would broadcast or cast them. It may not write to its arguments,
+        nor set an attribute anew in every call.
         """
         fields, episode = part_of(carry, "state/"), carry["episode"]
         action = self._limits.clamp(action)
         inputs = {f"state's {name}": value for name, value in fields.items()} | dict(action)
         versions = {name: version_of(value) for name, value in inputs.items()}
+        before = dict(vars(self._simulator))
         moved, reward, terminated = self.transition(carry, action)
+        if self._replaced(before):
+            # A table that the first call made stays. Copies, because a kept argument would be the same object again.
+            before = dict(vars(self._simulator))
+            self.transition(*({name: value.clone() for name, value in part.items()} for part in (carry, action)))
+            if names := self._replaced(before):
+                raise UsageError(
+                    f"{type(self._simulator).__name__}.transition: every call sets self.{names[0]}, expected a "
+                    "function of its arguments, because compiled and captured steps do not run this line again. Keep "
+                    "what changes in the state that `initial` returns, one row per environment."
+                )
         if changed := [name for name, value in inputs.items() if version_of(value) != versions[name]]:
             raise UsageError(
                 f"{type(self._simulator).__name__}.transition: wrote to {changed[0]!r}, which it was given. The agent "
@@ -96,6 +108,12 @@ class Simulation:
         fix = "Return the next state as `initial` makes states, with a reward and an end for each environment."
         where = f"{type(self._simulator).__name__}.transition:"
         expect(where, outputs, Layout(expected), device=episode.device, rows=len(episode), fix=fix)
+
+    def _replaced(self, before: dict[str, Any]) -> list[str]:
+        """Return the names of the simulator's attributes that are new or other objects."""
+        return [
+            name for name, value in vars(self._simulator).items() if name not in before or before[name] is not value
+        ]
 
     def frames(self, fields: Tensors, *, kept: bool = True) -> Tensors:
         """Show states as ``frame`` or ``frame/<key>``.
@@ -161,12 +179,12 @@ class Simulation:
         sent = action["action"] if self._plain_action else part_of(action, "action/")
         answer = simulator.transition(self.state(part_of(carry, "state/")), sent, key)
         where = f"{type(simulator).__name__}.transition"
-        is_three = isinstance(answer, tuple | list) and len(answer) == 3
-        if not is_three or not isinstance(answer[1], Tensor) or not isinstance(answer[2], Tensor):
-            got = ", ".join(type(value).__name__ for value in (answer if isinstance(answer, tuple) else [answer]))
+        several = isinstance(answer, tuple | list)
+        if not several or len(answer) != 3 or not all(isinstance(value, Tensor) for value in answer[1:]):
+            got = ", ".join(type(value).__name__ for value in (answer if several else [answer]))
             raise BadTypeError(
-                f"{where}: returned ({got}), expected three: the next state, rewards [B] and terminated [B] bool. "
-                "Make tensors of constants, such as torch.zeros_like(action, dtype=torch.bool)."
+                f"{where}: returned ({got}), expected three: the next state, and tensors of rewards [B] and terminated "
+                "[B] bool. Write torch.zeros_like(reward, dtype=torch.bool) instead of False."
             )
         state, reward, terminated = answer
         return fields_of(where, state), reward.to(torch.float32), terminated

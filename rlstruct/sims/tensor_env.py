@@ -152,7 +152,7 @@ class TensorEnv(VecEnv, Generic[State]):
 
     @abstractmethod
     def transition(self, state: State, action: Any, key: Tensor) -> tuple[State, Tensor, Tensor]:  # noqa: ANN401
-        """Take one step in every environment. Write to no argument.
+        """Take one step in every environment. Write to no argument, and keep nothing in ``self`` that changes.
 
         Args:
             state: current states.  [B, ...]

@@ -153,13 +153,13 @@ def test_arguments_of_a_wrong_type_are_refused_at_once(arguments: dict[str, Any]
 
 
 def test_a_seed_in_env_args_is_not_ignored() -> None:
-    words = r"env_args has seed=7, but create_env gets the batcher's seed in each process\..*RL_Batcher\(…, seed=7\)"
+    words = r"env_args has seed=7, but create_env gets the batcher's seed in each process\. Leave it out"
     with pytest.raises(ValueError, match=words):
         RL_Batcher(1, RngAgent, create_counting_env, env_args={"n_envs": 1, "seed": 7})
 
 
 def test_a_timeout_of_get_that_is_no_number_loses_no_batch() -> None:
-    with make(1) as batcher:
+    with make(1, timeout=np.float32(300.0)) as batcher:
         batcher.reset()
         batcher.execute()
         with pytest.raises(TypeError, match=r"RL_Batcher\.get: timeout is a str, expected seconds"):

@@ -43,6 +43,19 @@ def test_reads_from_both_parts() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("key", "words"),
+    [
+        ("observation/frame", r"got \['observation/frame'\], expected steps\['observation/frame'\]"),
+        ("environment", r"got \['environment'\], expected info\['environment'\]"),
+        (0, r"got an index, int, expected index\(rows\)"),
+    ],
+)
+def test_a_key_or_index_of_both_parts_names_the_right_way(key: str | int, words: str) -> None:
+    with pytest.raises(TypeError, match=words):
+        counted([3, 1])[key]
+
+
 def test_transitions_are_the_real_steps_with_their_info() -> None:
     flat = counted([3, 0, 1]).transitions()
     assert flat["observation/frame"].tolist() == [0, 1, 2, 20]

@@ -270,6 +270,38 @@ def test_a_transition_that_writes_to_its_arguments_is_refused(
         env.step(act(3, 0).to(device))
 
 
+class Counting(Counter):
+    calls = 0
+
+    def transition(self, state, action, key):
+        self.calls += 1
+        return super().transition(state, action, key)
+
+
+class Keeping(Counter):
+    def transition(self, state, action, key):
+        self.last = action
+        return super().transition(state, action, key)
+
+
+class Caching(Counter):
+    table = None
+
+    def transition(self, state, action, key):
+        if self.table is None:
+            self.table = torch.arange(10, device=self.device)
+        return super().transition(state, action, key)
+
+
+@pytest.mark.parametrize("device", ["cpu", "sim:1"])
+@pytest.mark.parametrize(("cls", "name"), [(Counting, "calls"), (Keeping, "last")])
+def test_a_transition_that_sets_an_attribute_is_refused_and_a_table_is_not(cls: type, name: str, device: str) -> None:
+    env = started(cls(2, device=device))
+    with pytest.raises(RuntimeError, match=rf"{cls.__name__}\.transition: every call sets self\.{name}, expected"):
+        env.step(act(3, 0).to(device))
+    started(Caching(2, device=device)).step(act(3, 0).to(device))
+
+
 @pytest.mark.parametrize("backend", ["torch", pytest.param("compile", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("cls", "at_least"), [(Wide, 500), (Blink, 1000)])
 def test_every_restart_is_the_beginning_of_its_own_episode(cls: type, at_least: int, backend: str) -> None:
