@@ -70,7 +70,7 @@ docs: $(INSTALLED) ## build the documentation site into build/docs/site
 bench-cpu: $(INSTALLED) ## collection on the CPU beside other libraries (make peers; RLSTRUCTURES=checkout of v0.2)
 	$(RUN) benchmarks/cpu_collect.py --rlstructures "$(RLSTRUCTURES)"
 
-compare: $(INSTALLED) ## measure the README's comparison at this commit, 45 idle minutes: RLSTRUCTURES=… CLEANRL=… (checkouts)
+compare: $(INSTALLED) ## measure the README's comparison at this commit, up to 45 idle minutes: RLSTRUCTURES=… CLEANRL=… (checkouts)
 	$(RUN) benchmarks/cpu_collect.py --part throughput slow --rlstructures "$(RLSTRUCTURES)"
 	$(RUN) benchmarks/time_to_475.py --jobs 2 --cleanrl "$(CLEANRL)"
 	$(RUN) benchmarks/robustness.py
