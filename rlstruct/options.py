@@ -184,8 +184,9 @@ class Options:
         for name, accepted in ranges.items():
             accepted.check(cls.__name__, name, getattr(self, name))
         for name in getattr(cls, "__dataclass_fields__", {}):
-            value = getattr(self, name)
-            if isinstance(value, Real) and not isinstance(value, bool):
+            value: Any = getattr(self, name)
+            is_number = type(value) is not bool and isinstance(value, Real)
+            if is_number:
                 is_whole = isinstance(value, Integral) or (name in ranges and ranges[name].whole)
                 object.__setattr__(self, name, int(value) if is_whole else float(value))  # the dataclass is frozen
 
