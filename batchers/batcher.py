@@ -119,10 +119,8 @@ class RL_Batcher:  # noqa: N801 - the name in rlstructures
         n_timesteps = arguments.as_integer("n_timesteps", n_timesteps, 1)
         n_processes = arguments.as_integer("n_processes", n_processes, 0)
         max_restarts = arguments.as_integer("max_restarts", max_restarts, 0)
-        timeout, close_timeout = (
-            arguments.as_seconds("timeout", timeout),
-            arguments.as_seconds("close_timeout", close_timeout),
-        )
+        timeout = arguments.as_seconds("timeout", timeout)
+        close_timeout = arguments.as_seconds("close_timeout", close_timeout)
         arguments.check_choices(on_worker_error, n_processes, cluster, sharing, device)
         self.seeds = arguments.choose_seeds(seed, seeds, n := max(1, n_processes))
         agent_seeds = None if agent_seeds is None else arguments.one_each("agent_seeds", agent_seeds, n)
