@@ -77,13 +77,8 @@ class ReplayBuffer:
         for name, number in (("capacity", capacity), ("n_step", n_step), ("n_stack", n_stack)):
             Range(at_least=1, whole=True).check(type(self).__name__, name, number)
         self.device = resolve_device(device)
-        self.capacity, self.n_step, self.n_stack = (
-            int(capacity),
-            int(n_step),
-            int(n_stack),
-        )  # 1e6 is a whole number, too
-        self.discount = discount
-        self.stack_padding = stack_padding
+        self.capacity, self.n_step, self.n_stack = map(int, (capacity, n_step, n_stack))  # 1e6 is a whole number, too
+        self.discount, self.stack_padding = discount, stack_padding
         self.columns: dict[str, Tensor] = {}
         self._state: dict[str, Tensor] = {}  # one number per environment; captured graphs read this memory
         self._ring, self._width = 0, 0

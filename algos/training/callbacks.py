@@ -88,9 +88,9 @@ class TrainingContext:
         model.load_state_dict(weights)
         stochastic = self._loop.draws if stochastic is None else stochastic
         batcher = self._loop.batcher
-        settings: dict[str, Any] = {"actions": batcher.actions, "bounds": batcher.bounds}
-        settings["agent_info"] = self._loop.sampling()
-        return Policy(model, self._create_agent, specs, stochastic=stochastic, **settings)
+        spaces: dict[str, Any] = {"actions": batcher.actions, "bounds": batcher.bounds}
+        sampling = self._loop.sampling()
+        return Policy(model, self._create_agent, specs, stochastic=stochastic, agent_info=sampling, **spaces)
 
     def save_policy(self, file: str | Path) -> None:
         """Save the policy of the last evaluation for `rlstruct.load`. A training cannot resume from this file.

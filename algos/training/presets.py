@@ -34,6 +34,22 @@ _CARTPOLE: Mapping[str, Any] = {"target_return": 490.0, "evaluation_episodes": 1
 # The best return comes early, and does not last.
 _FAST_DQN: Mapping[str, Any] = {"discount": 0.995, "learning_rate": 0.002, "target_update_rate": 0.02}
 _MINATAR = [f"{game}-MinAtar" for game in ("Breakout", "Asterix", "Freeway", "SpaceInvaders", "Seaquest")]
+# CleanRL's settings, see docs/algorithms/ppo.md, with 8 environments of 256 steps instead of one of 2,048.
+_PPO_IN_MUJOCO: Mapping[str, Any] = {
+    "n_env_steps": 1_000_000,
+    "n_envs": 8,
+    "n_timesteps": 256,
+    "n_epochs": 10,
+    "n_minibatches": 32,
+    "reward_scale": 1.0,
+    "learning_rate": 0.0003,
+    "entropy_coefficient": 0.0,
+    "value_clip": 0.2,
+    "trace_decay": 0.95,
+    "evaluation_interval": 100_000,
+    "evaluation_timesteps": 1_000,
+    "evaluation_episodes": 10,
+}
 _PPO_IN_MINATAR: Mapping[str, Any] = {
     "n_env_steps": 2_000_000,
     "n_envs": 128,
@@ -152,19 +168,13 @@ PRESETS: Registry[tuple[str, str], Preset] = Registry({
         evaluation_episodes=50, evaluation_processes=0,
     ), {"layer_norm": True}),
     **{
-        # CleanRL's settings, see docs/algorithms/ppo.md, with 8 environments of 256 steps instead of one of 2,048.
-        ("ppo", f"{name}-v5"): Preset(PPOConfig(
-            n_env_steps=1_000_000, n_envs=8, n_timesteps=n_timesteps, n_epochs=10, n_minibatches=32,
-            reward_scale=1.0, learning_rate=0.0003, entropy_coefficient=0.0, value_clip=0.2, trace_decay=0.95,
-            whiten_advantages=whiten, evaluation_interval=100_000, evaluation_timesteps=1_000, evaluation_episodes=10,
-        ), {"normalise": True})
-        for name, n_timesteps, whiten in (
-            ("HalfCheetah", 256, True), ("Hopper", 256, True), ("Walker2d", 256, True), ("Ant", 256, True),
-            ("Swimmer", 256, True),
-            # Once the pendulum stays up, all steps are equally good, and whitened advantages would be noise.
-            ("InvertedDoublePendulum", 1024, False),
-        )
+        ("ppo", f"{name}-v5"): Preset(PPOConfig(**_PPO_IN_MUJOCO), {"normalise": True})
+        for name in ("HalfCheetah", "Hopper", "Walker2d", "Ant", "Swimmer")
     },
+    # Once the pendulum stays up, all steps are equally good, and whitened advantages would be noise.
+    ("ppo", "InvertedDoublePendulum-v5"): Preset(
+        PPOConfig(**{**_PPO_IN_MUJOCO, "n_timesteps": 1024, "whiten_advantages": False}), {"normalise": True},
+    ),
     # When the next ball seems lost anyway, all actions have the same value. Only high entropy, and advantages with
     # little noise, keep all of them in use.
     **{
