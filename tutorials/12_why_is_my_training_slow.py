@@ -3,7 +3,7 @@
     python tutorials/12_why_is_my_training_slow.py
 
 `rlstruct profile train a2c --env CartPole-v1` does the same for any training. It needs
-and matplotlib for the pictures (the extra `train`).
+matplotlib for the pictures (the extra `train`).
 """
 
 import time

@@ -21,7 +21,7 @@ COMMANDS = {
     "evaluate": "play whole episodes with a trained agent: rlstruct evaluate RUN --video out.gif",
     "export": "write a trained policy for other programs: rlstruct export RUN --onnx",
     "plot": "draw the learning curves of runs, seeds together: rlstruct plot RUN [RUN ...]",
-    "play": "see what an agent sees: rlstruct play Breakout-MinAtar --out breakout.gif",
+    "play": "film random actions, or the agent of a run: rlstruct play Breakout-MinAtar",
     "tune": "find the fastest number of workers and environments: rlstruct tune ppo --env CartPole-v1",
     "profile": "run a command and show where its time goes: rlstruct profile train ppo --env CartPole-v1",
     "explain": "explain an error, offline: rlstruct explain WorkerError",

@@ -103,8 +103,11 @@ def refused(error: OSError) -> str:
     'a.gif: No space left on device.'
     >>> refused(OSError(errno.ENOSPC, "No space left on device", b"a.gif"))
     'a.gif: No space left on device.'
+    >>> refused(OSError(errno.EACCES, "Permission denied", "runs/a/config.json"))
+    'runs/a/config.json: Permission denied.'
     """
-    hints = dict.fromkeys((errno.ENFILE, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EMFILE), "")
+    denied, full = (errno.EACCES, errno.EPERM, errno.EROFS), (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    hints = dict.fromkeys((*denied, *full, errno.ENFILE, errno.EMFILE), "")
     if resource is not None:
         files, size = (resource.getrlimit(limit)[0] for limit in (resource.RLIMIT_NOFILE, resource.RLIMIT_FSIZE))
         hints[errno.EFBIG] = f"`ulimit -f` limits a file to {size} bytes: raise it"

@@ -144,7 +144,8 @@ def load_trained(run: Path, *, auto_reset: bool, factories: Sequence[str] = ()) 
         return _load_own(run, factories, auto_reset)
     settings = load_settings(run)
     factory, choice = prepare(settings.algorithm, settings.task, auto_reset)
-    file, model = run / "checkpoint.pt", choice.create_model()
+    folder = run.parent if run.name == "config.json" else run
+    file, model = folder / "checkpoint.pt", choice.create_model()
     try:
         checkpoint = read_checkpoint(file)
         policy = checkpoint.get("policy") or {}

@@ -160,9 +160,15 @@ def registered(name: str) -> EnvSpec | None:
     module, _, name_there = name.rpartition(":")
     if module:
         _module(module)
-    if name_there not in gymnasium.registry and importlib.util.find_spec("ale_py") is not None:
-        importlib.import_module("ale_py")  # registers its games only on request
+    if name_there not in gymnasium.registry:
+        register_atari()
     return gymnasium.registry.get(name_there)
+
+
+def register_atari() -> None:
+    """Register the games of ale-py, if it is installed: gymnasium does so only on request."""
+    if importlib.util.find_spec("ale_py") is not None:
+        importlib.import_module("ale_py")
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import time
 from collections.abc import Iterator
@@ -50,8 +51,8 @@ def profile(
 def settings(path: str | os.PathLike[str], *, window: float = 1.0, operators: float = RECORDED_FRACTION) -> str:
     """Create the folder, and return the value of `VARIABLE` that makes a process record into it."""
     folder = Path(path).resolve()
-    if window <= 0.0:
-        raise BadValueError(f"profile: window is {window}, expected seconds, more than 0.")
+    if not 0.0 < window < math.inf:
+        raise BadValueError(f"profile: window is {window}, expected a finite number of seconds, more than 0.")
     if not 0.0 <= operators <= 1.0:
         raise BadValueError(f"profile: operators is {operators}, expected a share of the time, from 0 to 1.")
     if list(folder.glob("*.operations.json")):

@@ -113,5 +113,5 @@ def test_alphazero_is_tuned(
     words = ["--env", "ConnectFour-v0", "--network", "n_features=8", "--n-processes", "0", "--n-envs", n_envs]
     words += ["--n-timesteps", "2", "--seconds", "4", "--no-progress", "--out", "tuned"]
     assert main(["tune", "alphazero", *words, *more]) == 0
-    assert "preset: rlstruct train --config tuned" in capsys.readouterr().out
+    assert "to use it: rlstruct train --config tuned" in capsys.readouterr().out
     assert f'"n_envs": {n_envs}' in (tmp_path / "tuned" / "config.json").read_text()

@@ -80,7 +80,7 @@ def test_factories_are_tuned_by_name(tmp_path: pathlib.Path, capsys: Capture) ->
     (tmp_path / "of_my_own.py").write_text(OWN)
     arguments = ["--agent-args", "n_actions=2", "--env-args", "name=CartPole-v1", "--out", "tuned.json"]
     assert main(["tune", "of_my_own:create_agent", "of_my_own:create_env", *SMALL, *arguments]) == 0
-    assert "preset: RL_Batcher(" in capsys.readouterr().out
+    assert "to use it: RL_Batcher(" in capsys.readouterr().out
     import of_my_own  # type: ignore[import-not-found]
 
     preset = json.loads(pathlib.Path("tuned.json").read_text())

@@ -11,7 +11,8 @@ from rlstruct.cli.messages import UserError, nearest, say
 _HELP = """usage: rlstruct envs [PART]
 
 List the environments that you can train on here and whose names contain PART:
-bundled simulators, and gymnasium's environments whose packages are installed.
+bundled simulators, and gymnasium's environments whose packages are installed,
+Atari's games among them.
 To train on your own environment, pass --env module:Name-v0."""
 
 
@@ -38,17 +39,22 @@ def run(arguments: Sequence[str]) -> None:
 def names() -> dict[str, list[str]]:
     """Return the names by origin, of gymnasium's environments those of the latest version.
 
-    A name in both lists is gymnasium's environment, unless --simulator asks for the bundled one.
+    A name in two lists is gymnasium's environment, unless --simulator asks for the bundled one.
     """
     import gymnasium  # imported here, because it is slow and a mistake in the arguments is reported without it
     from gymnasium.envs.registration import find_highest_version
 
     from rlstruct import sims
-    from rlstruct.cli.tasks import is_installed
+    from rlstruct.cli.tasks import is_installed, register_atari
 
-    latest = {
-        name
-        for name, spec in gymnasium.registry.items()
+    register_atari()
+    latest = [
+        (name, str(spec.entry_point).startswith("ale_py"))
+        for name, spec in sorted(gymnasium.registry.items())
         if is_installed(name) and spec.version == find_highest_version(spec.namespace, spec.name)
+    ]
+    return {
+        "bundled simulators (--simulator torch)": sorted(sims.names()),
+        "gymnasium": [name for name, is_atari in latest if not is_atari],
+        "ale-py": [name for name, is_atari in latest if is_atari and name.startswith("ALE/")],
     }
-    return {"bundled simulators (--simulator torch)": sorted(sims.names()), "gymnasium": sorted(latest)}

@@ -15,7 +15,7 @@ from rlstruct.algos.seeds import seed_range
 from rlstruct.cli.commands import connect_four
 from rlstruct.cli.film import check_path, film
 from rlstruct.cli.messages import UserError, say
-from rlstruct.cli.stored_run import load_trained
+from rlstruct.cli.stored_run import load_trained, read_settings
 from rlstruct.cli.tasks import Factory, Task, find, spaces_of
 from rlstruct.core import DictTensor
 from rlstruct.options import Options, option
@@ -74,5 +74,7 @@ def _actor(what: str, simulator: Backend | None, factories: Sequence[str]) -> tu
         agent = create_agent(trained.model, stochastic=stochastic)
         who = f"{trained.settings.algorithm} after {trained.env_steps:,} environment steps"
         return trained.factory, agent, trained.sampling(agent, 1, stochastic=stochastic), who
+    if Path(what).parent != Path() and Path(what).parent.is_dir():
+        read_settings(Path(what))  # raises: there is no such run
     factory = find(Task(env=what, simulator=simulator), auto_reset=False)
     return factory, RandomAgent(spaces_of(factory)[1]), DictTensor(), "acting at random"

@@ -61,7 +61,11 @@ def run(arguments: Sequence[str]) -> None:
     program = _program(command)  # before the folder is made
     folder = Path(options.get("out", f"runs/profile-{time.strftime('%Y%m%d-%H%M%S')}"))
     try:
-        variable = settings(folder, window=float(options.get("window", "1")))
+        window = float(text := options.get("window", "1"))
+    except ValueError:
+        raise UserError(f"--window {text}: expected a number of seconds, more than 0.") from None
+    try:
+        variable = settings(folder, window=window)
     except (ValueError, FileExistsError) as error:
         raise UserError(str(error).removeprefix("profile: ")) from None
     process, status = subprocess.Popen(program, env={**os.environ, VARIABLE: variable}), None

@@ -10,15 +10,16 @@ import shlex
 import traceback
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Generic, Literal, TypeVar
 
 import tyro
 
 from rlstruct.algos import ALGORITHMS
-from rlstruct.algos.distributed.launch import launched_rank, share_gpus
+from rlstruct.algos.distributed.launch import Rendezvous, launched_rank, share_gpus
 from rlstruct.algos.seeds import training_seeds
 from rlstruct.algos.training import compiling
 from rlstruct.algos.training.checkpoint import check_written_by_training
@@ -34,7 +35,7 @@ from rlstruct.errors import LearnerError, WorkerError, import_extra
 from rlstruct.options import declared
 
 _LEARNERS = re.compile("^--learners(?==|$)")
-_SWITCHES = re.compile("^--(?P<no>no-)?(?P<name>compile-(agent|update))$")
+_SWITCHES = re.compile("^--(?P<no>no-)?(?P<name>compile-(agent|update|simulator))$")
 Config = TypeVar("Config", bound=TrainingConfig)
 
 _HELP = """usage: rlstruct train ALGORITHM --env NAME [OPTIONS]
@@ -209,14 +210,10 @@ def _train(algorithm: str, options: Training[Any], notes: Sequence[str], command
     saved = folder.checkpoint
     how = ", from its checkpoint" if saved else ", which has no checkpoint: it starts over"
     _say(f"run folder: {folder.path}{how if resumed else ''}")
-    if saved and saved["training"]["finished"] and saved["env_steps"] >= config.n_env_steps:
-        more = f"--n-env-steps {2 * saved['env_steps']}"
-        _say_wrapped(
-            f"nothing is left to do: this run is complete. To continue it, raise the total number of steps, for "
-            f"example {more}. The result:"
-        )
+    if saved and (why := _why_complete(saved, config)):
+        _say_wrapped(f"nothing is left to do: {why} The result:")
     saved = None  # a replay buffer may be large
-    _learn(algorithm, config, choice, factory, folder, options.factory)
+    _learn(algorithm, config, choice, factory, folder, options)
 
 
 def _learn(
@@ -225,12 +222,14 @@ def _learn(
     choice: AgentChoice,
     factory: Factory,
     folder: RunFolder,
-    factories: Sequence[str],
+    options: Training[Any],
 ) -> None:
-    """Train, and print the result and the commands that go on from it; ``factories`` are those of ``--factory``."""
-    path = shlex.quote(str(folder.path))
-    own = "".join(f" {word}" for word in ("--factory", *factories)) if factories else ""
+    """Train, and print the result and the commands that go on from it."""
+    path, loggers = shlex.quote(str(folder.path)), options.output.loggers
+    own = "".join(f" {word}" for word in ("--factory", *options.factory)) if options.factory else ""
     again = f"rlstruct train {algorithm + ' ' if own else ''}--resume {path}{own}"
+    if loggers != Output().loggers:
+        again += " --loggers" + "".join(f" {name}" for name in loggers)
     try:
         with folder, _saying(compiling.__name__):
             create = choice.create_model, choice.create_agent
@@ -239,6 +238,8 @@ def _learn(
                     warnings.filterwarnings("ignore", ".* do not contain its whole policy")
                 result: TrainingResult = algorithm_of(algorithm)(config, *create, factory, run=folder)
     except KeyboardInterrupt:
+        if launched_rank() != 0:
+            raise
         raise KeyboardInterrupt(f"stopped. To continue: {again} (its curve: rlstruct plot {path})") from None
     except (LearnerError, WorkerError):
         if (folder.path / "checkpoint.pt").exists():
@@ -260,6 +261,19 @@ def _learn(
         f"evaluations before and after; {threads} of PyTorch"
     )
     _say(f"next: rlstruct evaluate {path}{own}\n      rlstruct plot {path}")
+
+
+def _why_complete(saved: Mapping[str, Any], config: TrainingConfig) -> str:
+    """Return why a resumed training takes no further step, and how to continue it; "" if it takes some."""
+    if not saved["training"]["finished"]:
+        return ""
+    more = f"--n-env-steps {2 * saved['env_steps']}"
+    if saved["env_steps"] >= config.n_env_steps:
+        return f"this run is complete. To continue it, raise the total number of steps, for example {more}."
+    target, returns = config.target_return, saved["training"]["history"]["evaluations"][-1]["returns"]
+    if target is not None and fmean(returns) >= target:
+        return f"this run has reached its target, a return of {target:g}. To continue it, pass --target-return None."
+    return ""
 
 
 @contextlib.contextmanager
@@ -318,13 +332,15 @@ def _begun(settings: RunSettings, output: Output) -> RunFolder:
 def _resumed(run: Path, settings: RunSettings, options: Training[Any]) -> RunFolder:
     """Open the folder of the run to continue, and store its changed settings there."""
     path = run.parent if run.name == "config.json" else run
+    launched = Rendezvous.from_environment()  # torchrun's processes are the learners
+    now = settings.config if launched is None else replace(settings.config, n_learners=launched.size)
     try:
         folder = RunFolder.resume(path, **_shown(settings, options.output))
         try:
             if folder.checkpoint is not None:
                 check_written_by_training(folder.checkpoint)
-                _check_unchanged(path, folder.checkpoint, settings.config)
-                check_resumed(folder.checkpoint, settings.config)
+                _check_unchanged(path, folder.checkpoint, now)
+                check_resumed(folder.checkpoint, now)
         except (ValueError, UserError):
             folder.close()
             raise
@@ -340,6 +356,11 @@ def _check_unchanged(run: Path, checkpoint: Mapping[str, Any], config: TrainingC
     if (changed := changed_setting(checkpoint, config)) is None:
         return
     option, before = f"--{changed[0].replace('_', '-')}", changed[1]
+    if changed[0] == "n_learners":
+        raise UserError(
+            f"--resume {run}: there are {changed[2]} learners now, and {before} in the checkpoint. Resume with "
+            f"--learners {before}, or start as many processes with torchrun."
+        )
     may_change = ", ".join(f"--{name.replace('_', '-')}" for name in sorted(declared(type(config), "may_change")))
     raise UserError(
         f"--resume {run}: {option} is {changed[2]}, but {before} in the checkpoint. Omit {option}, or start another "

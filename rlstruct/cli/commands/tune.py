@@ -35,7 +35,8 @@ _HELP = """usage: rlstruct tune ALGORITHM --env NAME [OPTIONS]
 Find the number of workers, environments and steps that collects fastest on this
 machine or, with --learn, trains fastest. Short probes give a table, which says
 why the search continued or stopped, and the answer: options to paste and, with
---out, a preset. Probes expected to exceed --memory-limit are not started.
+--out, a folder for rlstruct train --config, or of your own agent a file of
+arguments. Probes expected to exceed --memory-limit are not started.
 
   rlstruct tune ppo --env CartPole-v1
   rlstruct tune ppo --env CartPole-v1 --learn --out runs/tuned
@@ -137,7 +138,7 @@ def run(arguments: Sequence[str]) -> None:
         )
         if options.search.out is not None:
             file = answer.save(options.search.out)
-            say(f"preset: RL_Batcher(create_agent=…, create_env=…, **json.loads(Path({str(file)!r}).read_text()))")
+            say(f"to use it: RL_Batcher(create_agent=…, create_env=…, **json.loads(Path({str(file)!r}).read_text()))")
         return
     algorithm_of(words[0])  # raises an error for an unknown algorithm
     _tune_training(words[0], _parse(TuneTraining, words[1:], f"rlstruct tune {words[0]}"))
@@ -199,7 +200,7 @@ def _tune_training(algorithm: str, request: TuneTraining) -> None:
     if options.out is not None:
         settings = RunSettings(algorithm=algorithm, task=task, agent=choice.kind, config=tuned, versions=versions())
         (options.out / "config.json").write_text(json.dumps(asdict(settings), indent=2, default=str) + "\n")
-        say(f"preset: rlstruct train --config {options.out}")
+        say(f"to use it: rlstruct train --config {options.out}")
     default = f"--n-processes {config.n_processes} --n-envs {config.n_envs} --n-timesteps {config.n_timesteps}"
     say(f"default: {default}\nMore steps per update may need another learning rate.")
 

@@ -71,13 +71,13 @@ class Tuning(Mapping[str, Any]):
         return self.best._asdict()
 
     def save(self, file: str | Path) -> Path:
-        """Write a preset: the answer as JSON, for `RL_Batcher`.
+        """Write the answer as JSON, for `RL_Batcher`.
 
         Args:
             file: path to write; missing folders are created.
 
         Returns:
-            The path. ``RL_Batcher(create_agent=…, create_env=…, **json.loads(file.read_text()))`` uses the preset.
+            The path. ``RL_Batcher(create_agent=…, create_env=…, **json.loads(file.read_text()))`` uses it.
         """
         file = Path(file)
         file.parent.mkdir(parents=True, exist_ok=True)
