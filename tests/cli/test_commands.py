@@ -184,13 +184,15 @@ def test_another_preset_or_none_can_be_chosen(capsys: Capture) -> None:
 def test_what_would_be_compiled_is_told_in_a_line(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     monkeypatch.setattr(compiling, "SECONDS", dict.fromkeys(compiling.SECONDS, 0.0))
     monkeypatch.setattr(compiling, "why_no_compiler", lambda: "there is no C++ compiler called g++")
-    folder = train("ppo", "--env", "CartPole-v1", "--n-minibatches", "1", "--no-compile-agent", *SMALL)
+    switches = ["--no-compile-agent", "--no-compile-simulator"]
+    folder = train("ppo", "--env", "CartPole-v1", "--n-minibatches", "1", *switches, *SMALL)
     told = capsys.readouterr().out
     assert "run_training would turn on compile_update (saves about 0 s, costs 0)," in told
     assert "but there is no C++ compiler called g++." in " ".join(told.split())
     assert max(map(len, told.splitlines())) <= 80 or str(folder) in told
     stored = json.loads((folder / "config.json").read_text())["config"]
-    assert [stored[name] for name in ("compile_agent", "compile_update")] == [False, "auto"]
+    names = ("compile_agent", "compile_update", "compile_simulator")
+    assert [stored[name] for name in names] == [False, "auto", False]
 
 
 @pytest.mark.slow
@@ -523,6 +525,7 @@ def test_a_package_that_a_film_lacks_is_named_before_anything_is_drawn(
         (["play", "seaquest-minatr"], "Did you mean 'Seaquest-MinAtar'?"),
         (["play", "CartPole-v1", "--out", "film.avi"], "expected a name that ends with .gif or .mp4"),
         (["devices", "now"], "expected no arguments"),
+        (["profile", "--window", "soon", "train"], "--window soon: expected a number of seconds"),
     ],
 )
 def test_a_mistake_is_one_line_with_the_mend_and_status_2(words: list[str], says: str, capsys: Capture) -> None:
@@ -532,6 +535,66 @@ def test_a_mistake_is_one_line_with_the_mend_and_status_2(words: list[str], says
     assert said.startswith("rlstruct")
     assert said.count("\n") == 1
     assert not pathlib.Path("runs").exists()
+
+
+def test_a_run_that_has_reached_its_target_goes_on_without_it(capsys: Capture) -> None:
+    run = train("a2c", "--env", "CartPole-v1", *SMALL, "--target-return", "1")
+    capsys.readouterr()
+    assert main(["train", "--resume", str(run), "--no-progress"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "nothing is left to do: this run has reached its target, a return of 1. To continue it, pass --target" in said
+    assert main(["train", "--resume", str(run), "--no-progress", "--target-return", "None"]) == 0
+    said = capsys.readouterr().out
+    assert "nothing is left" not in said
+    assert "200 environment steps" in said
+
+
+def test_a_stopped_run_names_its_loggers(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    def stopped(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(RunFolder, "log_evaluation", stopped)
+    assert main(["train", "a2c", "--env", "CartPole-v1", *SMALL, "--loggers"]) == 130
+    assert re.search(r"--resume runs/a2c-CartPole-v1-\S+ --loggers \(its curve", capsys.readouterr().err)
+
+
+@pytest.mark.slow
+def test_torchrun_resumes_what_torchrun_has_trained() -> None:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+    words = ["-m", "rlstruct", "train"]
+
+    def launch(n: int, *options: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([*torchrun, str(n), *words, *options], capture_output=True, text=True, timeout=300)
+
+    done = launch(2, "a2c", "--env", "CartPole-v1", *SMALL)
+    assert done.returncode == 0, done.stderr
+    (run,) = pathlib.Path("runs").iterdir()
+    done = launch(2, "--resume", str(run), "--n-env-steps", "400", "--no-progress")
+    assert done.returncode == 0, done.stderr
+    assert "400 environment steps" in done.stdout
+    done = launch(3, "--resume", str(run), "--n-env-steps", "600", "--no-progress")
+    assert done.returncode != 0
+    assert "there are 3 learners now, and 2 in the checkpoint. Resume with --learners 2, or start" in done.stderr
+
+
+def test_what_may_not_be_read_is_told_in_one_sentence(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = train("a2c", "--env", "CartPole-v1", *SMALL)
+    capsys.readouterr()
+
+    def refuse(path: pathlib.Path, *_: object, **__: object) -> str:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(pathlib.Path, "read_text", refuse)
+    assert main(["evaluate", str(run)]) == 2
+    assert capsys.readouterr().err == f"rlstruct evaluate: {run}/config.json: Permission denied.\n"
+
+
+def test_play_says_that_a_run_does_not_exist(capsys: Capture) -> None:
+    run = train("a2c", "--env", "CartPole-v1", *SMALL)
+    capsys.readouterr()
+    assert main(["play", f"{run}1"]) == 2
+    assert f"{run}1 is not a run folder: it does not exist. Did you mean '{run}'?" in capsys.readouterr().err
+    assert main(["evaluate", str(run / "config.json"), "--episodes", "2"]) == 0
 
 
 def test_a_full_disk_is_told_in_one_sentence(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -691,6 +754,9 @@ def test_envs_lists_what_can_be_learnt_here(capsys: Capture, monkeypatch: pytest
     told = capsys.readouterr().out
     assert told.startswith("gymnasium:\n")
     assert "Blackjack-v1" in told.split()  # besides ALE/Blackjack-v5, which is another game
+    pytest.importorskip("ale_py", reason="needs the extra: pip install 'rlstruct[atari]'")
+    assert main(["envs", "breakout"]) == 0
+    assert capsys.readouterr().out.splitlines()[2:] == ["ale-py:", "  ALE/Breakout-v5"]
     assert main(["envs", "ant-v"]) == 2  # gymnasium has moved Ant-v3 to another package, and Ant-v5 needs MuJoCo
     assert "no environment's name contains 'ant-v'" in capsys.readouterr().err
     assert main(["train", "ppo", "--env", "Ant-v3"]) == 2
