@@ -494,6 +494,11 @@ class GradientLearner(ABC):
                 )
             with operation("backward"):
                 gradients = torch.autograd.grad(terms["loss"], self._weights, allow_unused=True)
+            if all(grad is None for grad in gradients):
+                raise BadValueError(
+                    f"{where}: the loss depends on none of the {len(gradients)} weights that it should train, those of "
+                    "learner.model. Compute it from this network: an agent must not copy it if copy_model is False."
+                )
         gradient = {str(i): grad for i, grad in enumerate(gradients) if grad is not None}
         terms = {name: term.detach() if term.requires_grad else term for name, term in terms.items()}
         return (terms, gradient) if self.group.size > 1 else self._bounded(terms, gradient)

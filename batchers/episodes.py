@@ -36,7 +36,7 @@ class _Environment:
             if begins or not self.pieces:  # the beginning may have been lost when a worker was restarted
                 step = torch.full_like(info["environment"], self.n_steps)
                 self.info, self.pieces = info + self.state + DictTensor({"step": step}), []
-            self.pieces.append(piece)
+            self.pieces.append(piece if ends else piece.clone())  # a view would keep the whole batch in memory
             if ends:
                 episode = {key: torch.cat([part[key] for part in self.pieces], dim=1) for key in piece.keys()}
                 self.episodes.append((self.info, TemporalDictTensor(episode)))
@@ -197,10 +197,15 @@ class EpisodeStatistics:
             }
         )
 
-    def mean_return(self) -> float | None:
-        """Return the mean return of the episodes that ended since the last call, or None if there are none."""
+    def mean_return(self, *, forget: bool = True) -> float | None:
+        """Return the mean return of the episodes that ended since the last call, or None if there are none.
+
+        Args:
+            forget: leave these episodes out of the next call.
+        """
         total, count = self._ended.tolist()  # sync: once per call, the answer is a Python number
-        self._ended.zero_()
+        if forget:
+            self._ended.zero_()
         return total / count if count else None
 
     def state_dict(self) -> dict[str, Tensor]:

@@ -23,6 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.utils._pytree import tree_map_only
 
 from rlstruct import renamed
 from rlstruct.algos.distributed.gpu_all_reduce import GpuAllReduce, by_gpu
@@ -148,7 +149,10 @@ class DistributedLearnerGroup(LearnerGroup):
         flat = torch.cat([*(tensor.reshape(-1) for tensor in tensors), tensors[0].new_ones(1)])
         total = self.all_reduce_sum(flat if weight is None else flat.mul_(weight))
         pieces = torch.split(total[:-1].div_(total[-1]), [tensor.numel() for tensor in tensors])
-        averages = iter([piece.view_as(like).to(like.dtype) for piece, like in zip(pieces, tensors, strict=True)])
+        averages = iter([
+            piece.view_as(like).to(like.dtype) if like.is_floating_point() else piece.view_as(like)
+            for piece, like in zip(pieces, tensors, strict=True)
+        ])  # fmt: skip
         averaged = {name: next(averages) for name in gradient}
         for name, own in gradient.items():
             if own.is_sparse:  # a sparse optimiser takes no other
@@ -289,8 +293,9 @@ def _abort() -> None:
 
 
 def _packed(value: object) -> Tensor:
-    """Pickle a value.  [N] uint8 on the CPU."""
-    return torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
+    """Pickle a value, whose tensors arrive on the CPU.  [N] uint8 on the CPU."""
+    on_cpu = tree_map_only(Tensor, lambda tensor: tensor.detach().to("cpu"), value)  # sync: once per checkpoint
+    return torch.frombuffer(bytearray(pickle.dumps(on_cpu)), dtype=torch.uint8)
 
 
 def _unpacked(packed: Tensor) -> Any:  # noqa: ANN401 - what was packed

@@ -68,7 +68,7 @@ class TrainingContext:
         """
         names, terms = list(self.terms), list(self.terms.values())
         numbers = torch.stack(terms).tolist() if terms else []  # sync: only when a callback reads this
-        mean_return = self._loop.history.statistics.mean_return()
+        mean_return = self._loop.history.statistics.mean_return(forget=False)
         return dict(zip(names, numbers, strict=True)) | ({} if mean_return is None else {"return": mean_return})
 
     def stop(self, reason: str) -> None:

@@ -268,6 +268,11 @@ class TemporalDictTensor(NamedTensors):
         Raises:
             IndexError: there is no such step.
         """
+        if t < 0:
+            raise BadIndexError(
+                f"{type(self).__name__}.masked_temporal_index: got step {t}, expected 0 to {self.n_steps() - 1}. "
+                "Rows have different last steps: temporal_multi_index(lengths - 1) returns them."
+            )
         step = self.temporal_index(t)
         rows = (self.lengths > t).nonzero().squeeze(1)  # sync: K is a shape, once per call
         return step.index(rows), rows

@@ -218,7 +218,8 @@ class NamedTensors(Batched):
 
         Args:
             key: name of the tensor.
-            tensor: stored without a copy.  [B, ...] or [B, T, ...]; any B and T if it becomes the only key
+            tensor: stored without a copy.  [B, ...] or [B, T, ...]; any B and T if it becomes the only key, and
+                there are no lengths of rows to keep
 
         Raises:
             TypeError: the key is not a string, or the value not a tensor.
@@ -261,7 +262,7 @@ class NamedTensors(Batched):
         mine, theirs = self._tensors, other._tensors
         both = {**mine, **theirs}
         if not mine:
-            return other._like(both)
+            return self._like(both, checked=True) if self.n_elems() else other._like(both)
         if theirs:
             if len(both) < len(mine) + len(theirs):
                 twice = next(key for key in theirs if key in mine)

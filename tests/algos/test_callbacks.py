@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import os
 import sys
 import time
@@ -82,6 +83,22 @@ def test_callbacks_change_nothing() -> None:
     assert with_one.losses == without.losses
     for one, other in zip(with_one.model.parameters(), without.model.parameters(), strict=True):
         assert torch.equal(one, other)
+
+
+class Reads(Callback):
+    def on_update(self, context: TrainingContext) -> None:
+        assert context.metrics == context.metrics
+
+
+def test_reading_metrics_leaves_the_returns_in_the_log(tmp_path: Path) -> None:
+    logs = []
+    for name, callbacks in (("read", [Reads()]), ("unread", [])):
+        with new_folder(tmp_path / name) as run:
+            train(callbacks, run)
+        with (run.path / "metrics.csv").open(newline="") as file:
+            logs.append([row["train/return"] for row in csv.DictReader(file)])
+    assert len(set(logs[0])) > 2
+    assert logs[0] == logs[1]
 
 
 class Stops(Callback):

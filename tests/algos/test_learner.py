@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from typing import Any
 
@@ -77,6 +78,22 @@ class Unreplayed(a2c.A2CLearner):
 
     def terms(self, batch: Any) -> Any:
         return {"loss": -batch.steps["action/log_probability"].mean()}
+
+
+class LearningFromACopy(a2c.A2CLearner):
+    """Computes its loss from a copy of the network."""
+
+    def terms(self, batch: Any) -> Any:
+        network = copy.deepcopy(self.model)
+        return {"loss": network(batch.steps["observation/frame"].flatten(0, 1))[1].mean()}
+
+
+def test_a_loss_of_another_network_names_the_one_that_should_learn() -> None:
+    model = ActorCritic(3, 2)
+    learner = LearningFromACopy.create(model, ActorCriticAgent, a2c.A2CConfig())
+    trajectories = collect(make_agent, {"kind": "feed-forward", "model": model}, True)
+    with pytest.raises(ValueError, match=r"LearningFromACopy.terms: the loss depends on none of the 12 weights"):
+        learner.update(trajectories, 0.0)
 
 
 def test_counts_among_the_terms_are_averaged() -> None:

@@ -240,6 +240,10 @@ def test_gradients_and_numbers_are_means_weighted_by_steps() -> None:
     assert gradient["weight"].tolist() == [[(3 * 1 + 5) / 4], [(3 * 3 + 7) / 4]]
     assert terms["loss"].item() == (3 * 2 + 10) / 4
     assert terms["error"].tolist() == [1.0, 2.0]  # one for each step: its own
+    group = LearnerOfTwo(torch.tensor([0.5, 4.0, 0.0, 1.0]))
+    terms = {"n_wrong": torch.tensor(3), "all": torch.tensor(True)}
+    terms, _ = group.mean(terms, {"weight": torch.tensor([0.5])}, None)
+    assert {name: term.item() for name, term in terms.items()} == {"n_wrong": 3.5, "all": 0.5}
 
 
 def test_environments_are_made_with_the_seeds_of_one_learner() -> None:

@@ -76,6 +76,8 @@ def test_single_steps(given_: Ragged) -> None:
         step, rows = made.masked_temporal_index(t)
         assert rows.tolist() == [b for b in range(n_rows) if lengths[b] > t]
         same(dict(step), {k: v[rows, t] for k, v in expected.items()})
+    with pytest.raises(IndexError, match=r"masked_temporal_index: got step -1, expected 0 to .*lengths - 1"):
+        made.masked_temporal_index(-1)
     if n_steps:
         each = torch.arange(n_rows) % n_steps
         chosen = made.temporal_multi_index(each)
@@ -233,3 +235,11 @@ def test_repr_shows_no_value() -> None:
     assert repr(DictTensor.stack([DictTensor({"a": torch.zeros(2)})] * 3)) == (
         "TemporalDictTensor on cpu:\n  a  float32 [2, 3]"
     )
+
+
+def test_rows_without_keys_keep_their_lengths_when_keys_are_added() -> None:
+    steps = TemporalDictTensor({"reward": torch.zeros(2, 3)}, torch.tensor([3, 1]))
+    added = steps.get([]) + TemporalDictTensor({"value": torch.ones(2, 3)})
+    assert added.lengths.tolist() == [3, 1]
+    with pytest.raises(ValueError, match="lengths"):
+        steps.get([]) + TemporalDictTensor({"value": torch.ones(4, 3)})
