@@ -118,13 +118,15 @@ class ActionLogits(nn.Module):
 
     def __init__(self, n_actions: int | Sequence[int]) -> None:
         super().__init__()
+        # Also numbers of numpy, as gymnasium's spaces have them.
+        n_actions = int(n_actions) if isinstance(n_actions, Integral) else tuple(map(int, n_actions))
         self.shape = (n_actions,) if isinstance(n_actions, int) else (len(n_actions), max(n_actions))
         self.n_outputs = math.prod(self.shape)
         device = torch.get_default_device()
         sizes = torch.tensor(n_actions, device=device).reshape(-1, 1)
         none = torch.arange(self.shape[-1], device=device) >= sizes  # [K, A]
         self._none: Tensor | None
-        self.register_buffer("_none", none if isinstance(n_actions, Sequence) else None, persistent=False)
+        self.register_buffer("_none", none if len(self.shape) == 2 else None, persistent=False)
 
     def forward(self, outputs: Tensor) -> Tensor:
         """Turn outputs [B, n_outputs] into logits [B, A] or [B, K, A]."""

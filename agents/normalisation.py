@@ -65,8 +65,8 @@ class Normalised(KeepsArguments, nn.Module):
     """A network that gets normalised frames, and whose learner gets scaled rewards.
 
     The learners of `rlstruct.algos` update the statistics: those of rewards before they learn from a batch, those of
-    frames after it, so that a replay normalises frames as the acting policy did. The statistics are buffers, so they
-    are published with the weights and saved in every checkpoint.
+    frames after it, so that a replay normalises frames as the acting policy did (learners with a replay buffer, before
+    it). The statistics are buffers, so they are published with the weights and saved in every checkpoint.
 
     Args:
         model: a network whose first argument is a frame, like all networks of `rlstruct.agents`.

@@ -93,7 +93,7 @@ class GradientLearner(ABC):
         device: device on which losses are computed.
         optimizer: Adam (Kingma and Ba, ICLR 2015), or AdamW if weights decay, unless your ``__init__`` replaces it.
         policy_version: number of gradient steps so far.
-        learners: the group of processes that train this network together.
+        group: the processes that train this network together.
         version_now: ``policy_version`` at the start of the update, readable inside a graph.  [] int64 on the device
         statistics: the network, if it keeps statistics of its inputs like `rlstruct.agents.Normalised`; else None.
     """

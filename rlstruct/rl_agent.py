@@ -29,12 +29,13 @@ def replays_sequences(agent: RL_Agent) -> bool:
 
 def _repeats(cls: type, promise: str) -> bool:
     """Return True if no class overrides a method below the one that sets the class attribute ``promise``."""
-    for base in cls.__mro__:
+    for i, base in enumerate(cls.__mro__):
         if promise in vars(base):
             return True
         for name, value in vars(base).items():
             acts = name == "__call__" or not (name[:2] == "__" or name in ("update", "seed", "close", "creator"))
-            if acts and (callable(value) or isinstance(value, property)):
+            overrides = any(name in vars(other) for other in cls.__mro__[i + 1 :])
+            if acts and overrides and (callable(value) or isinstance(value, property)):
                 return False
     return True
 

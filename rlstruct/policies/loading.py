@@ -176,6 +176,7 @@ def load(
     create_model: Callable[[], nn.Module] | None = None,
     create_agent: Callable[..., RL_Agent] | None = None,
     observation_space: gymnasium.Space[Any] | None = None,
+    action_space: gymnasium.Space[Any] | None = None,
 ) -> Policy:
     """Load a trained policy that acts without a batcher, an environment or another package.
 
@@ -190,6 +191,9 @@ def load(
         create_agent: the training's factory of agents. Needed unless the agent is an unchanged one of rlstruct's.
         observation_space: space of one environment, for checkpoints of older versions, which lack shapes and dtypes or
             the bounds of integers; `rlstruct.export` needs the latter.
+        action_space: actions of one environment, for checkpoints without a description of the policy, whose agent
+            returns indices that are not elements of the space: actions that begin with another number than 0, or that
+            are several choices at once. Without it, `Policy.act` returns the indices.
 
     Returns:
         The policy, at the start of an episode.
@@ -222,7 +226,7 @@ def load(
         "device": device,
         "stochastic": stochastic,
         "seed": seed,
-        "actions": _actions(description),
+        "actions": _actions(description) if action_space is None else action_space,
     }
     settings["agent_info"] = agent_info or description.get("agent_info")
     settings["bounds"] = {key: (low, high) for key, (low, high) in description.get("bounds", {}).items()}

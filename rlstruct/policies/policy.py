@@ -74,6 +74,23 @@ def _checked_specs(specs: object, bounds: Bounds) -> tuple[Mapping[str, TensorSp
     )
 
 
+def _indices(actions: object) -> ActionIndices | None:
+    """Return how actions are numbered; None if they are their own indices."""
+    if actions is None:
+        return None
+    import gymnasium  # here, as `import rlstruct` does not
+
+    from rlstruct.spaces import ActionIndices
+
+    numbered = ActionIndices.of(actions) if isinstance(actions, gymnasium.Space) else actions
+    if not isinstance(numbered, ActionIndices):
+        raise BadTypeError(
+            f"Policy: actions is {actions!r}, expected a Discrete, MultiDiscrete or MultiBinary space, because the "
+            "agent returns indices. Pass env.action_space."
+        )
+    return None if numbered.equal else numbered
+
+
 class Policy:
     """A trained agent that needs neither batcher nor environment; `rlstruct.load` returns one.
 
@@ -87,15 +104,16 @@ class Policy:
         device: device of the network.
         stochastic: sample actions; False takes the best one.
         seed: seed of the sampling. Row j samples like environment j of a batcher with this seed.
-        actions: how `act` turns the indices that the agent returns into elements of the action space, in which they
-            differ; see `RL_Agent.action_form`.
+        actions: action space of one environment, or how its actions are numbered, so that `act` turns the indices that
+            the agent returns into its elements; see `RL_Agent.action_form`. None returns the indices.
         agent_info: settings with which the agent samples, such as ``{"epsilon": 0.05}`` for a `QAgent`.  [...] each
         bounds: smallest and largest value of frames that hold integers, see `rlstruct.spaces.integer_bounds`;
             ``specs`` gives them if it is a space. `rlstruct.export` samples observations within them.
 
     Raises:
         TypeError: ``model`` is no network, ``create_agent`` does not accept the arguments above, ``specs`` is missing,
-            no space of fixed shape and no mapping of TensorSpec, or the agent needs the history of a batch.
+            no space of fixed shape and no mapping of TensorSpec, ``actions`` has no indices, or the agent needs the
+            history of a batch.
         ValueError: the policy should sample, and ``agent_info`` lacks what the agent needs for it.
 
     Attributes:
@@ -106,7 +124,7 @@ class Policy:
         create_agent: the argument.
         stochastic: the default of `act`.
         agent_info: the argument, as tensors.
-        actions: the argument; None if `act` returns the agent's actions unchanged.
+        actions: how the actions are numbered; None if `act` returns the agent's actions unchanged.
         last: all outputs of the agent for the last observations, such as ``value``; ``action`` is an index if the
             agent returns indices.  [B, ...]
     """
@@ -121,7 +139,7 @@ class Policy:
         device: DeviceLike = "cpu",
         stochastic: bool = False,
         seed: int = 0,
-        actions: ActionIndices | None = None,
+        actions: ActionIndices | gymnasium.Space[Any] | None = None,
         agent_info: Mapping[str, Tensor | float] | None = None,
         bounds: Bounds | None = None,
     ) -> None:
@@ -134,14 +152,14 @@ class Policy:
         self.create_agent, self._seed = create_agent, check_seed("Policy", "seed", seed)
         self.agent_info = {key: torch.as_tensor(value, device="cpu") for key, value in (agent_info or {}).items()}
         self._agents: dict[bool, RL_Agent] = {}
-        self.actions = actions if self.agent(stochastic).action_form == "index" else None
+        self.actions = _indices(actions) if self.agent(stochastic).action_form == "index" else None
         self._problems: dict[str, Tensor] = {}  # by message, if an earlier call on an accelerator had it.  [] bool
         if self.agent(stochastic).require_history():
             raise BadTypeError(
                 f"Policy: {type(self.agent(stochastic)).__name__} needs the history of a batch, which only a batcher "
                 "keeps. Let it keep what it needs in its state."
             )
-        self._episode = -1
+        self._episode, self._step = -1, 0
         self.reset()
 
     def __repr__(self) -> str:
@@ -188,7 +206,9 @@ class Policy:
         """
         self._raise_problems()
         if where is None:
-            self._episode, self._step = self._episode + 1, 0
+            if self._step or self._episode < 0:  # as a batcher counts episodes: those that have begun
+                self._episode += 1
+            self._step = 0
             self._state: DictTensor | None = None
             self._initial: Tensor | None = None
             return
@@ -339,7 +359,7 @@ def _fitting(key: str, value: Any, spec: TensorSpec) -> tuple[Tensor, bool]:  # 
     if fits and tensor.dtype != spec.dtype:
         fits = not tensor.is_complex()
         if not spec.dtype.is_floating_point:  # sync: the caller waits anyway
-            fits = not tensor.is_floating_point() and bool((tensor.to(spec.dtype) == tensor).all())
+            fits = not tensor.is_floating_point() and bool((tensor.to(spec.dtype).to(tensor.dtype) == tensor).all())
     if not fits:
         raise ShapeMismatchError(
             f"Policy.act: {where} is {spec_of(tensor)}, expected numbers that fit into {spec}, or "

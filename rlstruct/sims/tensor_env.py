@@ -30,7 +30,7 @@ from rlstruct.core.named_tensors import part_of
 from rlstruct.device import DeviceLike, resolve_device
 from rlstruct.engine.compiled import Compiled, simulators_are_compiled
 from rlstruct.engine.validity import StepChecks, read_flag
-from rlstruct.errors import BadValueError, UsageError
+from rlstruct.errors import BadValueError, ShapeMismatchError, UsageError
 from rlstruct.functional.masks import rows_of, write_rows
 from rlstruct.functional.random import child_key, randint, uniform
 from rlstruct.options import check_seed
@@ -415,7 +415,13 @@ class TensorEnv(VecEnv, Generic[State]):
         expect(f"{self._name}.{where}", tensors, layout, device=self._device, rows=rows, fix=fix)
 
     def _rows(self, method: str, ids: Sequence[int] | Tensor | None) -> Tensor:
-        rows = torch.as_tensor(range(self._n_envs) if ids is None else ids, dtype=torch.int64, device=self._device)
+        rows = torch.as_tensor(range(self._n_envs) if ids is None else ids, device=self._device)
+        rows = rows.to(torch.int64) if not rows.numel() else rows
+        if rows.dtype is not torch.int64 or rows.dim() != 1:
+            raise ShapeMismatchError(
+                f"{self._name}.{method}: ids is {rows.dtype} {list(rows.shape)}, expected the numbers of environments, "
+                "torch.int64 [K]. mask.nonzero().squeeze(1) turns a mask into numbers, but waits for the device."
+            )
         check_indices(f"{self._name}.{method}: ids", rows, self._n_envs, "B")
         return rows
 

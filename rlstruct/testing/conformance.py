@@ -122,12 +122,14 @@ def layout_of(leaves: Mapping[str, Leaf]) -> Layout:
 def check_bounds(where: str, key: str, tensor: Tensor, leaf: Leaf) -> None:
     """Check that a CPU tensor [n, ...] lies within the bounds of a plain space, up to rounding."""
     low, high = (torch.from_numpy(np.array(bound)) for bound in leaf.bounds())
-    values = tensor
     if tensor.is_floating_point():
         values, low, high = tensor.double(), low.double(), high.double()
         low, high = low - _ROUNDING * (1 + low.abs()), high + _ROUNDING * (1 + high.abs())
         low, high = low.nan_to_num(-torch.inf, neginf=-torch.inf), high.nan_to_num(torch.inf, posinf=torch.inf)
-    inside = (values >= low) & (values <= high)  # False for NaN
+        inside = (values >= low) & (values <= high)  # False for NaN
+    else:  # numpy compares integers that torch cannot, such as uint16
+        array = tensor.numpy()  # sync: a view of CPU memory
+        inside = torch.from_numpy((array >= low.numpy()) & (array <= high.numpy()))  # sync: likewise
     if not holds(inside):
         where, got = f"{where}, row {first_false(_rows(inside))}", short(tensor[~inside][:3])
         fail(where, key, got, f"values inside {leaf.space}", "Keep the values inside the space, or widen the space.")

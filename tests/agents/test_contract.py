@@ -120,3 +120,20 @@ def test_the_random_agent_keeps_the_contract_and_never_syncs(space: spaces.Space
     agent = RandomAgent(space, device=device)
     assert agent.pure
     check_agent(agent, RandomEnv(FRAMES, space, device=device), host_syncs=True, executors=False)
+
+
+class Summarised(ActorCriticAgent):
+    """Adds a method, and does not change how the agent acts."""
+
+    def summary(self) -> str:
+        return "an agent"
+
+
+class Louder(ActorCriticAgent):
+    def initial_state(self, agent_info: DictTensor, B: int) -> DictTensor:
+        return super().initial_state(agent_info, B)
+
+
+def test_a_subclass_repeats_promises_only_if_it_overrides_a_method() -> None:
+    assert (Summarised.pure, Summarised.action_form) == (True, "index")
+    assert (Louder.pure, Louder.action_form) == (False, "element")

@@ -49,6 +49,13 @@ def test_several_choices_at_once_are_drawn_and_judged_as_torch_does() -> None:
     assert torch.equal(best["action"], logits.argmax(-1))
 
 
+def test_sizes_are_numbers_of_numpy_too() -> None:
+    one = ActorCritic(4, spaces.Discrete(3).n)
+    several = ActorCritic(4, spaces.MultiDiscrete([3, 2]).nvec)
+    assert one(torch.zeros(5, 4))[0].shape == (5, 3)
+    assert (several(torch.zeros(5, 4))[0][:, 1, 2] == -torch.inf).all()  # there is no third option
+
+
 @pytest.mark.parametrize("recurrent", [False, True])
 def test_several_choices_at_once_are_learnt(recurrent: bool) -> None:
     create_model = partial(RecurrentActorCritic, 2, (3, 2)) if recurrent else partial(ActorCritic, 2, (3, 2))

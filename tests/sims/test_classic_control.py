@@ -99,3 +99,22 @@ def test_starts_where_gymnasium_does(name: str) -> None:
     assert env.action_space == theirs.action_space
     np.testing.assert_allclose(env.observation_space.high, theirs.observation_space.high, rtol=1e-6)
     np.testing.assert_allclose(env.observation_space.low, theirs.observation_space.low, rtol=1e-6)
+
+
+def test_the_default_dtype_changes_nothing() -> None:
+    """States are float32 whatever torch's default is."""
+    for name in RANGES:
+        frames = []
+        for dtype in (torch.float32, torch.float64):
+            before = torch.get_default_dtype()
+            torch.set_default_dtype(dtype)
+            try:
+                env = make(name, 8, seed=3)
+                env.reset()
+                action = torch.zeros(8, dtype=torch.int64)
+                if not isinstance(env.action_space, gymnasium.spaces.Discrete):
+                    action = torch.zeros(8, 1, dtype=torch.float32)
+                frames.append([env.step(DictTensor({"action": action}))[1][0]["frame"] for _ in range(20)])
+            finally:
+                torch.set_default_dtype(before)
+        assert all(torch.equal(one, other) for one, other in zip(*frames, strict=True)), name

@@ -84,3 +84,14 @@ def test_states_of_ones_own_in_between_leave_the_others_alone() -> None:
     for _ in range(3):
         _, (current, _) = env.step(action)
     assert torch.equal(current["frame"][:, 0], drawn_alone(env))
+
+
+def test_a_mask_is_no_list_of_environments() -> None:
+    env = Short(4)
+    env.reset()
+    for ids in (torch.tensor([True, False, False, True]), [True, False], torch.tensor([0.0, 1.0]), torch.tensor(1)):
+        with pytest.raises(ValueError, match=r"Short.get_state: ids is torch.*expected the numbers of environments"):
+            env.get_state(ids)
+    with pytest.raises(ValueError, match=r"Short.set_state: ids is torch.bool \[4\]"):
+        env.set_state(torch.tensor([True, False, False, True]), Drawn(torch.tensor([0.5]), torch.tensor([2])))
+    assert env.get_state([]).left.shape == (0,)
