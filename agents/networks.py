@@ -119,7 +119,7 @@ class ActionLogits(nn.Module):
     def __init__(self, n_actions: int | Sequence[int]) -> None:
         super().__init__()
         # Also numbers of numpy, as gymnasium's spaces have them.
-        n_actions = int(n_actions) if isinstance(n_actions, Integral) else tuple(map(int, n_actions))
+        n_actions = int(n_actions) if isinstance(n_actions, int | Integral) else tuple(map(int, n_actions))
         self.shape = (n_actions,) if isinstance(n_actions, int) else (len(n_actions), max(n_actions))
         self.n_outputs = math.prod(self.shape)
         device = torch.get_default_device()
