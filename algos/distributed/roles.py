@@ -14,7 +14,7 @@ import platform
 import time
 import traceback
 from abc import ABC, abstractmethod
-from collections import Counter
+from collections import Counter, defaultdict, deque
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from functools import partial
@@ -76,7 +76,8 @@ class Role(ABC):
         """Send a value to another process, and go on at once.
 
         Messages between two processes arrive once each and in order. The value is pickled before this returns, so
-        that it may be changed afterwards; tensors on a GPU travel through the CPU.
+        that it may be changed afterwards, and stays in this process's memory until it has arrived; tensors on a GPU
+        travel through the CPU.
         """
         self._messages.send(value, role, index)
 
@@ -179,7 +180,6 @@ def _play(members: Sequence[tuple[str, int, Role]], device: str) -> None:
     try:
         role._messages = Messages(rank, store, [(one, i) for one, i, _ in members], device)
         result = cloudpickle.dumps(role.run())
-        role._messages.flush()
         store.set(f"result {rank}", result)
     except Exception as error:
         store.set(f"error {rank}", "".join(traceback.format_exception(error)))
@@ -229,7 +229,8 @@ class Messages:
             for role in dict.fromkeys(role for role, _ in members)
         }
         self._sent, self._received = Counter[int](), Counter[int]()
-        self._sending: list[tuple[Any, Tensor]] = []  # with what it reads
+        # By receiver: the key in the store, until the message has arrived; the work, and the memory that it reads.
+        self._sending = defaultdict[int, deque[tuple[str, Any, Tensor]]](deque)
 
     def ranks(self, role: str | None) -> list[int]:
         """Return the ranks of all processes of a role; by default of all."""
@@ -256,11 +257,12 @@ class Messages:
         """See `Role.send`."""
         to = self._rank_of(role, index, "send")
         packed = torch.frombuffer(bytearray(cloudpickle.dumps(_on_cpu(value))), dtype=torch.uint8)
-        self._sending = [(work, kept) for work, kept in self._sending if not work.is_completed()]
-        work = dist.isend(packed, to)
-        self._sending.append((work, packed))
+        sending, key = self._sending[to], f"{self._rank} {to} {self._sent[to]}"
+        while sending and not self._store.check([sending[0][0]]):  # messages to one process arrive in order
+            sending.popleft()
+        sending.append((key, dist.isend(packed, to), packed))
         # Announced in the store, where the receiver can wait without giving up a connection.
-        self._store.set(f"{self._rank} {to} {self._sent[to]}", str(len(packed)))
+        self._store.set(key, str(len(packed)))
         self._sent[to] += 1
 
     def receive(self, role: str, index: int) -> Any:  # noqa: ANN401 - what was sent
@@ -274,16 +276,10 @@ class Messages:
                 looked = now
             time.sleep(0.0 if now < begin + 0.01 else 1e-3)
         packed = torch.empty(int(self._store.get(key)), dtype=torch.uint8, device="cpu")
-        self._store.delete_key(key)
         self._received[source] += 1
         dist.recv(packed, source)
+        self._store.delete_key(key)  # the sender may free its copy
         return pickle.loads(packed.numpy().tobytes())  # sync: none, it is on the CPU
-
-    def flush(self) -> None:
-        """Wait until everything that was sent is on its way."""
-        for work, _ in self._sending:
-            work.wait()
-        self._sending = []
 
     def _rank_of(self, role: str, index: int, method: str) -> int:
         if (role, index) not in self._members:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -47,6 +48,39 @@ class Trainer(Role):
             self.send(3.5, "collector", index)
         self.all_reduce(torch.ones(3))
         return found
+
+
+class Streams(Role):
+    """Sends large messages, each after the previous one has arrived, and returns by how many MB its process grew."""
+
+    def run(self) -> float:
+        sizes = []
+        for _ in range(16):
+            self.send(torch.zeros(4 * 2**20), "drains")  # 16 MB
+            self.receive("drains")
+            sizes.append(int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20)
+        return sizes[-1] - sizes[3]
+
+
+class Drains(Role):
+    def run(self) -> None:
+        for _ in range(16):
+            self.receive("streams")
+            self.send(None, "streams")
+
+
+class SaysGoodbye(Role):
+    """Sends more than the other one receives, and ends at once."""
+
+    def run(self) -> None:
+        for i in range(3):
+            self.send(torch.full([100_000], float(i)), "late")
+
+
+class Late(Role):
+    def run(self) -> list[float]:
+        time.sleep(1.0)
+        return [self.receive("goodbye").mean().item() for _ in range(2)]
 
 
 class Waits(Role):

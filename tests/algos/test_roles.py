@@ -6,7 +6,7 @@ import os
 import time
 
 import pytest
-from role_tasks import Collector, Cores, Fails, Trainer, Waits
+from role_tasks import Collector, Cores, Drains, Fails, Late, SaysGoodbye, Streams, Trainer, Waits
 
 from rlstruct.errors import LearnerError
 from rlstruct.sharing import launch_roles
@@ -18,6 +18,17 @@ def test_messages_arrive_once_each_in_order_and_sums_are_those_of_the_group() ->
     found = launch_roles({"collector": [Collector(5), Collector(5)], "trainer": [Trainer(5)]})
     assert found["trainer"] == [[(c, i, 100.0 * c + i) for i in range(5) for c in range(2)]]
     assert found["collector"] == [(2, [3.0, 3.5, 3.0, 3.0, 3.0])] * 2
+
+
+def test_a_sender_forgets_what_has_arrived() -> None:
+    (growth,) = launch_roles({"streams": [Streams()], "drains": [Drains()]})["streams"]
+    assert growth < 64.0  # MB; all that were sent are 192
+
+
+def test_last_messages_arrive_late_and_none_has_to_be_received() -> None:
+    begin = time.monotonic()
+    assert launch_roles({"goodbye": [SaysGoodbye()], "late": [Late()]})["late"] == [[0.0, 1.0]]
+    assert time.monotonic() - begin < 60.0
 
 
 @pytest.mark.parametrize(
