@@ -128,7 +128,9 @@ class Peers:
     def _watch(self, abort: Callable[[], None]) -> None:
         while not self._over.wait(_SECONDS_BETWEEN_CHECKS):
             try:
-                self.watch(time.monotonic() - self._last_progress)
+                # A role may compute alone for hours; its waits for messages and sums on the CPU are limited anyway.
+                is_role = "role" in self._facts[self._rank]
+                self.watch(0.0 if is_role else time.monotonic() - self._last_progress)
             except LearnerError as error:
                 self.lost = error  # before the waiting thread continues
                 _logger.error("%s", error)

@@ -180,6 +180,7 @@ def _play(members: Sequence[tuple[str, int, Role]], device: str) -> None:
     try:
         role._messages = Messages(rank, store, [(one, i) for one, i, _ in members], device)
         result = cloudpickle.dumps(role.run())
+        role._messages.group.peers.close()  # the others may end as soon as all results are stored
         store.set(f"result {rank}", result)
     except Exception as error:
         store.set(f"error {rank}", "".join(traceback.format_exception(error)))

@@ -108,6 +108,17 @@ def test_a_learner_that_has_finished_may_end_and_one_that_waits_too_long_says_so
         one.watch(6.0)
 
 
+@pytest.mark.parametrize(("own", "is_lost"), [({}, True), ({"role": "collector 0"}, False)])
+def test_only_a_learner_has_to_make_progress(
+    own: dict[str, str], is_lost: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peers, "ANSWER_SECONDS", 0.1)
+    watching = Peers(0, dist.HashStore(), [{"host": os.uname().nodename, "pid": os.getpid(), **own}], lambda: None)
+    time.sleep(1.2)
+    watching.close()
+    assert (watching.lost is not None) == is_lost
+
+
 def test_a_silent_learner_of_another_machine_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peers, "SILENT_SECONDS", 1.0)
     store = dist.HashStore()
