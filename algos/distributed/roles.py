@@ -30,7 +30,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from rlstruct.algos.distributed.launch import JOIN_SECONDS, LearnerProcesses, gpu_facts
 from rlstruct.algos.distributed.process_group import DistributedLearnerGroup, local_device
 from rlstruct.batchers.workers.placement import SHARING, Mode
-from rlstruct.batchers.workers.processes import has_ended
+from rlstruct.batchers.workers.processes import GUARD, NO_MAIN_GUARD, has_ended
 from rlstruct.batchers.workers.system import check_platform
 from rlstruct.core import DictTensor, TemporalDictTensor, Trajectories
 from rlstruct.errors import BadTypeError, BadValueError, LearnerError
@@ -150,9 +150,10 @@ def _results(store: Store, members: Sequence[tuple[str, int, Role]], processes: 
             process = processes.processes[rank]
             if rank not in failed and has_ended(process) and not store.check([f"result {rank}"]):
                 process.join(1.0)
+                hint = f" Your main script calls launch_roles whenever it is imported, as each process does. {GUARD}"
                 raise LearnerError(
                     f"launch_roles: {_title(members, rank)} (pid {process.pid}) ended with code {process.exitcode} "
-                    "before it returned a result.",
+                    f"before it returned a result.{hint if process.exitcode == NO_MAIN_GUARD else ''}",
                     ranks=(rank,),
                 )
         if failed and failed_at is None:
@@ -172,6 +173,7 @@ def _title(members: Sequence[tuple[str, int, Role]], rank: int) -> str:
 def _play(members: Sequence[tuple[str, int, Role]], device: str) -> None:
     """Run one role in the process that `launch_roles` has started for it."""
     rank = int(os.environ["RANK"]) - 1  # rank 0 of these variables waits in `launch_roles`
+    del os.environ["WORLD_SIZE"]  # a role that trains is no learner of torchrun
     name, index, role = members[rank]
     device = local_device(device, rank)
     role.role, role.index, role.device = name, index, device
@@ -295,9 +297,11 @@ class Messages:
 
 
 def _on_cpu(value: object) -> object:
-    """Move tensors, structures of them, and the values of dicts to the CPU, without the rest of a view's memory."""
+    """Move tensors to the CPU, also in structures, dicts, lists and tuples, without the rest of a view's memory."""
     if isinstance(value, dict):
         return {key: _on_cpu(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)) and (type(value) in (list, tuple) or hasattr(value, "_make")):
+        return getattr(value, "_make", type(value))(map(_on_cpu, value))  # a named tuple has the former
     if isinstance(value, Tensor):
         moved = value.detach().to("cpu")
         return moved.clone() if moved.untyped_storage().nbytes() > moved.nbytes else moved

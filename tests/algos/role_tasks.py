@@ -6,10 +6,11 @@ import os
 import signal
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
+from rlstruct.algos.distributed.launch import launched_rank
 from rlstruct.sharing import Role
 
 
@@ -81,6 +82,28 @@ class Late(Role):
     def run(self) -> list[float]:
         time.sleep(1.0)
         return [self.receive("goodbye").mean().item() for _ in range(2)]
+
+
+class Step(NamedTuple):
+    observation: torch.Tensor
+    rewards: list[torch.Tensor]
+
+
+class SendsViews(Role):
+    """Sends single numbers of a large tensor; returns its rank as a training sees it."""
+
+    def run(self) -> int:
+        values = torch.zeros(100_000)
+        self.send((Step(values[:1], [values[1:2]]), values[2:3]), "receives")
+        return launched_rank()
+
+
+class ReceivesViews(Role):
+    def run(self) -> tuple[list[type], list[int]]:
+        value = self.receive("sends")
+        step, last = value
+        views = [step.observation, *step.rewards, last]
+        return [type(value), type(step), type(step.rewards)], [view.untyped_storage().nbytes() for view in views]
 
 
 class Waits(Role):

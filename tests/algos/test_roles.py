@@ -3,13 +3,39 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
-from role_tasks import Collector, Cores, Drains, Fails, Late, SaysGoodbye, Streams, Trainer, Waits
+from role_tasks import (
+    Collector,
+    Cores,
+    Drains,
+    Fails,
+    Late,
+    ReceivesViews,
+    SaysGoodbye,
+    SendsViews,
+    Step,
+    Streams,
+    Trainer,
+    Waits,
+)
 
 from rlstruct.errors import LearnerError
 from rlstruct.sharing import launch_roles
+
+UNGUARDED = """
+from rlstruct.sharing import Role, launch_roles
+
+class Alone(Role):
+    def run(self):
+        return 1
+
+launch_roles({"alone": [Alone()]})
+"""
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
@@ -29,6 +55,19 @@ def test_last_messages_arrive_late_and_none_has_to_be_received() -> None:
     begin = time.monotonic()
     assert launch_roles({"goodbye": [SaysGoodbye()], "late": [Late()]})["late"] == [[0.0, 1.0]]
     assert time.monotonic() - begin < 60.0
+
+
+def test_lists_and_tuples_of_views_arrive_without_the_rest_and_a_role_is_no_learner_of_torchrun() -> None:
+    results = launch_roles({"sends": [SendsViews()], "receives": [ReceivesViews()]})
+    assert results == {"sends": [0], "receives": [([tuple, Step, list], [4, 4, 4])]}
+
+
+def test_a_missing_main_guard_is_explained(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(UNGUARDED)
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=100, check=False)
+    assert "ended with code 86 before it returned a result. Your main script calls launch_roles" in done.stderr
+    assert 'under `if __name__ == "__main__":`' in done.stderr
 
 
 @pytest.mark.parametrize(
