@@ -78,7 +78,8 @@ class Process:
     pid: int
     prices: Prices  # of noting one event
     n_windows: int = 0
-    lifetime: float = 0.0  # seconds from the beginning of the profile to the end of its last window
+    # Seconds from the beginning of the profile to its end; of a killed process, to the end of its last window.
+    lifetime: float = 0.0
     rows_by_key: dict[Key, Row] = field(default_factory=dict)
 
     @property
@@ -133,7 +134,7 @@ def break_down(recordings: Sequence[Recording], prices: Mapping[int, Prices] | N
     for one, paid, longer in zip(recordings, payments, delays, strict=True):
         process = processes.setdefault(one.pid, Process(one.process, one.pid, prices[one.pid]))
         process.n_windows += 1
-        process.lifetime = max(process.lifetime, 1e-9 * (one.ended - one.origin))
+        process.lifetime = max(process.lifetime, 1e-9 * (one.closed - one.origin))
         _add_window(process.rows_by_key, one, paid, longer)
     return list(processes.values())
 

@@ -48,6 +48,7 @@ class Recording:
     begun: int
     ended: int
     origin: int  # beginning of the whole profile
+    closed: int  # end of the recording of this process; of a killed one, the end of this window
     cost: float  # seconds to note an operation
     keys: list[Key]
     spans: Table  # of dtype `SPANS`
@@ -85,8 +86,10 @@ def _load_one(file: Path) -> Recording:
     trace = json.loads(torch_file.read_text()) if torch_file.exists() else {"traceEvents": []}
     keys, spans, innermost = replay(record["times"], record["marks"], record["ended"])
     host, device = read_kineto(trace, record["unix"])
+    closed = file.with_name(f"{record['pid']}.closed")
     return Recording(
         **{name: record[name] for name in ("process", "pid", "parent", "window", "begun", "ended", "origin")},
+        closed=int(closed.read_text()) if closed.exists() else record["ended"],
         cost=1e-9 * record["cost"],
         keys=keys,
         spans=spans,

@@ -158,10 +158,12 @@ class Recorder:
                 self._skip_windows(clock_ns())
 
     def close(self) -> None:
-        """Write the open window."""
+        """Write the open window, and when this process stopped recording."""
         if self._is_on:
             self._end_window()
         self.forget()
+        with contextlib.suppress(FileNotFoundError):  # the folder was removed before this process ended
+            _write(self._folder / f"{os.getpid()}.closed", str(clock_ns()))
         if self._end_samples is not None:
             self._end_samples()
 
@@ -268,8 +270,8 @@ class Recorder:
             os.replace(f"{stem}.part", f"{stem}.kineto.json")
             # Break the profiler's reference cycle: collecting it later would take 30 ms of some other window.
             self._torch.profiler = self._torch = None
-        Path(f"{stem}.part").write_text(json.dumps(arrays))
-        os.replace(f"{stem}.part", f"{stem}.operations.json")  # last: its existence shows that the window is complete
+        # Last, because its existence shows that the window is complete.
+        _write(Path(f"{stem}.operations.json"), json.dumps(arrays))
         self._times, self._marks = [], []
 
     def _cost(self) -> float:
@@ -349,6 +351,13 @@ def recorder_of(asked: str) -> Log | None:
 def _is_capturing() -> bool:
     """Return True while this thread captures a CUDA graph, in which torch's profiler can neither start nor stop."""
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()  # type: ignore[no-untyped-call]
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a file that is complete as soon as it exists."""
+    part = path.with_suffix(".part")
+    part.write_text(text)
+    os.replace(part, path)
 
 
 def _typical(taken: list[int]) -> float:

@@ -157,6 +157,17 @@ def test_a_long_run_records_windows_that_grow_apart(tmp_path: pathlib.Path) -> N
         assert one.spans.ends.max() <= one.ended
 
 
+def test_the_report_tells_how_long_a_process_ran_after_its_last_window(tmp_path: pathlib.Path) -> None:
+    with profile(tmp_path, window=0.02, operators=False):
+        with operation("work"):
+            time.sleep(0.03)
+        time.sleep(0.3)  # without operations no other window begins
+    report = read(tmp_path)
+    (process,) = report.processes
+    assert process.lifetime > 0.33
+    assert f" s of {process.lifetime:.2f} s in 1 window." in report.notes()[0]
+
+
 def test_a_process_that_starts_between_windows_records_from_its_first_operation(tmp_path: pathlib.Path) -> None:
     length = 60 * 10**9  # windows at 0, 3 and 9 minutes; this process starts at 5
     origin = time.perf_counter_ns() - 5 * length
