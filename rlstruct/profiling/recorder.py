@@ -5,7 +5,8 @@ window lengths. A process that starts in between also records one from its first
 another window (or extends the open one), so the start of the training is recorded even if an evaluation comes first.
 No window begins or ends during the capture of a CUDA graph, which would fail if torch's profiler started or stopped.
 A run of any length therefore leaves few files and needs memory for at most two windows. Processes share the schedule,
-so they record at the same times without communicating. Windows begin and end where an operation or phase does.
+so they record at the same times without communicating. Windows and slices begin and end where an operation or phase
+does: without any, or in a single long one, a window has no end and needs ever more memory. Mark one inside the loop.
 
 Within a window, operations are always noted, but torch's operators only in some slices of 10 ms, because recording them
 is expensive. The same operations run in the slices in between, which shows how much recording costs in this process.
