@@ -41,8 +41,8 @@ _OWN = "operations within it, `with rlstruct.profiling.operation(...)`, to see w
 
 
 def main_process(processes: Sequence[Process]) -> Process:
-    """Return the process that learns: the one not started by a batcher that spends most time in operations."""
-    mains = [one for one in processes if one.name == "main"] or list(processes)
+    """Return the process that spends most time in operations; one that a batcher started only if no other has any."""
+    mains = [one for one in processes if one.name == "main" and any(row.path for row in one.rows)] or list(processes)
     return max(mains, key=lambda one: sum(row.corrected.sum() for row in one.rows if row.path))
 
 
