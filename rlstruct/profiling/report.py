@@ -144,7 +144,10 @@ def differences(before: Report, after: Report) -> list[str]:
         weighted_lines += [
             (0.0, f"{_spelt(key)}: {word}") for key in one.keys() - other.keys() if len(one[key]) >= N_BLOCKS
         ]
-    lines = [text for _, text in sorted(weighted_lines)] or ["No operation became slower or faster beyond noise."]
+    lines = [text for _, text in sorted(weighted_lines)]
+    if not changes:
+        return [*lines, "The profiles share no operation, so there is nothing to compare."]
+    lines = lines or ["No operation became slower or faster beyond noise."]
     low, _, high = statistics.quantiles([0.0, *(change for change, _ in changes.values())], n=4)
     if max(low, -high) > _FLOOR:
         how = _slower(low if low > 0.0 else high)

@@ -56,6 +56,14 @@ def test_an_iteration_without_operations_is_told_as_such(tmp_path: pathlib.Path)
     )
 
 
+def test_the_sentence_is_about_the_processes_that_a_main_one_without_operations_waits_for(
+    tmp_path: pathlib.Path,
+) -> None:
+    Script().python(90 * MS).write(tmp_path)
+    iterations(Script("rlstruct-worker-learner-1", 2, parent=1), 9 * MS).write(tmp_path)
+    assert read(tmp_path).sentence.startswith("81 % of an iteration is the loss, mostly in torch's operators:")
+
+
 def test_a_window_of_the_evaluation_alone_is_told_as_such(tmp_path: pathlib.Path) -> None:
     script = Script(phase="evaluation").enter("evaluation").enter("wait").python(99 * MS).leave().leave()
     script.marks.append(["training"])
@@ -197,6 +205,17 @@ def test_a_difference_is_told_only_beyond_noise(tmp_path: pathlib.Path) -> None:
     assert told[1].startswith("main, training, iteration: ")
     assert len(told) == 2  # the environment is what it was
     assert "% faster" in differences(slower, before)[0]
+
+
+def test_profiles_of_different_programs_share_no_operation(tmp_path: pathlib.Path) -> None:
+    iterations(Script(), MS).write(tmp_path / "a")
+    Script().python(MS).write(tmp_path / "b")
+    a, b = (read(tmp_path / name) for name in ("a", "b"))
+    nothing = "The profiles share no operation, so there is nothing to compare."
+    assert differences(b, b) == [nothing]
+    told = differences(a, b)
+    assert "main, training, iteration/loss: gone" in told
+    assert told[-1] == nothing
 
 
 def test_differences_fit_80_columns(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
