@@ -44,6 +44,23 @@ def gpus() -> list[str]:
     return [gpu for token in tokens for index, gpu in uuids.items() if token == index or gpu.startswith(token)]
 
 
+def why_ambiguous(device: torch.device) -> str:
+    """Return why `gpus` may list other GPUs than CUDA means by a number in the device or the environment, or ""."""
+    tokens = _visible()
+    by_number = device.index is not None if tokens is None else any(token.isdigit() for token in tokens)
+    if not by_number or os.environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID":
+        return ""
+    models = sorted({line.partition(": ")[2].partition(" (UUID")[0] for line in _listing() if _GPU.match(line)})
+    if len(models) < 2:
+        return ""
+    number = str(device) if tokens is None else f"CUDA_VISIBLE_DEVICES={os.environ['CUDA_VISIBLE_DEVICES']}"
+    return (
+        f"this machine has GPUs of different models ({', '.join(models)}). CUDA numbers the fastest first, but "
+        f"nvidia-smi goes by PCI addresses, so {number} may be another GPU there. Set CUDA_DEVICE_ORDER=PCI_BUS_ID, or "
+        "give UUIDs in CUDA_VISIBLE_DEVICES (nvidia-smi -L lists them)."
+    )
+
+
 def mig_instances() -> list[MigInstance]:
     """Return the MIG instances that are visible to this process, according to ``nvidia-smi``; none without it."""
     tokens = _visible()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from multiprocessing import parent_process
 
 import torch
@@ -9,8 +10,10 @@ import torch
 from rlstruct.algos.distributed.launch import Rendezvous
 from rlstruct.algos.training.config import TrainingConfig
 from rlstruct.batchers.workers.placement import Mode, WorkerPlacement
-from rlstruct.errors import LearnerError
-from rlstruct.sharing.gpu_sharing import GpuSharing, gpus
+from rlstruct.errors import LearnerError, SharingError
+from rlstruct.sharing.gpu_sharing import GpuSharing, gpus, why_ambiguous
+
+_logger = logging.getLogger("rlstruct.sharing")
 
 # Kept for the life of the process, which can join one only.
 JOINED: dict[tuple[str, Mode, float | None], GpuSharing] = {}
@@ -36,7 +39,7 @@ def share_gpus(config: TrainingConfig) -> GpuSharing | None:
     asked = config.learner_device, config.sharing, config.thread_percentage
     if asked not in JOINED:
         device = torch.device(config.learner_device)
-        sharing = GpuSharing(device, config.n_learners, *asked[1:], gpus=_gpus_of(device), where=name)
+        sharing = _shares(device, config.n_learners, *asked[1:], where=name)
         sharing.join()
         JOINED[asked] = sharing
     return JOINED[asked]
@@ -46,10 +49,17 @@ def place_roles(
     device: torch.device, n_processes: int, sharing: Mode, thread_percentage: float | None
 ) -> WorkerPlacement:
     """Return the shares of processes that `rlstruct.sharing.launch_roles` starts, spread as those of learners are."""
-    chosen = _gpus_of(device) if device.type == "cuda" else []
-    return GpuSharing(device, n_processes, sharing, thread_percentage, gpus=chosen, where="launch_roles")
+    return _shares(device, n_processes, sharing, thread_percentage, where="launch_roles")
 
 
-def _gpus_of(device: torch.device) -> list[str]:
-    """Return the UUIDs of all visible GPUs for a device without a number, otherwise that of the first one."""
-    return gpus()[: None if device.index is None else 1]
+def _shares(
+    device: torch.device, n_processes: int, sharing: Mode, thread_percentage: float | None, where: str
+) -> GpuSharing:
+    """Return shares of all visible GPUs for a device without a number, otherwise of the first one."""
+    if sharing != "none" and (why := why_ambiguous(device)):
+        if sharing != "auto":
+            raise SharingError(f"{where}: sharing={sharing!r}: {why}")
+        _logger.info("%s(sharing='auto') takes turns on the GPU: %s", where, why)
+        sharing = "none"
+    chosen = gpus()[: None if device.index is None else 1] if device.type == "cuda" else []
+    return GpuSharing(device, n_processes, sharing, thread_percentage, gpus=chosen, where=where)

@@ -499,6 +499,39 @@ def test_roles_are_spread_over_gpus_as_learners_are(
         learners.place_roles(torch.device("cuda"), 3, "none", None)
 
 
+def test_a_number_that_may_be_another_gpu_is_refused(
+    h100: FakeMps, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, every = torch.device("cuda:0"), torch.device("cuda")
+    list_gpus(h100, "GPU 0: NVIDIA T4 (UUID: GPU-11)\nGPU 1: NVIDIA H100 (UUID: GPU-22)\n")
+    monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
+    said = (
+        r"launch_roles: sharing='mps': .*\(NVIDIA H100, NVIDIA T4\).*cuda:0 may be .* Set CUDA_DEVICE_ORDER=PCI_BUS_ID"
+    )
+    with pytest.raises(SharingError, match=said):
+        launch_roles({"trainer": [ShowingRole()]}, device="cuda:0", sharing="mps")
+    with caplog.at_level("INFO", "rlstruct"):
+        assert learners.place_roles(first, 1, "auto", None).environment(0) == {}
+    assert "launch_roles(sharing='auto') takes turns on the GPU: this machine has GPUs of different" in caplog.text
+
+    def visible(device: torch.device) -> str:
+        placed = learners.place_roles(device, 2, "mps", None)
+        try:
+            return placed.environment(0)["CUDA_VISIBLE_DEVICES"]
+        finally:
+            placed.close()
+
+    assert visible(every) == "GPU-11"  # the other process gets the other one
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    with pytest.raises(SharingError, match="CUDA_VISIBLE_DEVICES=1 may be another GPU"):
+        visible(every)
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+    assert visible(first) == "GPU-22"
+    monkeypatch.delenv("CUDA_DEVICE_ORDER")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-22")
+    assert visible(first) == "GPU-22"
+
+
 def test_trainings_share_as_their_settings_say(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
