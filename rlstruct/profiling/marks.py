@@ -183,7 +183,7 @@ def compile_marked(path: str) -> CodeType:
     for node in ast.walk(tree):
         for field, block in ast.iter_fields(node):
             if isinstance(block, list) and not names.keys().isdisjoint(block):
-                setattr(node, field, _grouped(block, names))
+                setattr(node, field, _grouped(block, names, path))
     return compile(tree, path, "exec", dont_inherit=True)
 
 
@@ -195,19 +195,39 @@ def _name_in(comment: str) -> str | None:
     return None
 
 
-def _grouped(block: Sequence[ast.stmt], names: Mapping[ast.AST, str]) -> list[ast.stmt]:
-    """Put each named statement of a block, and those after it, into ``with __operation__(name)``."""
-    grouped: list[ast.stmt] = []
-    into = grouped
+def _suspends(node: ast.AST) -> bool:
+    """Return True if a statement may suspend the function that it belongs to: by yield, await, async for or with."""
+    if isinstance(node, (ast.Yield, ast.YieldFrom, ast.Await, ast.AsyncFor, ast.AsyncWith)):
+        return True
+    nested = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef))
+    return not nested and (getattr(node, "is_async", 0) == 1 or any(map(_suspends, ast.iter_child_nodes(node))))
+
+
+def _grouped(block: Sequence[ast.stmt], names: Mapping[ast.AST, str], path: str) -> list[ast.stmt]:
+    """Put each named statement of a block, and those after it, into ``with __operation__(name)``.
+
+    Warn of a group that may be suspended, and leave it alone, because other operations begin and end meanwhile.
+    """
+    runs: list[tuple[str, list[ast.stmt]]] = [("", [])]
     for statement in block:
-        if (name := names.get(statement)) is not None:
-            into = grouped
-        if name:
+        if statement in names:
+            runs.append((names[statement], []))
+        runs[-1][1].append(statement)
+    grouped: list[ast.stmt] = []
+    for name, body in runs:
+        if name and not any(map(_suspends, body)):
             call = ast.Call(ast.Name("__operation__", ast.Load()), [ast.Constant(name)], [])
             entered = ast.With([ast.withitem(call)], [])
             for node in ast.walk(entered):
-                ast.copy_location(node, statement)
+                ast.copy_location(node, body[0])
+            entered.body = body
             grouped.append(entered)
-            into = entered.body = []
-        into.append(statement)
+            continue
+        if name:
+            warnings.warn(
+                f"rlstruct profile: {path}, line {body[0].lineno}: the comment that begins the operation {name!r} is "
+                "ignored, because the statements after it contain yield or await. Name the statements between those.",
+                stacklevel=3,
+            )
+        grouped += body
     return grouped

@@ -115,7 +115,10 @@ class Recorder:
         if strict and len(stack) != depth + 1:
             inner = stack[depth + 1 :]
             last = f"{inner[-1]!r} was entered later and has not been left" if inner else "it was left before"
-            raise OperationError(f"operation: one of depth {depth} ends, but {last}. Use `with operation(...)`.")
+            ending = repr(stack[depth]) if inner else f"one of depth {depth}"
+            raise OperationError(
+                f"operation: {ending} ends, but {last}. Use `with operation(...)`, without `yield` or `await` inside."
+            )
         if self._is_on:
             self._times.extend([now] * (len(stack) - depth))
             self._marks.extend([None] * (len(stack) - depth))

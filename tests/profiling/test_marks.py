@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from rlstruct.cli.main import main
-from rlstruct.profiling import profile, read
+from rlstruct.profiling import operation, profile, read
 from rlstruct.profiling.marks import PRESETS, Marks, compile_marked
 
 SCRIPT = """\
@@ -67,6 +67,50 @@ def test_a_comment_names_the_statements_up_to_the_next_one_or_the_end_of_their_b
     with pytest.raises(ZeroDivisionError) as caught:
         exec(compile_marked(str(script)), names)
     assert caught.traceback[-1].lineno == 3  # counted from 0: lines of tracebacks are those of the file
+
+
+SUSPENDED = """\
+def batches(n):
+    # operation: open
+    for i in range(n):
+        # operation: load
+        batch = i + 1
+        # operation: the rest
+        yield batch
+        log(batch)
+    # operation: define
+    def inner():
+        yield 1
+
+async def answers(source):
+    # operation: ask
+    return [one async for one in source]
+
+load = batches(2)
+# operation: train
+next(load)
+# operation: evaluate
+next(load)
+"""
+
+
+def test_a_comment_before_statements_that_wait_for_others_is_ignored_with_a_warning(tmp_path: pathlib.Path) -> None:
+    script, logged = tmp_path / "script.py", []
+    script.write_text(SUSPENDED)
+    with pytest.warns(
+        UserWarning, match="is ignored, because the statements after it contain yield or await"
+    ) as caught:
+        code = compile_marked(str(script))
+    said = sorted(str(one.message) for one in caught)
+    for text, line, name in zip(said, (15, 3, 7), ("ask", "open", "the rest"), strict=True):
+        assert f"{script}, line {line}: the comment that begins the operation '{name}' is ignored" in text
+    with profile(tmp_path / "profile", operators=0.0):
+        exec(code, {"__operation__": operation, "log": logged.append})
+    (process,) = read(tmp_path / "profile").processes
+    assert {row.path for row in process.rows if row.path} == {
+        ("train",), ("train", "load"), ("evaluate",), ("evaluate", "load"),
+    }  # fmt: skip
+    assert logged == [1]
 
 
 LIBRARY = """

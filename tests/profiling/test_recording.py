@@ -45,7 +45,7 @@ def test_a_wrong_order_raises(tmp_path: pathlib.Path) -> None:
     with profile(tmp_path, operators=False):
         first.__enter__()
         second.__enter__()
-        with pytest.raises(OperationError, match="'second' was entered later"):
+        with pytest.raises(OperationError, match="'first' ends, but 'second' was entered later"):
             first.__exit__(None, None, None)
         second.__exit__(None, None, None)
     assert issubclass(OperationError, RuntimeError)
