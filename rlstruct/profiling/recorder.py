@@ -33,6 +33,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity
 
+from rlstruct.errors import BadValueError
 from rlstruct.profiling import nvml
 from rlstruct.profiling.events import PLAIN, SWITCHING, WATCHED
 from rlstruct.profiling.operations import VARIABLE, Log, OperationError, clock_ns
@@ -346,10 +347,22 @@ def recorder_of(asked: str) -> Log | None:
 
     Args:
         asked: value of the environment variable `VARIABLE`.
+
+    Raises:
+        ValueError: it is neither `NVTX` nor settings.
     """
-    if asked != NVTX:
-        return Recorder(json.loads(asked))
-    return Ranges() if torch.backends.cuda.is_built() else None  # type: ignore[no-untyped-call]
+    if asked == NVTX:
+        return Ranges() if torch.backends.cuda.is_built() else None  # type: ignore[no-untyped-call]
+    chosen = None
+    with contextlib.suppress(json.JSONDecodeError):
+        chosen = json.loads(asked)
+    if not isinstance(chosen, dict):
+        raise BadValueError(
+            f"import rlstruct: the environment variable {VARIABLE} is {asked!r}, expected {NVTX!r} or settings, which "
+            "processes that are started under a profile inherit. Unset it, and start the program as: rlstruct profile "
+            "COMMAND"
+        )
+    return Recorder(chosen)
 
 
 def _is_capturing() -> bool:

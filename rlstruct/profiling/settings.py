@@ -6,6 +6,7 @@ import contextlib
 import json
 import math
 import os
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -59,6 +60,7 @@ def settings(path: str | os.PathLike[str], *, window: float = 1.0, operators: fl
         raise FolderTakenError(f"profile: {folder} holds a profile. Give another folder, or remove this one.")
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()  # it may exist, but be read-only
     except OSError as error:
         raise BadValueError(f"profile: {folder} cannot be written: {error.strerror}. Pass another path.") from None
     chosen = {

@@ -5,6 +5,7 @@ import itertools
 import json
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -97,6 +98,18 @@ def test_nothing_is_noted_without_a_profile_or_by_other_threads(tmp_path: pathli
         pass
     with pytest.raises(FileNotFoundError, match="holds no profile"):
         load_recordings(tmp_path / "nothing")
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_the_first_window() -> None:
+    with pytest.raises(ValueError, match="profile: /proc cannot be written: "), profile("/proc"):  # not even by root
+        pass
+
+
+@pytest.mark.parametrize("value", ["NVTX", "1", "true", "[]", ""])
+def test_another_value_of_the_variable_is_refused_by_name(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(operations.VARIABLE, value)
+    with pytest.raises(ValueError, match=rf"RLSTRUCT_PROFILE is {re.escape(repr(value))}, expected 'nvtx'"):
+        operations.start_if_requested()
 
 
 def test_the_seconds_of_a_clock_are_those_of_its_operations(tmp_path: pathlib.Path) -> None:
