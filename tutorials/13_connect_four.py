@@ -47,6 +47,7 @@ config = AlphaZeroConfig(
     batch_size=256,
     n_updates=8,
     learning_starts=1_500,
+    mirror=True,
     evaluation_episodes=20,
     evaluation_interval=8_000,
     opponent="random",

@@ -25,7 +25,7 @@ from rlstruct.algos.training.build import CreateEnv
 from rlstruct.algos.training.config import TrainingConfig
 from rlstruct.algos.training.evaluation import Evaluates
 from rlstruct.core import DictTensor
-from rlstruct.errors import BadTypeError
+from rlstruct.errors import BadTypeError, BadValueError
 from rlstruct.functional.all_reduce import sum_over_learners
 from rlstruct.options import option
 from rlstruct.profiling import operation
@@ -36,7 +36,7 @@ from rlstruct.search import arena as matches  # a module: it imports rlstruct.al
 
 @dataclass(frozen=True, kw_only=True)
 class AlphaZeroConfig(ReplayConfig):
-    """Settings of AlphaZero, and those of `ReplayConfig` and `TrainingConfig`; the defaults are for Connect Four.
+    """Settings of AlphaZero, and those of `ReplayConfig` and `TrainingConfig`; most defaults are for Connect Four.
 
     An environment step is a move, and the sign of ``discount`` changes with each. Evaluations are games against the
     opponent: a mean return of 1 wins all of them, -1 loses all.
@@ -54,8 +54,8 @@ class AlphaZeroConfig(ReplayConfig):
         gumbel_scale: scale of the noise in self-play. A trained network soon becomes so certain that noise of scale 1
             no longer changes its moves, and all games are the same.
         exploring_moves: moves of each game of self-play over which the noise falls to 0, see SearchConfig.
-        mirror: half of the gradient steps see mirror images of positions and actions. For games in which left and right
-            (the last axis of the frame, and the order of the actions) are equivalent.
+        mirror: half of the gradient steps see mirror images of positions and actions. For games such as Connect Four,
+            in which left and right are equivalent, and each action stands for a column, the last axis of the frame.
         opponent: opponent in evaluations: "random", or "uct", a search that evaluates positions by random games.
         opponent_simulations: simulations of that search.
     """
@@ -80,7 +80,7 @@ class AlphaZeroConfig(ReplayConfig):
     search_value_fraction: float = option(0.0, at_least=0, at_most=1)
     gumbel_scale: float = option(1.0, at_least=0)
     exploring_moves: int | None = option(None, at_least=1)
-    mirror: bool = True
+    mirror: bool = False
     opponent: Literal["random", "uct"] = option("uct")
     opponent_simulations: int = option(50, at_least=1)
 
@@ -173,8 +173,14 @@ class AlphaZeroLearner(ReplayLearner):
 
 def mirrored(batch: DictTensor) -> DictTensor:
     """Return mirror images of positions [K]: the last axis of all frames and the order of the actions are reversed."""
-    turned = ("observation/frame", "_observation/frame", "action/action_policy")
-    return DictTensor({key: v.flip(-1) if key.startswith(turned) else v for key, v in batch.items()})
+    names = ("observation/frame", "_observation/frame", "action/action_policy")
+    turned = {key: v for key, v in batch.items() if key.startswith(names)}
+    if len({v.shape[-1] for v in turned.values()}) > 1:
+        raise BadValueError(
+            f"AlphaZero: mirror=True reverses {', '.join(f'{key} {list(v.shape)}' for key, v in turned.items())} along "
+            "the last axis, expected equal sizes: one action for each column of the board. Set mirror=False."
+        )
+    return DictTensor({**dict(batch.items()), **{key: v.flip(-1) for key, v in turned.items()}})
 
 
 def self_play(

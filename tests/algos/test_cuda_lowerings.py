@@ -84,7 +84,8 @@ create_network = partial(ConvolutionalActorCritic, (2, 6, 7), 7, n_features=8, l
 
 
 def create_alphazero(device: str, **changes: Any) -> GradientLearner:
-    config = AlphaZeroConfig(**SMALL, learner_device=device, graph=False, max_gradient_norm=0.5, **changes)
+    settings = {**SMALL, "learner_device": device, "graph": False, "max_gradient_norm": 0.5, "mirror": True}
+    config = AlphaZeroConfig(**settings, **changes)
     return AlphaZeroLearner.create(create_network().to(device), searching, config)
 
 

@@ -36,6 +36,7 @@ SMALL = AlphaZeroConfig(
     n_updates=2,
     learning_starts=32,
     replay_capacity=1000,
+    mirror=True,
     evaluation_episodes=4,
     evaluation_interval=64,
     opponent_simulations=2,
@@ -179,6 +180,15 @@ def test_mirror_images() -> None:
     assert torch.equal(turned["observation/frame/board"], frame.flip(3))
     assert turned["action/action_policy"].tolist() == [[6, 5, 4, 3, 2, 1, 0]]
     assert torch.equal(turned["reward"], frame)
+
+
+def test_a_board_whose_columns_are_not_the_actions_has_no_mirror_images() -> None:
+    assert not AlphaZeroConfig().mirror  # tic-tac-toe has nine actions
+    squares = {"observation/frame/board": torch.zeros(4, 2, 3, 3), "action/action_policy": torch.zeros(4, 9)}
+    with pytest.raises(
+        ValueError, match=r"frame/board \[4, 2, 3, 3\], action/.*one action for each column.*mirror=False"
+    ):
+        mirrored(DictTensor(squares))
 
 
 def test_a_match_counts_for_who_won() -> None:

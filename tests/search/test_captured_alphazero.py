@@ -27,7 +27,7 @@ def create_network() -> nn.Module:
 
 
 def create_learner(device: str, graph: bool) -> GradientLearner:
-    config = AlphaZeroConfig(**SMALL, learner_device=device, graph=graph, max_gradient_norm=0.5)
+    config = AlphaZeroConfig(**SMALL, learner_device=device, graph=graph, max_gradient_norm=0.5, mirror=True)
     return AlphaZeroLearner.create(create_network().to(device), create_agent, config)
 
 

@@ -17,6 +17,7 @@ SMALL = [
     *("--env", "ConnectFour-v0", "--n-env-steps", "64", "--n-timesteps", "8", "--n-envs", "4", "--no-progress"),
     *("--n-simulations", "2", "--max-depth", "3", "--learning-starts", "16", "--batch-size", "8", "--n-updates", "1"),
     *("--evaluation-episodes", "2", "--opponent-simulations", "2", "--network", "n_features=8", "--name", "az"),
+    "--mirror",
 ]
 
 

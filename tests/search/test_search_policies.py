@@ -21,7 +21,7 @@ from rlstruct.sims import ConnectFour
 
 GAME = AlphaZeroConfig(
     **{**SMALL, "evaluation_episodes": 2}, n_simulations=4, learning_starts=8, n_updates=1, batch_size=8,
-    opponent="random",
+    opponent="random", mirror=True,
 )  # fmt: skip
 TASK = Task(
     lambda: ConvolutionalActorCritic((2, 6, 7), 7, n_features=8, layers=((4, 4, 1),)),
