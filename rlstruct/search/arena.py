@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rlstruct.algos.training.evaluation import Evaluation
 from rlstruct.core import DictTensor
-from rlstruct.errors import BatcherStateError
+from rlstruct.errors import BadValueError, BatcherStateError
 from rlstruct.functional import random
 from rlstruct.profiling import operation, phase
 from rlstruct.rl_agent import RL_Agent
@@ -57,7 +57,15 @@ def play_match(player: Player, opponent: Player, env: VecEnv, seed: int = 0, epi
 
     Returns:
         ``(result, length)``: the player's rewards minus the opponent's, [B] float32; moves of both, [B] int64.
+
+    Raises:
+        ValueError: the games reset themselves, so the match would never end.
     """
+    if env.auto_reset:
+        raise BadValueError(
+            f"play_match: {type(env).__name__} begins the next game by itself, expected one game in each environment. "
+            "Create it with auto_reset=False."
+        )
     current, running = env.reset()
     B = env.n_envs()
     seeds = torch.arange(seed, seed + B, dtype=torch.int64, device=env.device)

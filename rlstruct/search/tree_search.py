@@ -8,7 +8,6 @@ simulations can run as compiled code that writes into the trees.
 from __future__ import annotations
 
 import importlib.util
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -18,6 +17,7 @@ import torch
 from torch import Tensor
 
 from rlstruct import renamed
+from rlstruct.batchers.reports import kilobytes
 from rlstruct.core import DictTensor
 from rlstruct.device import DeviceLike, resolve_device
 from rlstruct.engine.compiled import Compiled, warn_uncompiled
@@ -311,11 +311,11 @@ class TreeSearch:
 
 
 def free_memory(device: torch.device) -> int | None:
-    """Return the number of bytes that can be allocated on a device now; None if unknown."""
+    """Return the number of bytes that can be allocated on a device now, files' caches included; None if unknown."""
     if device.type == "cuda":
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return int(torch.cuda.mem_get_info(device)[0]) + unused
     try:
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if device.type == "cpu" else None
-    except (ValueError, OSError, AttributeError):  # not on every system
+        return kilobytes("meminfo")["MemAvailable"] * 1024 if device.type == "cpu" else None
+    except (OSError, KeyError):  # only Linux has it
         return None

@@ -199,6 +199,11 @@ def test_a_match_counts_for_who_won() -> None:
     assert (result.tolist(), length.tolist()) == ([-1.0] * 2, [8] * 2)
 
 
+def test_a_match_of_games_that_restart_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"play_match: ConnectFour begins the next game by itself.*auto_reset=False"):
+        play_match(Script([]), Script([]), ConnectFour(2))
+
+
 def test_an_arena_lets_each_side_begin_half_of_the_games() -> None:
     agent = SearchAgent(create_model(), create_simulator=ConnectFour, config=SearchConfig(n_simulations=4))
     arena = Arena(agent, RandomPlayer(7), partial(ConnectFour, auto_reset=False), n_games=6)

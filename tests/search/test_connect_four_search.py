@@ -18,6 +18,7 @@ from rlstruct.engine.runner import Runner
 from rlstruct.functional.random import child_key
 from rlstruct.search import GameModel, RolloutModel, SearchAgent, SearchConfig, TreeSearch
 from rlstruct.search.game import split_frames
+from rlstruct.search.tree_search import free_memory
 from rlstruct.sims import CartPole, ConnectFour
 from rlstruct.testing import check_agent, forbid_host_sync
 from rlstruct.vec_env import VecEnv
@@ -159,6 +160,12 @@ def test_memory_is_known_before_it_is_taken(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr("rlstruct.search.tree_search.free_memory", lambda device: 1000)
     with pytest.raises(MemoryError, match=r"100 simulations in 8 environments take .* and cpu has .* Search in fewer"):
         TreeSearch(game, SearchConfig(n_simulations=100))(state, torch.arange(8))
+
+
+def test_free_memory_includes_what_the_system_caches_of_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    for sizes, expected in (({"MemFree": 1, "MemAvailable": 3}, 3 * 1024), ({}, None)):
+        monkeypatch.setattr("rlstruct.search.tree_search.kilobytes", lambda name, sizes=sizes: sizes)
+        assert free_memory(torch.device("cpu")) == expected
 
 
 def test_random_games_give_their_results_to_who_moves_next() -> None:
