@@ -19,7 +19,7 @@ from rlstruct.engine.streams import stream_on
 from rlstruct.errors import BadTypeError, BadValueError, warn_user
 from rlstruct.functional import random
 from rlstruct.rl_agent import RL_Agent
-from rlstruct.search.game import GameModel, RolloutModel, split_frames
+from rlstruct.search.game import GameModel, RolloutModel, frames_of, split_frames
 from rlstruct.search.tree import Tensors
 from rlstruct.search.tree_search import SearchConfig, TreeSearch
 
@@ -129,7 +129,7 @@ class SearchAgent(RL_Agent):
             kept["moves"] = torch.where(observation["initial_state"], 0, kept["moves"])
         self.n_inferences += observation.n_elems() * (1 + self.search.config.n_simulations)
         self._move.weights_changed()
-        return self._move(_frames(observation), observation["rng"], DictTensor(kept))
+        return self._move(frames_of(observation), observation["rng"], DictTensor(kept))
 
     def creator(self) -> Callable[..., RL_Agent]:
         """Return a factory of equal agents, with the simulator's own settings; see `RL_Agent.creator`."""
@@ -165,11 +165,6 @@ class SearchAgent(RL_Agent):
         return DictTensor({**action, "action_visits": result.visits, "action_value": result.expected}), after
 
 
-def _frames(observation: DictTensor) -> Tensor | Tensors:
-    """Return what the simulator showed: a frame, or a dict of its parts."""
-    return dict(observation.truncate_key("frame/").items()) or observation["frame"]
-
-
 def _warn_uncaptured(why_not: str) -> None:
     warn_user(f"SearchAgent: the search does not run as one graph, and is slower: {why_not}")
 
@@ -193,7 +188,7 @@ class NetworkAgent(RL_Agent):
         history: TemporalDictTensor | None = None,
     ) -> tuple[DictTensor, DictTensor]:
         """Evaluate the frames; see `RL_Agent.__call__`."""
-        frame, legal = split_frames(_frames(observation))
+        frame, legal = split_frames(frames_of(observation))
         logits, value = self.model(frame)
         if legal is not None:
             logits = logits.masked_fill(~legal, -torch.inf)

@@ -32,6 +32,7 @@ from rlstruct.profiling import operation
 from rlstruct.rl_agent import RL_Agent
 from rlstruct.search import SearchAgent, SearchConfig, split_frames
 from rlstruct.search import arena as matches  # a module: it imports rlstruct.algos, which imports this one
+from rlstruct.search.game import frames_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,7 +117,7 @@ def losses(model: nn.Module, batch: DictTensor, config: AlphaZeroConfig) -> dict
         to the targets in games that have ended; without gradients ``divergence`` of the policy from the search's, in
         nats. With several learners, the mean over learners is the term over all their positions.  [] each
     """
-    frame, legal = _frames(batch, "observation/")
+    frame, legal = split_frames(frames_of(batch.truncate_key("observation/")))
     logits, value = model(frame)
     if legal is not None:
         logits = logits.masked_fill(~legal, torch.finfo(logits.dtype).min)
@@ -231,12 +232,6 @@ train: Algorithm[AlphaZeroConfig] = Algorithm(
 The agent is `rlstruct.search.SearchAgent`, or one with the same arguments. The environments simulate a game of two
 players in turn, like `rlstruct.sims.ConnectFour`. They reset themselves, unless created with ``auto_reset=False``.
 """
-
-
-def _frames(batch: DictTensor, prefix: str) -> tuple[Tensor, Tensor | None]:
-    frames = batch.truncate_key(prefix)
-    nested = dict(frames.truncate_key("frame/").items())
-    return split_frames(nested or frames["frame"])
 
 
 __getattr__ = renamed.attributes(__name__)

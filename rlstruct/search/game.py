@@ -8,13 +8,14 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from rlstruct.core import DictTensor
 from rlstruct.engine.host_syncs import intended
 from rlstruct.errors import BadTypeError, BadValueError
 from rlstruct.functional import random
-from rlstruct.search.tree import Tensors
+from rlstruct.search.tree import RANDOM_KEY, Tensors
+from rlstruct.sims.state import fields_of, state_of
 
 _MOVES_BETWEEN_CHECKS = 8  # off the CPU, checking whether all random games are over stalls the device
-_KEY = "key"  # the random key in the state of a search, next to the simulator's fields
 
 Network = Callable[[Tensor], tuple[Tensor, Tensor]]
 """Function from frames [B, ...] to logits [B, A] and the value [B] for the player to move."""
@@ -30,7 +31,10 @@ class Simulator(Protocol):
     stochastic: bool
 
     def transition(self, state: Any, action: Any, key: Tensor) -> tuple[Any, Tensor, Tensor]:  # noqa: ANN401
-        """Take one step: ``(next state, reward [B], terminated [B])``. A state is a dataclass of tensors."""
+        """Take one step: ``(next state, reward [B], terminated [B])``.
+
+        A state is a dataclass of tensors [B, ...], or a DictTensor.
+        """
 
     def observe(self, state: Any) -> Tensor | Tensors:  # noqa: ANN401
         """Show states: a frame, or a dict of one frame and ``legal`` [B, A] bool."""
@@ -66,13 +70,14 @@ class GameModel:
     def begin(self, state: Any, key: Tensor) -> Tensors:  # noqa: ANN401 - the simulator's own class
         """Convert simulator states [B, ...] to search states; random games draw from ``key`` [B] int64."""
         self._state_class = type(state)
-        return {**vars(state), _KEY: key} if self._keeps_key else dict(vars(state))
+        fields = fields_of(f"GameModel: the state of {type(self.simulator).__name__}", state)
+        return {**fields, RANDOM_KEY: key} if self._keeps_key else fields
 
     def advance(self, state: Tensors, action: Tensor) -> tuple[Tensors, Tensor, Tensor]:
         """Take a step of the simulator; see `rlstruct.search.tree.Model`."""
         nothing = action[:0]
         after, reward, terminated = self.simulator.transition(self._inner(state), action, nothing)
-        key = random.child_key(state[_KEY], action) if self._keeps_key else nothing
+        key = random.child_key(state[RANDOM_KEY], action) if self._keeps_key else nothing
         return self.begin(after, key), reward, torch.full_like(reward, self.discount).masked_fill_(terminated, 0.0)
 
     def evaluate(self, state: Tensors) -> tuple[Tensor, Tensor]:
@@ -90,7 +95,7 @@ class GameModel:
         return self.network(frame)
 
     def _inner(self, state: Tensors) -> Any:  # noqa: ANN401 - the simulator's own class
-        return self._state_class(**{name: part for name, part in state.items() if name != _KEY})
+        return state_of(self._state_class, {name: part for name, part in state.items() if name != RANDOM_KEY})
 
 
 class RolloutModel(GameModel):
@@ -109,7 +114,7 @@ class RolloutModel(GameModel):
 
     def logits_and_value(self, state: Tensors, frame: Tensor, legal: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return logits of 0, and the return of a random game for the player to move."""
-        key = state[_KEY]  # children 0 to A - 1 are the keys of the next states, later ones draw the moves
+        key = state[RANDOM_KEY]  # children 0 to A - 1 are the keys of the next states, later ones draw the moves
         if legal is None:
             legal = torch.ones((key.shape[0], self._n_actions), dtype=torch.bool, device=key.device)
         value, weight = torch.zeros_like(key, dtype=torch.float32), torch.ones_like(key, dtype=torch.float32)
@@ -127,6 +132,11 @@ class RolloutModel(GameModel):
                     if not bool(weight.any()):  # sync: none on the CPU, elsewhere once every 8 moves
                         break
         return torch.zeros_like(legal, dtype=torch.float32), value
+
+
+def frames_of(observation: DictTensor) -> Tensor | Tensors:
+    """Return the part of an observation that the simulator showed: a frame, or a dict of its parts."""
+    return dict(observation.truncate_key("frame/").items()) or observation["frame"]
 
 
 def split_frames(frames: Tensor | Tensors) -> tuple[Tensor, Tensor | None]:

@@ -21,6 +21,8 @@ from rlstruct.functional.masks import rows_of
 from rlstruct.search.selection import mask_logits
 
 Tensors = dict[str, Tensor]
+RANDOM_KEY = "/key"
+"""Name of the random key in a search's state, next to the simulator's fields. It is no part of the position."""
 _FIELDS = ("edges", "children", "nodes", "action", "onward")
 
 Scores = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -129,6 +131,8 @@ class Tree:
         roots = self.roots()
         same = (parent < N) | (node == 0)
         for name, part in self.state.items():
+            if name == RANDOM_KEY:  # drawn anew for each search; the subtree keeps its own
+                continue
             now = part.index_select(0, roots).unsqueeze(1)
             same &= (rows[f"state/{name}"] == now).flatten(2).all(2) if now.dim() > 2 else rows[f"state/{name}"] == now
         same[:, N] = False

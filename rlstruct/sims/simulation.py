@@ -20,14 +20,14 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from rlstruct.core import DictTensor, Layout, TensorSpec, expect
+from rlstruct.core import Layout, TensorSpec, expect
 from rlstruct.core.layout import as_signed, take_rows
 from rlstruct.core.named_tensors import part_of
 from rlstruct.engine.torch_private import version_of
 from rlstruct.errors import BadTypeError, UsageError
 from rlstruct.functional.masks import rows_of, zero_rows
 from rlstruct.functional.random import child_key
-from rlstruct.sims.state import Tensors, fields_of
+from rlstruct.sims.state import Tensors, fields_of, state_of
 from rlstruct.spaces import Limits
 
 StepTensors = tuple[Tensors, Tensors, Tensors, Tensors]
@@ -127,7 +127,7 @@ class Simulation:
 
     def state(self, fields: Tensors) -> Any:  # noqa: ANN401 - the user's own class
         """Build a state of the user's class."""
-        return DictTensor.unchecked(fields) if issubclass(self._kind, DictTensor) else self._kind(**fields)
+        return state_of(self._kind, fields)
 
     def _step_and_restart(self, carry: Tensors, action: Tensors, starts: StartStates | None) -> StepTensors:
         """Step environments, and restart those whose episode ends."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,6 +29,11 @@ def fields_of(where: str, state: object) -> Tensors:
         if not isinstance(value, Tensor):
             raise BadTypeError(f"{where}: field {name!r} is a {type(value).__name__}, expected a tensor [B, ...].")
     return fields
+
+
+def state_of(cls: type[Any], fields: Tensors) -> Any:  # noqa: ANN401 - the user's own class
+    """Build a state of a simulator's class: the inverse of `fields_of`."""
+    return DictTensor.unchecked(fields) if issubclass(cls, DictTensor) else cls(**fields)
 
 
 def layout_of_rows(space: Mapping[str, Leaf]) -> Layout:

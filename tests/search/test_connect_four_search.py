@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -160,6 +161,42 @@ def test_memory_is_known_before_it_is_taken(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr("rlstruct.search.tree_search.free_memory", lambda device: 1000)
     with pytest.raises(MemoryError, match=r"100 simulations in 8 environments take .* and cpu has .* Search in fewer"):
         TreeSearch(game, SearchConfig(n_simulations=100))(state, torch.arange(8))
+
+
+@dataclass(frozen=True, slots=True)
+class Stones:
+    """A heap of stones, under the name of the random key in a search."""
+
+    key: Tensor
+
+
+class Nim:
+    """Two players take one or two stones; the last stone wins."""
+
+    stochastic = False
+
+    def __init__(self, create_state: Callable[[Tensor], Any]) -> None:
+        self.create_state = create_state
+
+    def transition(self, state: Any, action: Tensor, key: Tensor) -> tuple[Any, Tensor, Tensor]:
+        left = (self.observe(state)[:, 0] - 1 - action).clamp(min=0)
+        return self.create_state(left), (left == 0).float(), left == 0
+
+    def observe(self, state: Any) -> Tensor:
+        heap: Tensor = state["key"] if isinstance(state, DictTensor) else state.key
+        return heap.unsqueeze(1)
+
+    def state_from(self, frames: Any) -> Any:
+        return self.create_state(frames[:, 0])
+
+
+@pytest.mark.parametrize("create_state", [Stones, lambda heap: DictTensor({"key": heap})])
+def test_a_search_takes_every_state_that_a_simulator_may_have(create_state: Callable[[Tensor], Any]) -> None:
+    game = RolloutModel(Nim(create_state), n_actions=2, n_moves=8)
+    search = TreeSearch(game, SearchConfig(method="uct", n_simulations=60, temperature=0.0))
+    key = child_key(torch.arange(3), 0)
+    result = search(game.begin(create_state(torch.tensor([2, 4, 5])), key), key)
+    assert result.action.tolist() == [1, 0, 1]  # who leaves three stones, or none, wins
 
 
 def test_free_memory_includes_what_the_system_caches_of_files(monkeypatch: pytest.MonkeyPatch) -> None:

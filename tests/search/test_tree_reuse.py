@@ -119,3 +119,17 @@ def test_an_agent_carries_its_trees_from_move_to_move(device: str) -> None:
         DictTensor(), env(2).reset()[0] + DictTensor({"rng": torch.arange(2, device=device)}), DictTensor()
     )
     assert (empty["action_visits"].sum(-1).to("cpu") == 6).all()
+
+
+def test_an_agent_that_plays_random_games_carries_its_trees_too() -> None:
+    config = SearchConfig(method="uct", n_simulations=20, temperature=0.0, reuse_tree=True)
+    agent = SearchAgent(create_simulator=ConnectFour, config=config)
+    env, state = ConnectFour(2), DictTensor()
+    observation, _ = env.reset()
+    visits = []
+    for t in range(3):
+        action, state = agent(state, observation + DictTensor({"rng": torch.arange(2) + 2 * t}), DictTensor())
+        visits.append(action["action_visits"].sum(-1))
+        _, (observation, _) = env.step(action.get(["action"]))
+    assert (visits[0] == 20).all()
+    assert (visits[2] > 20).all()
