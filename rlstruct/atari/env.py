@@ -167,7 +167,8 @@ class Atari(TensorEnv[AtariState]):
             if self.episodic_lives:
                 ended = ended | (tally[:, LIVES] < state.tally[:, LIVES])
             ended_now = ended & (running != 0)
-            cut.masked_fill_(ended_now, _CUT_LAST if last else _CUT_EARLIER)
+            # As gymnasium, which reads no picture once a game is over: single frames stay those of the previous step.
+            cut.masked_fill_(ended_now, _CUT_LAST if last and self._view.brighter else _CUT_EARLIER)
             running.masked_fill_(ended_now, 0)
         rendered = self._render(state.screens, screens, registers, cut, state.frames[:, -1])
         frames = torch.cat([state.frames[:, 1:], rendered.unsqueeze(1)], 1)

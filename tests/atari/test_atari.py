@@ -27,11 +27,11 @@ from rlstruct.engine.compiled import compiling_simulators
 from rlstruct.testing import check_vec_env
 
 
-def gymnasiums(game: str, *, gray: bool = True, lives: bool = False, size: int = 84) -> Any:
+def gymnasiums(game: str, *, gray: bool = True, lives: bool = False, size: int = 84, frame_skip: int = 4) -> Any:
     gymnasium.register_envs(ale_py)
     env = gymnasium.make(f"ALE/{game}-v5", frameskip=1, repeat_action_probability=0.0)
     env = gymnasium.wrappers.AtariPreprocessing(
-        env, noop_max=0, grayscale_obs=gray, terminal_on_life_loss=lives, screen_size=size
+        env, noop_max=0, grayscale_obs=gray, terminal_on_life_loss=lives, screen_size=size, frame_skip=frame_skip
     )
     return gymnasium.wrappers.FrameStackObservation(env, 4)
 
@@ -40,6 +40,7 @@ def gymnasiums(game: str, *, gray: bool = True, lives: bool = False, size: int =
     ("game", "n_steps", "settings"),
     [
         ("Breakout", 200, {}),  # to the end of the game
+        ("Breakout", 800, {"frame_skip": 1}),
         ("Pong", 30, {"gray": False}),
         ("Pong", 20, {"size": 110}),
         ("Pong", 20, {"size": 72, "gray": False}),
@@ -48,7 +49,7 @@ def gymnasiums(game: str, *, gray: bool = True, lives: bool = False, size: int =
     ],
 )
 def test_observations_are_gymnasiums_bit_by_bit(game: str, n_steps: int, settings: dict[str, Any]) -> None:
-    shown = {"gray": settings.get("gray", True), "size": settings.get("size", 84)}
+    shown = {name: value for name, value in settings.items() if name != "episodic_lives"}
     oracle = gymnasiums(game, lives=settings.get("episodic_lives", False), **shown)
     frame, _ = oracle.reset(seed=0)
     env = Atari(game, 1, noop_max=0, sticky=0.0, auto_reset=False, **settings)
