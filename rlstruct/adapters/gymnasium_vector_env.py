@@ -86,13 +86,13 @@ class GymnasiumVectorEnv(VectorEnv[Element, Element, Any]):
         Args:
             seed: an int creates the environments again, and environment j draws from ``seed + j``. None continues
                 their random streams.
-            options: numbers or arrays that apply to all environments; see ``env_info`` of `VecEnv.reset`.
+            options: numbers or arrays, each of which every environment gets; see ``env_info`` of `VecEnv.reset`.
 
         Returns:
             ``(observation, info)``, where info is empty.
 
         Raises:
-            TypeError: the seed is not an int, such as a list of seeds.
+            TypeError: the seed is not an int, such as a list of seeds; or an option is not made of numbers.
             ValueError: the options ask for a reset of some environments.
         """
         if options is not None and "reset_mask" in options:
@@ -110,7 +110,7 @@ class GymnasiumVectorEnv(VectorEnv[Element, Element, Any]):
             self.env = self._made()
         self._fresh, self._begun = False, True
         self._returns[:], self._lengths[:] = 0, 0
-        info = {key: as_tensor(value).to("cpu").expand(self.num_envs) for key, value in (options or {}).items()}
+        info = {key: self._option(key, value) for key, value in (options or {}).items()}
         with unchecked():  # checked here, also for a VecEnv that checks nothing
             observation, self._running = self.env.reset(DictTensor(info))
         self._checks.observation(observation)
@@ -179,6 +179,17 @@ class GymnasiumVectorEnv(VectorEnv[Element, Element, Any]):
             )
         return env
 
+    def _option(self, name: str, value: Element) -> Tensor:
+        """Return an option of a reset for every environment, [B, ...]."""
+        try:
+            tensor = as_tensor(value).to("cpu")
+        except (TypeError, ValueError) as error:
+            raise BadTypeError(
+                f"GymnasiumVectorEnv.reset: options[{name!r}] is {value!r}, expected a number or an array of numbers. "
+                "Pass anything else to the environments when you create them, such as in env_args."
+            ) from error
+        return tensor.expand(self.num_envs, *tensor.shape)
+
     def _column(self, leaf: Leaf, values: Element) -> Tensor:
         column = as_tensor(values)
         if column.shape != (expected := (self.num_envs, *leaf.shape)):
@@ -231,4 +242,7 @@ class GymnasiumVectorEnv(VectorEnv[Element, Element, Any]):
 
 def _equal(converted: Tensor, original: Tensor) -> bool:
     """Return True if a conversion of integers on the CPU has changed none of them."""
-    return converted.dtype == original.dtype or bool((converted.to("cpu") == original).all())  # sync: of CPU memory
+    if converted.dtype == original.dtype:
+        return True
+    # torch does not compare wide unsigned integers with others.
+    return torch.equal(converted.to("cpu", torch.int64), original.to(torch.int64))  # sync: of CPU memory

@@ -16,7 +16,7 @@ from torch.utils.dlpack import from_dlpack
 from rlstruct.adapters.torch_vector_env import TensorsEnv
 from rlstruct.core import Layout, expect
 from rlstruct.device import DeviceLike, resolve_device
-from rlstruct.errors import BadTypeError, BadValueError, UsageError, import_extra
+from rlstruct.errors import BadTypeError, BadValueError, import_extra
 from rlstruct.options import check_seed
 
 Jax = Any  # a pytree of JAX arrays, or an object of a library that is not a dependency
@@ -55,6 +55,11 @@ class JaxEnv(TensorsEnv):
         seed = check_seed("JaxEnv", "seed", seed, n_envs)
         self._jax, place = import_extra("jax", "jax", "JaxEnv"), resolve_device(device)
         env = env if hasattr(env, "step_env") else _as_gymnax(env, params)
+        if not hasattr(env, "is_truncated"):
+            raise BadTypeError(
+                f"JaxEnv: {type(env).__name__} has step_env and no is_truncated, expected the interface of gymnax 1.0 "
+                "or newer. Upgrade it: pip install 'gymnax>=1.0'."
+            )
         params = env.default_params if params is None else params
         try:
             self._place = self._jax.devices({"cuda": "gpu"}.get(place.type, place.type))[place.index or 0]
@@ -73,8 +78,7 @@ class JaxEnv(TensorsEnv):
 
     def state_dict(self) -> dict[str, Tensor] | None:
         """Return the leaves of JAX's state, including the rows' random keys; None before the first reset."""
-        leaves = self._jax.tree.leaves(self._carry)
-        return {f"leaf/{i}": from_dlpack(leaf).clone() for i, leaf in enumerate(leaves)} or None
+        return self._leaves(self._carry) or None
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Continue from a `state_dict` of these or identically created environments, bit for bit.
@@ -82,20 +86,22 @@ class JaxEnv(TensorsEnv):
         Raises:
             KeyError, ShapeMismatchError: the state comes from other environments.
         """
-        self._carry = self._carry or self._start(self._keys)[0]
-        expect("JaxEnv.load_state_dict:", state, Layout.of(self.state_dict() or {}), fix="Make the same environment.")
+        carry = self._carry or self._start(self._keys)[0]
+        expect("JaxEnv.load_state_dict:", state, Layout.of(self._leaves(carry)), fix="Make the same environment.")
         arrays = [state[f"leaf/{i}"].cpu().numpy().copy() for i in range(len(state))]  # sync: once per load
-        self._carry = self._jax.device_put(self._jax.tree.structure(self._carry).unflatten(arrays), self._place)
+        self._carry = self._jax.device_put(self._jax.tree.structure(carry).unflatten(arrays), self._place)
+        self._begun = True
 
     def _begin(self) -> Jax:
         self._carry, frame = self._start(self._keys if self._carry is None else self._carry[0])  # the keys so far
         return self._to_torch(frame)
 
     def _advance(self, action: Jax) -> Jax:
-        if self._carry is None:
-            raise UsageError("JaxEnv.step: there is nothing to step. Call reset() first.")
         self._carry, answer = self._move(self._carry, self._jax.tree.map(self._to_jax, action))
         return self._to_torch(answer)
+
+    def _leaves(self, carry: Jax) -> dict[str, Tensor]:
+        return {f"leaf/{i}": from_dlpack(leaf).clone() for i, leaf in enumerate(self._jax.tree.leaves(carry))}
 
     def _to_torch(self, tree: Jax) -> Jax:
         on_host = self._place.platform == "cpu"  # on CUDA, DLPack orders the streams

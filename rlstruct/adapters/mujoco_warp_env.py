@@ -12,6 +12,7 @@ from gymnasium import spaces
 from torch import Tensor
 
 from rlstruct.adapters.torch_vector_env import TensorsEnv
+from rlstruct.core import Layout, expect
 from rlstruct.device import DeviceLike, resolve_device
 from rlstruct.errors import BadValueError, import_extra
 from rlstruct.functional.masks import rows_of
@@ -100,7 +101,13 @@ class MujocoWarpEnv(TensorsEnv):
         return {name: tensor.clone() for name, tensor in self._state.items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Continue from a `state_dict` of these or identically created worlds."""
+        """Continue from a `state_dict` of these or identically created worlds.
+
+        Raises:
+            KeyError, ShapeMismatchError: the state comes from other worlds.
+        """
+        expect("MujocoWarpEnv.load_state_dict:", state, Layout.of(self._state), fix="Make the same worlds.")
+        self._begun = True
         for name, tensor in self._state.items():
             tensor.copy_(state[name])
 
@@ -118,6 +125,7 @@ class MujocoWarpEnv(TensorsEnv):
         reward, terminated = self._outcome(self._state["qpos"], self._state["qvel"], self._ctrl)
         truncated = (self._state["elapsed"].add_(1) >= self._limit) & ~terminated
         reached = self._frame()
+        reward = reward.clone()  # it may be a view of the state, too
         self._start(terminated | truncated)
         return self._frame(), reward, terminated, truncated, reached
 

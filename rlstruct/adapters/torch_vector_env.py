@@ -20,6 +20,7 @@ from rlstruct.vec_env import Observed, StepResult, VecEnv, check_action
 
 Tensors = dict[str, Tensor]
 
+_OUTCOME = Layout({"reward": ((), torch.float32), "terminated": ((), torch.bool), "truncated": ((), torch.bool)})
 # Names of an episode's last observation in several libraries.
 _FINAL_KEYS = ("final_obs", "final_observation")
 
@@ -43,6 +44,7 @@ class TensorsEnv(VecEnv):
         self._yes = ~self._no
         self._limits = Limits(action_space, "action", device)
         self._checks = StepChecks(self._name, self)
+        self._begun = False  # True after a reset or a loaded state
 
     @abstractmethod
     def _begin(self) -> Element:
@@ -73,6 +75,7 @@ class TensorsEnv(VecEnv):
             raise BadValueError(f"{self._name}.reset: got env_info {list(env_info.keys())}, expected none.")
         self._checks.read()
         frames = self._flat(self._begin())
+        self._begun = True
         fix = "Make the simulation on the device that you name, with a row for each environment."
         expect(f"{self._name}.reset:", frames, device=self._device, rows=self._n_envs, fix=fix)
         flags = dict.fromkeys(("terminated", "truncated", "done"), self._no)
@@ -89,7 +92,10 @@ class TensorsEnv(VecEnv):
         Raises:
             ValueError: on the CPU, an action is not in its space, or a frame or reward is NaN. On an accelerator the
                 next `reset` or `close` raises it.
+            ShapeMismatchError: rewards or flags are not one number for each environment.
         """
+        if not self._begun:
+            raise UsageError(f"{self._name}.step: there is nothing to step. Call reset() first.")
         check_action(self._name, action, self._action_leaves)
         self._checks.action(action)
         # Two copies: simulators clamp actions in place, and agents overwrite theirs in the next step.
@@ -102,10 +108,13 @@ class TensorsEnv(VecEnv):
         current = self._flat(observation)
         # Copies: the simulator may write the next step's to the same memory.
         terminated, truncated = terminated.to(torch.bool, copy=True), truncated.to(torch.bool, copy=True)
-        done, reward = terminated | truncated, reward.to(torch.float32, copy=True)
+        reward = reward.to(torch.float32, copy=True)
+        outcome = {"reward": reward, "terminated": terminated, "truncated": truncated}
+        fix = "Return one number for each environment, such as reward.squeeze(1)."
+        expect(f"{self._name}.step:", outcome, _OUTCOME, device=self._device, rows=self._n_envs, fix=fix)
+        done = terminated | truncated
         frames = current if final is None else self._choose(done, self._flat(final), current)
-        flags = {"terminated": terminated, "truncated": truncated, "done": done, "initial_state": self._no}
-        reached = DictTensor.unchecked({**frames, "reward": reward, **flags, **last})
+        reached = DictTensor.unchecked({**frames, **outcome, "done": done, "initial_state": self._no, **last})
         if final is None:
             return self._checks.step(StepResult((reached, self._yes), (reached, self._yes), restarted=False))
         last = {key: zero_rows(value, done) for key, value in last.items()}

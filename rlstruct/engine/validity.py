@@ -11,6 +11,7 @@ import contextlib
 import math
 from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
+from functools import partial
 from typing import TypeVar
 
 import torch
@@ -95,7 +96,8 @@ class ActionCheck:
         low, high = self.leaves[key].bounds()
         if (low == low.flat[0]).all() and (high == high.flat[0]).all():
             return int(low.flat[0]), int(high.flat[0])
-        return torch.as_tensor(low, device=device), torch.as_tensor(high, device=device)
+        as_integers = partial(torch.as_tensor, dtype=torch.int64, device=device)  # also those without kernels
+        return as_integers(low), as_integers(high)
 
 
 class StepChecks:

@@ -28,7 +28,7 @@ class Nested(gymnasium.Env[Any, Any]):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         super().reset(seed=seed)
-        self._n = int(self.np_random.integers(2)) + int((options or {}).get("start", 0))
+        self._n = int(self.np_random.integers(2)) + int(np.sum((options or {}).get("start", 0)))
         return self._see(), {}
 
     def step(self, action: Any) -> Any:
@@ -166,6 +166,30 @@ def test_options_reach_every_environment() -> None:
     ours = GymnasiumVectorEnv(create, {"name": "nested", "n_envs": 3})
     observation, _ = ours.reset(seed=0, options={"start": 1})
     assert observation["place"].min() >= 1
+    observation, _ = ours.reset(options={"start": np.array([2, 3, 4])})  # as many numbers as environments, for each
+    assert observation["place"].min() >= 9
+    with pytest.raises(TypeError, match=r"options\['start'\] is 'late', expected a number or an array of numbers"):
+        ours.reset(options={"start": "late"})
+
+
+class Narrow(gymnasium.Env[Any, Any]):
+    """Its actions are of a type that torch does not compare with others."""
+
+    observation_space, action_space = spaces.Box(0, 9), spaces.MultiDiscrete([3, 4], dtype=np.uint16)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        return np.zeros(1, np.float32), float(action.sum()), False, False, {}
+
+
+def test_actions_of_another_integer_type_are_converted_if_none_changes() -> None:
+    ours = GymnasiumVectorEnv(lambda seed: GymEnvInf([Narrow(), Narrow()], seed))
+    ours.reset()
+    assert ours.step(np.array([[1, 2], [2, 3]]))[1].tolist() == [3.0, 5.0]
+    with pytest.raises(ShapeMismatchError, match=r"numbers that torch\.uint16 cannot hold"):
+        ours.step(np.array([[1, 2], [2, 3 + 2**16]]))
 
 
 @pytest.mark.parametrize(

@@ -249,6 +249,7 @@ def test_a_batcher_collects_it_and_keeps_true_final_observations() -> None:
     [
         (lambda: JaxEnv(FallingBall(), 0), "n_envs=0"),
         (lambda: JaxEnv(SimpleNamespace(reset=None), 2), "neither gymnax's interface"),
+        (lambda: JaxEnv(SimpleNamespace(step_env=None), 2), "expected the interface of gymnax 1.0 or newer"),
         (lambda: counters().step(DictTensor({"action": drawn(0, 6)})), "Call reset\\(\\) first"),
         (lambda: counters().load_state_dict({"leaf/0": torch.zeros(2)}), "same environment"),
         (lambda: JaxEnv(FallingBall(), 2, device="sim:0"), "JAX has no sim"),
@@ -257,3 +258,10 @@ def test_a_batcher_collects_it_and_keeps_true_final_observations() -> None:
 def test_mistakes_are_explained(make: Any, words: str) -> None:
     with pytest.raises((KeyError, ValueError, TypeError, RuntimeError), match=words):
         make()
+
+
+def test_a_state_of_other_environments_leaves_these_unchanged() -> None:
+    env = counters()
+    with pytest.raises(KeyError, match="same environment"):
+        env.load_state_dict({})
+    assert env.state_dict() is None

@@ -16,7 +16,7 @@ from rlstruct.functional.random import uniform
 from rlstruct.testing import check_vec_env
 
 mujoco = pytest.importorskip("mujoco")
-pytest.importorskip("mujoco_warp", exc_type=ImportError)
+mujoco_warp = pytest.importorskip("mujoco_warp", exc_type=ImportError)
 XML = """
 <mujoco><option timestep="0.01"><flag contact="disable"/></option><worldbody>
   <body><joint name="slider" type="slide" axis="1 0 0"/><geom type="box" size="0.2 0.1 0.1" mass="1"/>
@@ -119,7 +119,31 @@ def test_steps_wait_for_torchs_stream_and_torch_for_warp() -> None:
         assert torch.equal(frame, expected["frame"].cpu())
 
 
+class Moving(Balance):
+    """Pays the cart's speed, in the simulator's memory; every step ends an episode."""
+
+    def start(self, key: Tensor, qpos: Tensor, qvel: Tensor) -> tuple[Tensor, Tensor]:
+        return qpos.clone(), qvel + 5.0
+
+    def reward_and_terminated(self, qpos: Tensor, qvel: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+        return qvel[:, 0], qvel[:, 0] > 0
+
+
+def test_a_reward_is_of_the_state_before_the_restart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mujoco_warp, "step", lambda model, data: None)  # the worlds stand still
+    env = MujocoWarpEnv(mujoco.MjModel.from_xml_string(XML), Moving(), 2)
+    env.reset()
+    env.load_state_dict({**env.state_dict(), "qvel": torch.full((2, 2), 3.0)})
+    (reached, _), (current, _) = env.step(DictTensor({"action": torch.zeros(2, 1)}))
+    assert reached["reward"].tolist() == [3.0, 3.0]
+    assert current["frame"][:, 2].tolist() == [5.0, 5.0]
+
+
 def test_mistakes_are_explained() -> None:
     model = mujoco.MjModel.from_xml_string(XML)
+    with pytest.raises(RuntimeError, match=r"MujocoWarpEnv\.step: .*Call reset\(\) first"):
+        make().step(DictTensor({"action": torch.zeros(4, 1)}))
+    with pytest.raises(ValueError, match=r"'qpos' is .*expected .*Make the same worlds"):
+        make().load_state_dict(make(1).state_dict())
     with pytest.raises(ValueError, match="frame_skip=0"):
         MujocoWarpEnv(model, Balance(), 2, frame_skip=0)

@@ -87,6 +87,25 @@ def test_an_action_that_is_no_dict_tensor_or_lacks_its_key_is_refused() -> None:
         env.step(DictTensor({"act": torch.zeros(B, dtype=torch.int64)}))
 
 
+def test_a_step_before_the_first_reset_is_refused() -> None:
+    with pytest.raises(RuntimeError, match=r"TorchVectorEnv\.step: there is nothing to step\. Call reset\(\) first"):
+        TorchVectorEnv(Counters("cpu"), "cpu").step(DictTensor({"action": torch.zeros(B, dtype=torch.int64)}))
+
+
+@pytest.mark.parametrize(("i", "name"), [(1, "reward"), (2, "terminated"), (3, "truncated")])
+def test_rewards_and_flags_in_columns_are_refused(i: int, name: str) -> None:
+    class Columns(Counters):
+        def step(self, action: torch.Tensor) -> Any:
+            answer = list(super().step(action))
+            answer[i] = answer[i].unsqueeze(1)
+            return answer
+
+    env = TorchVectorEnv(Columns("cpu"), "cpu")
+    env.reset()
+    with pytest.raises(ShapeMismatchError, match=rf"TorchVectorEnv\.step: '{name}' is \[4, 1\] .*expected \[4\]"):
+        env.step(DictTensor({"action": torch.zeros(B, dtype=torch.int64)}))
+
+
 class Clamping(Counters):
     """Clamps the actions where they stand, as many simulators on GPUs do, and pays their sum."""
 
