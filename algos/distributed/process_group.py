@@ -148,7 +148,7 @@ class DistributedLearnerGroup(LearnerGroup):
         tensors = [x.to_dense() if x.is_sparse else x for x in (*gradient.values(), *numbers.values())]
         flat = torch.cat([*(tensor.reshape(-1) for tensor in tensors), tensors[0].new_ones(1)])
         total = self.all_reduce_sum(flat if weight is None else flat.mul_(weight))
-        pieces = torch.split(total[:-1].div_(total[-1]), [tensor.numel() for tensor in tensors])
+        pieces = torch.split(total[:-1].div_(total[-1].clamp(min=1)), [tensor.numel() for tensor in tensors])
         averages = iter([
             piece.view_as(like).to(like.dtype) if like.is_floating_point() else piece.view_as(like)
             for piece, like in zip(pieces, tensors, strict=True)

@@ -18,14 +18,19 @@ from torch.overrides import TorchFunctionMode
 
 from rlstruct.engine import torch_private
 
-PRODUCTS: Final[frozenset[Callable[..., Any]]] = frozenset(
+_OF_MATRICES: Final[frozenset[Callable[..., Any]]] = frozenset(
     {
-        *(torch.matmul, torch.mm, torch.bmm, torch.addmm, torch.baddbmm, torch.einsum, F.linear),
-        *(F.conv1d, F.conv2d, F.conv3d, torch.conv1d, torch.conv2d, torch.conv3d, F.scaled_dot_product_attention),
+        *(torch.matmul, torch.mm, torch.bmm, torch.addmm, torch.baddbmm),
         *(Tensor.matmul, Tensor.__matmul__, Tensor.mm, Tensor.bmm, Tensor.addmm, Tensor.baddbmm),
     }
 )
-"""Functions whose float32 arguments are rounded to bfloat16. Recurrent units are computed in float32."""
+PRODUCTS: Final[frozenset[Callable[..., Any]]] = _OF_MATRICES | {
+    *(F.linear, torch.einsum, F.scaled_dot_product_attention),
+    *(F.conv1d, F.conv2d, F.conv3d, torch.conv1d, torch.conv2d, torch.conv3d),
+}
+"""Functions whose float32 arguments are rounded to bfloat16, and so are their results."""
+FEW_OUTPUTS: Final = 32
+"""Most outputs of a layer that stays float32: values and logits, which 8 bits would make coarser than a reward."""
 
 
 class Bfloat16Products(TorchFunctionMode):
@@ -43,7 +48,8 @@ class Bfloat16Products(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func not in PRODUCTS:
+        n_outputs = args[1].shape[0] if func is F.linear else args[-1].shape[-1] if func in _OF_MATRICES else None
+        if func not in PRODUCTS or (n_outputs is not None and n_outputs <= FEW_OUTPUTS):
             return func(*args, **kwargs)
         result = func(*map(self._round, args), **{name: self._round(value) for name, value in kwargs.items()})
         return result.to(torch.float32) if result.dtype is torch.bfloat16 else result

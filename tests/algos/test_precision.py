@@ -13,10 +13,35 @@ from torch.nn import functional as F
 
 from rlstruct.agents import ActorCritic, ActorCriticAgent
 from rlstruct.algos import a2c, ppo
+from rlstruct.engine import mixed_precision
 from rlstruct.engine.mixed_precision import Bfloat16Products, why_not_bfloat16
 
 HERE = pytest.mark.skipif(bool(why_not_bfloat16(torch.device("cpu"))), reason="this processor has no bfloat16")
 COARSE = 2.0**-8  # half a unit in the last place of bfloat16, relative
+
+
+@pytest.fixture(autouse=True)
+def _small_layers_are_rounded(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    """Round the small layers of these tests, as large ones are."""
+    if request.node.name != "test_layers_with_few_outputs_stay_float32":
+        monkeypatch.setattr(mixed_precision, "FEW_OUTPUTS", 0)
+
+
+def test_layers_with_few_outputs_stay_float32() -> None:
+    """Values near 200 would else have steps of 1, as large as a reward."""
+    torch.manual_seed(0)
+    x, weights, bias = torch.randn(7, 40), torch.randn(33, 40), torch.full((33,), 200.0)
+    for n, stays in ((1, True), (32, True), (33, False)):
+        w, b = weights[:n], bias[:n]
+        for product in (
+            lambda: F.linear(x, w, b),  # noqa: B023 - called at once
+            lambda: torch.addmm(b, x, w.t()),  # noqa: B023
+            lambda: torch.baddbmm(b.view(1, 1, -1), x.unsqueeze(0), w.t().unsqueeze(0))[0],  # noqa: B023
+            lambda: x @ w.t() + b,  # noqa: B023
+        ):
+            with Bfloat16Products():
+                answer = product()
+            assert torch.equal(answer, product()) == stays
 
 
 @pytest.mark.parametrize(
