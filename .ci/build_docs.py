@@ -197,7 +197,7 @@ def recorded(name: str) -> list[str]:
     commit, _, text = (place / f"{name}.txt").read_text().partition("\n")
     pictures = sorted(place.glob(f"{name}-*.png"))
     shown = [f"![{file.stem.removeprefix(name)[1:].replace('_', ' ')}]({file.name})" for file in pictures]
-    return ["## Output", f"On two CPU cores, at commit `{commit}`:", f"```text\n{text.strip()}\n```", *shown]
+    return ["## Output", f"On two CPU cores, at commit `{commit}`:", f"```text\n{text.rstrip()}\n```", *shown]
 
 
 def repository() -> str:

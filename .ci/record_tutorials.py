@@ -33,7 +33,7 @@ def record(script: Path) -> None:
             ["git", "rev-parse", "--short=7", "HEAD"], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True
         )
         text = OF_MACHINE.sub("", run.stdout).replace(f"{folder}/", "").replace(f"{script.parent}/", "tutorials/")
-        (PLACE / f"{script.stem}.txt").write_text(f"{commit.stdout.strip()}\n{text.strip()}\n")
+        (PLACE / f"{script.stem}.txt").write_text(f"{commit.stdout.strip()}\n{text.rstrip()}\n")
         for old in PLACE.glob(f"{script.stem}-*.png"):
             old.unlink()
         for file in sorted(Path(folder).rglob("*.png")):

@@ -38,7 +38,8 @@ class RL_Batcher:  # noqa: N801 - the name in rlstructures
     Call ``reset``, then ``execute`` and ``get`` in turn. With ``n_processes=0`` this process collects; otherwise worker
     processes do, each with its own agent and environments. Episodic environments give padded rows; ``lengths`` and
     ``mask()`` tell real steps from padding, and the next ``execute`` continues the episodes that have not ended.
-    Auto-resetting environments always give B rows of T steps.
+    Auto-resetting environments always give B rows of T steps, fewer of them real where a vector environment spends some
+    on restarts.
 
     Args:
         n_timesteps: T, the maximum number of steps per ``execute``.

@@ -62,3 +62,5 @@ assert torch.equal(transitions["_observation/frame"], transitions["observation/f
 
 # All tensors move in one call and keep their dtype: uint8 frames stay uint8.
 print("moved:", batch.to("cpu").device)
+
+# Next: 02 writes an agent that collects such batches.

@@ -51,12 +51,13 @@ def train(n_updates):
     learner = LinearAgent()
     optimiser = torch.optim.Adam(learner.model.parameters(), lr=0.05)
     lengths = []
+    # 200: the most steps of a batch. Without n_processes this process collects.
     with RL_Batcher(200, LinearAgent, create_episodic, env_args={"n_envs": 16}, seed=0) as batcher:
         for _ in range(n_updates):
-            batcher.update(learner.model.state_dict())
-            batcher.reset()
-            batcher.execute()
-            trajectories, _ = batcher.get()
+            batcher.update(learner.model.state_dict())  # weights for the next batch
+            batcher.reset()  # new episodes
+            batcher.execute()  # begins a batch
+            trajectories, _ = batcher.get()  # waits for it; the second value counts episodes that have not ended
             optimiser.zero_grad()
             policy_gradient(learner, trajectories).backward()
             optimiser.step()
@@ -144,3 +145,5 @@ if __name__ == "__main__":
     assert torch.equal(replayed["action"], steps["action/action"])
     assert replayed["logits"].requires_grad
     print("the replay repeats every action")
+
+# Next: 03 adds a baseline; docs/your_own.md has the rules for agents.

@@ -31,7 +31,8 @@ def by_hand(n_updates):
     learner = ActorCriticAgent(model, copy_model=False)  # shares the model: gradients reach it
     optimiser = torch.optim.Adam(model.parameters(), lr=0.01)
     lengths = []
-    # The batcher's agent has a copy of the model; update() sends it new weights.
+    # The batcher's agent has a copy of the model; update() sends it new weights. An ActorCriticAgent returns action,
+    # action_logits, log_probability and value.
     agent_args, env_args = {"model": model}, {"n_envs": 16}
     with RL_Batcher(500, ActorCriticAgent, create_env, agent_args=agent_args, env_args=env_args, seed=0) as b:
         for _ in range(n_updates):
@@ -64,7 +65,8 @@ if __name__ == "__main__":
     assert sum(lengths[-3:]) > 1.5 * sum(lengths[:3])
 
     # The library's version adds devices, worker processes, an evaluation that runs during learning, and a run folder.
-    # tutorials/train_cartpole.py is the full training; this is the same call with fewer steps.
+    # tutorials/train_cartpole.py is the full training; this is the same call with fewer steps. train calls
+    # create_model(), create_agent(model, device=…, stochastic=…, copy_model=…) and create_env(n_envs=…, seed=…).
     config = ReinforceConfig(n_env_steps=6_000, n_envs=16, n_processes=0, evaluation_processes=0, evaluation_episodes=8)
     result = train(config, create_model, ActorCriticAgent, create_env)
     print(f"evaluation before {result.before.mean_return:.0f}, after {result.after.mean_return:.0f}")

@@ -92,3 +92,5 @@ replayed = replay_agent(learner, trajectories.to(LEARNER))
 loss = replayed["logits"].square().mean()
 loss.backward()
 print("the gradient is on", learner.model.weight.grad.device)
+
+# Next: 05; docs/devices.md says which batcher suits your machine.

@@ -87,3 +87,5 @@ if __name__ == "__main__":
     result = train(config, create_model, ActorCriticAgent, create_env)
     print("policy lag of each update:", [int(lag) for lag in result.losses["policy_lag"]])
     assert set(result.losses["policy_lag"][1:]) == {1.0}
+
+# Next: 06; docs/algorithms/README.md compares the algorithms.

@@ -19,7 +19,8 @@ from rlstruct.functional.q_learning import double_q_value, q_loss, td_target
 
 
 def create_env(n_envs, seed):
-    # These environments restart automatically: every batch has n_envs rows of T steps, whenever episodes end.
+    # These environments restart by themselves. This vector environment spends a step on it, which is dropped: rows have
+    # up to T real steps, see trajectories.lengths.
     return GymVectorEnv(gymnasium.make_vec("CartPole-v1", n_envs, vectorization_mode="vector_entry_point"), seed)
 
 

@@ -1,7 +1,8 @@
 """Tutorial 08: evaluate, save, resume and plot a training.
 
 To measure how good an agent is, play enough whole episodes on seeds that it was not trained on. A training writes a
-folder with everything you need to do this later, on the command line or in a few lines of Python.
+folder with everything you need to do this later, on the command line or in a few lines of Python. It needs the extra
+`train`.
 """
 
 import contextlib
@@ -81,7 +82,8 @@ def go_on(folder):
     """Resume a training that has used up its 15,000 steps, and train 5,000 more."""
     # RunFolder.resume loads the checkpoint: weights, optimiser, counters, random states, and the states of environments
     # that can be saved (those of rlstruct.sims). Gymnasium's environments start new episodes.
-    # All other settings must be unchanged. Inside this block, no other process can resume the folder.
+    # What determines the result must be unchanged; devices, intervals and the target may change, too. Inside this
+    # block, no other process can resume the folder.
     config = dataclasses.replace(load_config(folder, A2CConfig), n_env_steps=20_000)
     with RunFolder.resume(folder, n_env_steps=config.n_env_steps, progress=False) as run:
         began = run.checkpoint["env_steps"]
@@ -131,3 +133,5 @@ if __name__ == "__main__":
     go_on(folders[0])
     on_the_command_line(root)
     print("curves.png, one.png and film.gif are in", root)
+
+# Next: 09; docs/policies.md loads and exports what you have trained.

@@ -105,3 +105,5 @@ if __name__ == "__main__":
     print(f"{int(ends.sum())} fruits, {100 * caught:.0f} % caught; the others were blown away in their last step")
     assert ends.sum() == 500 * 90 // (ROWS - 1)
     assert 0.9 < caught < 1
+
+# Next: 10; docs/kernels.md turns such a simulator into a kernel.

@@ -3,7 +3,8 @@
     python tutorials/12_why_is_my_training_slow.py
 
 `rlstruct profile train a2c --env CartPole-v1` does the same for any training. It needs
-matplotlib for the pictures (the extra `train`).
+matplotlib for the pictures (the extra `train`). It writes the folders before and after: remove them before you run it
+again.
 """
 
 import time
@@ -59,7 +60,8 @@ if __name__ == "__main__":
     seconds = sum(row.seconds.sum() for row in main.rows)
     assert abs(seconds - main.seconds) < 0.01 * main.seconds
 
-    # 3. Fix it, and profile again: what became faster, beyond noise?
+    # 3. Fix it, and profile again: what became faster, beyond noise? A last line about the machine says that most
+    #    operations changed alike, because it was busier during one of the runs; the lines above changed more than that.
     after = profiled("after", create_env)
     print(after.sentence)
     for line in differences(before, after):

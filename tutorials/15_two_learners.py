@@ -49,3 +49,5 @@ if __name__ == "__main__":
         train(replace(config, n_envs=9, n_learners=2), create_model, ActorCriticAgent, create_env)
     except LearnerError as error:
         print(error)
+
+# More: docs/scaling.md

@@ -78,3 +78,5 @@ if __name__ == "__main__":
     assert len(lost) == 1
     assert trajectories.n_elems() == 8
     ray.shutdown()
+
+# More: docs/scaling.md

@@ -87,3 +87,5 @@ if __name__ == "__main__":
         PPOConfig(n_learners=4, sharing="mps")  # learners on the CPU
     except ValueError as error:
         print(error)
+
+# More: docs/sharing_a_gpu.md

@@ -24,8 +24,8 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     agent_args = {"model": ActorCritic(n_inputs=4, n_actions=2)}
 
-    # 1. tune runs real batchers for a short time each, in alternation with the fastest one so far. It doubles the
-    #    environments until that no longer pays, or would take too much memory. Half a minute is enough for a look.
+    # 1. tune runs real batchers for a short time each, in alternation with the fastest one so far. It takes more and
+    #    more environments until that no longer pays, or would take too much memory. Half a minute is enough for a look.
     answer = tune(
         ActorCriticAgent,
         create_env,
@@ -67,3 +67,5 @@ if __name__ == "__main__":
         trajectories, _ = batcher.get()
     assert trajectories.steps.n_steps() >= best.n_timesteps
     print(f"a batch: {trajectories.n_elems()} environments x {trajectories.steps.n_steps()} steps")
+
+# More: docs/tuning.md

@@ -7,7 +7,7 @@ from those. Evaluations use Freeway's ordinary start. This takes a minute or two
     python tutorials/19_start_states.py
 
 ``--steps 20480 --evaluations 4 --seeds 200 201 202`` reproduces the table in docs/coming_from_cule.md, in six trainings
-of a minute or more. It needs the extras `warp` and `atari`.
+of a minute or more. It needs the extras `warp`, `atari` and, for the picture, `train`.
 """
 
 import argparse
@@ -88,3 +88,5 @@ for seed in options.seeds:
         print(f"seed {seed}, {name}, crossings in an eighth of a game: {words} actions", flush=True)
 draw_panels({"PPO on Atari's Freeway": curves}, "start_states.png", metric="crossings in an eighth of a game")
 assert curves["chosen starts"][0].values[-1] > curves["ordinary starts"][0].values[-1]
+
+# More: docs/coming_from_cule.md

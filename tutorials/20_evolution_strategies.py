@@ -116,3 +116,5 @@ if __name__ == "__main__":
     seconds = time.perf_counter() - start
     print(f"{D} learned weights, unperturbed: mean return {mean_return:.0f} over {N} episodes, after {seconds:.0f} s")
     assert mean_return > 475  # gymnasium's threshold; 500 is the maximum
+
+# Next: 21 gives processes roles.

@@ -135,7 +135,8 @@ PRESETS: Registry[tuple[str, str], Preset] = Registry({
         target_update_rate=0.05, learning_starts=4096, evaluation_interval=10_000, evaluation_timesteps=200,
         evaluation_episodes=16, evaluation_processes=0,
     ), {"hidden": (64, 64), "layer_norm": True, "n_atoms": 101, "value_range": (-60.0, 10.0)}),
-    # rl-baselines3-zoo's rates of the policy and of the slow critics, with a gradient step for every fourth step. With whole rewards it hovers, see TRIED.md.
+    # rl-baselines3-zoo's rates of the policy and of the slow critics, with a gradient step for every fourth step. With
+    # whole rewards it hovers, see TRIED.md.
     ("sac", "LunarLanderContinuous-v3"): Preset(SACConfig(
         n_env_steps=300_000, n_envs=8, n_timesteps=8, n_step=4, reward_scale=0.1,
         learning_rate=0.0007, final_learning_rate_fraction=0.05,

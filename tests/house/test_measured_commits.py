@@ -44,6 +44,8 @@ def test_every_commit_on_a_page_is_one_of_the_history(history: list[str]) -> Non
         for commit in re.findall(r"`([0-9a-f]{7,8})`", page.read_text()):
             if re.search("[a-f]", commit) and commit not in OF_OTHERS:
                 found[commit] = page.name
+    for recorded in sorted((ROOT / "docs" / "tutorials").glob("*.txt")):
+        found[recorded.read_text().partition("\n")[0]] = recorded.name
     assert len(found) > 10
     assert strangers(found, history) == {}
 
