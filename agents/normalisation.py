@@ -73,7 +73,8 @@ class Normalised(KeepsArguments, nn.Module):
         frame_shape: shape of one frame; None leaves frames unchanged.
         discount: discount of the returns whose standard deviation divides the rewards (Engstrom et al., "Implementation
             matters in deep policy gradients", ICLR 2020), as gymnasium's NormalizeReward does; None leaves rewards.
-        clip: bound of the absolute value of normalised frames and scaled rewards.
+        clip: bound of the absolute value of normalised frames and scaled rewards; of their sums, where a learner with a
+            replay buffer adds up several steps.
     """
 
     discount: Final[float | None]
