@@ -331,8 +331,9 @@ class Session:
             file.write(text)
 
     def benchmark(self, step: Step, share: float) -> Row:
-        """Run a benchmark, again if CUDA broke; return its exit code and the ratios that have targets."""
+        """Run a benchmark, again if CUDA broke or a signal ended it; return its exit code and ratios with targets."""
         code: int | None = None
+        self.path(step.benchmark, "now").unlink(missing_ok=True)  # that earlier command was cut, and did not die
         for _ in range(_MOST_STARTS):
             seconds = self.left(share)
             if seconds < 15:
@@ -344,7 +345,7 @@ class Session:
             code, said = self._call(command, {}, seconds)
             self._log(f"\n== {step.name}: {'cut' if code is None else f'exit code {code}'}\n{said}")
             print(_last_lines(said, 12), flush=True)
-            if code != BROKEN:
+            if code is None or (code >= 0 and code != BROKEN):
                 break
         rows = self._read(step.benchmark)["rows"]
         return {

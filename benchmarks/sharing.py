@@ -60,6 +60,8 @@ class Run(resumable_run.Run):
 
         An earlier run may have measured all of them. If it was cut, all are measured again.
         """
+        broke = [row for row in self.rows if row.get("broke")]
+        makers = [(row, make) for row, make in makers if not any(row.items() <= old.items() for old in broke)]
         if all(self.measured(**row) for row, _ in makers):
             return
         for row, _ in makers:
@@ -70,15 +72,17 @@ class Run(resumable_run.Run):
                 with self.caught(**row):  # whatever it is, the others are measured all the same
                     if time.perf_counter() > self.deadline:
                         raise SharingError(resumable_run.NO_TIME)
-                    collect = open_ones.enter_context(make())
-                    counts = collect()  # a warm-up: kernels are loaded, graphs recorded
-                    collect()
+                    with self.limited(**row):
+                        collect = open_ones.enter_context(make())
+                        counts = collect()  # a warm-up: kernels are loaded, graphs recorded
+                        collect()
                     made.append((row, make, collect, counts, []))
             for _, (row, _, collect, counts, seconds) in product(range(5), made):
                 if not seconds or time.perf_counter() < self.deadline:
-                    start = time.perf_counter()
-                    collect()
-                    seconds.append(time.perf_counter() - start)
+                    with self.limited(**row):
+                        start = time.perf_counter()
+                        collect()
+                        seconds.append(time.perf_counter() - start)
                     self.add_unfinished(row, _found(counts, seconds))
         for row, make, _, counts, seconds in made:
             if len(seconds) < 5:

@@ -6,9 +6,11 @@ import argparse
 import contextlib
 import gc
 import itertools
+import json
 import os
 import re
 import statistics
+import sys
 import threading
 import time
 import traceback
@@ -42,9 +44,12 @@ class Run:
     quick: bool  # only look whether everything runs
     deadline: float  # when to stop, of time.perf_counter
     rows: list[reporting.Row] = field(default_factory=list)  # found so far, written after each
-    path: Path = Path()  # of the JSON file
+    path: Path = field(init=False)  # of the JSON file
     silent: bool = False  # write rows without showing them
     _now: tuple[float, reporting.Row] | None = None  # when what is going on hangs, and the row that says so
+
+    def __post_init__(self) -> None:
+        self.path = reporting.result_path(self.name)
 
     def add(self, **row: Any) -> reporting.Row:  # noqa: ANN401 - plain values
         """Write a row, in place of an unfinished one about the same thing, and show it if it is complete."""
@@ -68,19 +73,34 @@ class Run:
         def look() -> None:
             while (now := self._now) is None or time.perf_counter() < now[0]:
                 time.sleep(0.5)
-            self.add(**now[1], left_out=f"it took more than {self.longest:.0f} s", broke=True)
-            os._exit(BROKEN)
+            self._end(self.add(**now[1], left_out=f"it took more than {self.longest:.0f} s"))
 
         threading.Thread(target=look, daemon=True).start()
 
     @contextlib.contextmanager
     def limited(self, **row: object) -> Iterator[None]:
-        """Let the program end if what is inside hangs."""
+        """Let the program end if what is inside hangs; a note says what goes on, in case a signal ends the program."""
         self._now = (time.perf_counter() + self.longest, row)
+        self._note.parent.mkdir(exist_ok=True)
+        self._note.write_text(json.dumps(row))
         try:
             yield
         finally:
             self._now = None
+            self._note.unlink(missing_ok=True)
+
+    @property
+    def _note(self) -> Path:
+        return self.path.with_suffix(".now")
+
+    def _end(self, row: reporting.Row) -> None:
+        """End the program at once, as destructors fail after an error of CUDA; a row says what broke it."""
+        row["broke"] = True
+        reporting.write(self.name, self.rows)
+        self._note.unlink(missing_ok=True)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(BROKEN)
 
     def measured(self, part: str, **where: object) -> bool:
         """Return True if a part has complete rows with these values only; rungs that broke CUDA do not count."""
@@ -107,10 +127,14 @@ class Run:
     def resume(self) -> None:
         """Keep the rows of the same device and commit that were measured before.
 
-        What was left out for want of time, or of a package that may be there by now, is measured again.
+        What was left out for want of time, or of a package that may be there by now, is measured again; what the
+        program died of is not.
         """
         found = reporting.written(self.name)
         self.rows = [row for row in found if not _MAY_BE_MEASURED_NOW.match(row.get("left_out", ""))]
+        if self._note.exists():
+            self.add(**json.loads(self._note.read_text()), left_out="the program died", broke=True)
+            self._note.unlink()
 
     @contextlib.contextmanager
     def caught(self, **row: object) -> Iterator[None]:
@@ -132,9 +156,7 @@ class Run:
             try:
                 torch.cuda.synchronize(self.device)
             except RuntimeError:
-                row["broke"] = True
-                reporting.write(self.name, self.rows)
-                raise SystemExit(BROKEN) from error
+                self._end(row)
 
     def best(self, part: str, unit: str = "steps_per_second", **where: object) -> float | None:
         """Return the highest rate in rows with these values, None if none was measured."""
@@ -186,22 +208,23 @@ class Ladder(Run):
         rungs, n_envs = self.made(part, makers, first_look, **where), where["N"]
         rounds: dict[str, list[float]] = {rung.name: [] for rung in rungs}
         counts: dict[str, int] = {}
-        with self.limited(part=part, **where):
-            for _, rung in itertools.product(range(6), list(rungs)):
-                if rung in rungs:
-                    try:
+        for _, rung in itertools.product(range(6), list(rungs)):
+            if rung in rungs:
+                try:
+                    with self.limited(part=part, rung=rung.name, **where):
                         if rung.name in counts:
                             rounds[rung.name].append(reporting.seconds_of(rung.run, counts[rung.name]))
                         else:
                             counts[rung.name] = reporting.calls_in(rung.run, 0.002 if self.quick else 0.08)
-                    except Exception as error:  # whatever it is, the others are measured all the same
-                        rungs.remove(rung)
-                        self.failed(error, part=part, rung=rung.name, **where)
+                except Exception as error:  # whatever it is, the others are measured all the same
+                    rungs.remove(rung)
+                    self.failed(error, part=part, rung=rung.name, **where)
         for rung in rungs:
             carry = {} if rung.env is None else rung.env.state_tensors()
             also: reporting.Row = {}
             if look is not None:
-                with self.caught(part=part, rung=rung.name, look=True, **where):
+                row = {"part": part, "rung": rung.name, "look": True, **where}
+                with self.caught(**row), self.limited(**row):
                     also = look(rung)
             self.add(
                 part=part, rung=rung.name, **where, **found(rung, rounds[rung.name]),
@@ -216,10 +239,11 @@ class Ladder(Run):
             gc.collect()  # the rungs before hold each other, and many gigabytes
             torch.cuda.empty_cache()
         rungs = []
-        broke = {row.get("rung") for row in self.rows if row.get("broke")}
         for maker in makers:
             row = {"part": part, "rung": _name(maker), **where}
-            if row["rung"] not in broke and not self.measured(**row):
+            broke = [old for old in self.rows if old.get("broke") and old.get("rung") == row["rung"]]
+            # It may be too large here only; what breaks twice is left out everywhere.
+            if len(broke) < 2 and not any(row.items() <= old.items() for old in broke) and not self.measured(**row):
                 with self.caught(**row), self.limited(**row):
                     rung = maker()
                     rung.run()
@@ -262,7 +286,6 @@ def begin(kind: type[R], options: argparse.Namespace) -> R:
     reporting.RESULTS = options.out
     minutes = 8.0 * len(options.parts) if options.minutes is None else options.minutes
     run = kind(resolve_device(options.device), options.quick, time.perf_counter() + 60 * minutes)
-    run.path = reporting.result_path(kind.name)
     if options.resume:
         run.resume()
     if run.device.type == "cpu":

@@ -251,6 +251,22 @@ def test_results_are_copied_out_while_they_are_written(
     assert on_gpu.parse(["--steps", "1", "8"]).minutes == 18
 
 
+def test_a_benchmark_starts_again_after_a_signal_or_a_broken_gpu_and_no_other_end(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, on_gpu: Any
+) -> None:
+    session = object.__new__(on_gpu.Session)
+    session.options = on_gpu.parse(["--out", str(tmp_path), "--minutes", "9"])
+    session.started, session.here = time.monotonic(), {"device": "cpu", "commit": "abc"}
+    note = session.path("gpu", "now")
+    note.write_text("of a command that was cut")
+    for codes in ([-6, on_gpu.BROKEN, -11, 0], [1], [None]):
+        left = iter(codes)
+        monkeypatch.setattr(session, "_call", lambda *_, left=left: (next(left), ""))
+        assert session.benchmark(on_gpu.STEPS[1], 1.0)["exit_code"] == codes[-1]
+        assert list(left) == []
+    assert not note.exists()
+
+
 STARTED = "serving"  # shows that the command starts experiments.py, whose other parts have their own tests
 
 
