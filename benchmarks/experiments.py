@@ -79,7 +79,7 @@ EXPERIMENTS = {
         {
             "cpu": _score_sizes(steps=6000, n_envs=40, on_cpu=8, limit=300, evaluations=4, episodes=8, seconds=60),
             "cuda": _score_sizes(
-                steps=8_000_000, n_envs=1200, on_cpu=120, limit=None, evaluations=16, episodes=32, seconds=230
+                steps=8_000_000, n_envs=1200, on_cpu=120, limit=None, evaluations=4, episodes=32, seconds=230
             ),
             "quick": _score_sizes(
                 "Pong", steps=480, n_envs=20, on_cpu=2, limit=8, evaluations=1, episodes=2, seconds=60

@@ -35,26 +35,28 @@ PLAINLY = {"n_timesteps": 5, "n_minibatches": 1, "window": None, "vtrace": False
 
 
 class Curve(Callback):
-    """Points of a training: frames, seconds of learning, mean return; it ends when the time is over.
+    """Points of a training: frames, seconds of learning, mean return.
 
+    It ends in time for an evaluation that may be due and the last one, each as long as the longest so far.
     After each evaluation it passes what there is of the training's row to ``keep``.
     """
 
     def __init__(self, deadline: float, keep: Callable[[Row], None]) -> None:
         self.points: list[tuple[int, float, float]] = []
         self._keep = keep
-        self._deadline, self._begun, self._evaluating = deadline, 0.0, 0.0
+        self._deadline, self._begun, self._evaluating, self._longest = deadline, 0.0, 0.0, 0.0
 
     def on_start(self, context: TrainingContext) -> None:
         self._begun = time.perf_counter()
 
     def on_update(self, context: TrainingContext) -> None:
-        if time.perf_counter() > self._deadline:
+        if time.perf_counter() > self._deadline - 2 * self._longest:
             context.stop("the time budget is used up")
 
     def on_evaluation(self, context: TrainingContext) -> None:
         last = context.evaluations[-1]
         self._evaluating += last.seconds
+        self._longest = max(self._longest, last.seconds)
         seconds = time.perf_counter() - self._begun - self._evaluating
         self.points.append((4 * last.env_steps, max(0.0, seconds), last.mean_return))
         found = {"steps": context.env_steps, "updates": context.updates, "stopped": None}
