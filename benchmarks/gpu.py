@@ -13,9 +13,9 @@ targets for, in a few sizes), ``learning`` (PPO and PQN, 4,096 environments),
 NVML and CUDA's events).
 
 Timings are medians of interleaved repeats after a warm-up, compilation left out. Every row is written as it comes, so a
-run that is cut keeps what it has; what is measured is not measured again. An exception costs the rung that raised it.
-What cannot run here (CUDA, Warp) is left out, and the file says so. Exit code 70: CUDA broke, or a rung hung;
-`--resume` goes on without that rung.
+run that is cut keeps what it has; what is measured is not measured again. An exception costs the rung that raised it,
+and so does a capture or a compiler that falls back. What cannot run here (CUDA, Warp) is left out, and the file says
+so. Exit code 70: CUDA broke, or a rung hung; `--resume` goes on without that rung.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -51,6 +52,7 @@ WAYS = {
 }  # fmt: skip
 SECONDS = 45  # for some ways at one size, compiling included
 N_PROCESSES = 8  # in the part ``profiling``
+FELL_BACK = ".* slower and with equal results"  # warnings of captures and compilers; a rung would have a wrong name
 NO_CUDA, NO_NVML = "there is no CUDA device", "nvidia-ml-py is not installed: pip install nvidia-ml-py"
 # One of several processes: kernels of 20 microseconds, between which the host sleeps.
 SHORT_KERNELS = """
@@ -111,9 +113,10 @@ def launches(run: Run) -> None:
     if run.measured("launches"):
         return
     for rung in run.made("launches", ladder_rungs.our_rungs(4096, run.device), N=4096):
-        with run.caught(part="launches", rung=rung.name, N=4096):
+        row = {"part": "launches", "rung": rung.name, "N": 4096}
+        with run.caught(**row), run.limited(**row):
             counts = counted(rung, run.device)
-            run.add(part="launches", rung=rung.name, N=4096, steps=rung.steps, **counts)
+            run.add(**row, steps=rung.steps, **counts)
 
 
 def policy(run: Run, sizes: Sequence[int] = ()) -> None:
@@ -161,10 +164,34 @@ def training_loop(config: EpochConfig, backend: str) -> ladder_rungs.Loop:
         env_args={"n_envs": config.n_envs}, device=device, seed=0,
         compile_agent=config.compile_update is True and device.type == "cpu",
     )  # fmt: skip
-    loop = ladder_rungs.Loop(batcher, device, learner)
-    for _ in range(2):  # the first update runs eagerly, the second is recorded
-        loop.iterate()
-    return loop
+    return ladder_rungs.Loop(batcher, device, learner)
+
+
+def rate_training(run: Run, configs: Mapping[str, EpochConfig], backend: str, **row: Any) -> None:  # noqa: ANN401
+    """Measure iterations of trainings side by side, and further ones that only collect or only learn.
+
+    Args:
+        run: gets the rows.
+        configs: of the trainings, by name.
+        backend: of the simulator.
+        row: part and place.
+    """
+    loops: dict[str, ladder_rungs.Loop] = {}
+
+    def make_rung(name: str) -> ladder_rungs.Rung:
+        loops[name] = training_loop(configs[name], backend)
+        return ladder_rungs.Rung(name, loops[name].iterate, configs[name].n_timesteps)
+
+    made = run.made(makers=[partial(make_rung, name) for name in configs], **row)  # the second update is recorded
+    rungs = [
+        partial(ladder_rungs.Rung, f"{rung.name}{what}", call, rung.steps)
+        for rung in made
+        for loop in [loops[rung.name]]
+        for what, call in (("", loop.iterate), (", collecting", loop.collect), (", learning", loop.learn))
+    ]
+    run.rate(makers=rungs, **row)
+    for loop in loops.values():
+        loop.batcher.close()
 
 
 def learning(run: Run) -> None:
@@ -172,15 +199,8 @@ def learning(run: Run) -> None:
     device, sizes = str(run.device), {"n_envs": 64 if run.quick else 4096, "n_timesteps": 32}
     configs = {"PPO": PPOConfig(learner_device=device, **sizes), "PQN": PQNConfig(learner_device=device, **sizes)}
     for where in run.todo("learning", 20, ({"task": name} for name in configs)):
-        row = {"part": "learning", **where, "N": sizes["n_envs"]}
-        with run.caught(**row):
-            loop = training_loop(configs[where["task"]], "torch")
-            rungs = [
-                partial(ladder_rungs.Rung, f"{where['task']}{what}", call, sizes["n_timesteps"])
-                for what, call in (("", loop.iterate), (", collecting", loop.collect), (", learning", loop.learn))
-            ]
-            run.rate(makers=rungs, **row)
-            loop.batcher.close()
+        task = where["task"]
+        rate_training(run, {task: configs[task]}, "torch", part="learning", task=task, N=sizes["n_envs"])
 
 
 def trained(run: Run) -> None:
@@ -201,16 +221,7 @@ def trained(run: Run) -> None:
     for ways, backend, (task, config) in itertools.product(turns, ("torch", "warp")[: 1 + on_gpu], tasks.items()):
         row = {"part": "trained", "task": task, "backend": backend, "N": config.n_envs}
         if not run.measured(**row, rung=ways[-1]) and run.left(SECONDS, "trained"):
-            with run.caught(**row, rung=ways[-1]):
-                loops = {way: training_loop(replace(config, **WAYS[way]), backend) for way in ways}
-                rungs = [
-                    partial(ladder_rungs.Rung, f"{way}{what}", call, config.n_timesteps)
-                    for way, loop in loops.items()
-                    for what, call in (("", loop.iterate), (", collecting", loop.collect), (", learning", loop.learn))
-                ]
-                run.rate(makers=rungs, **row)
-                for loop in loops.values():
-                    loop.batcher.close()
+            rate_training(run, {way: replace(config, **WAYS[way]) for way in ways}, **row)
 
 
 def counted(rung: ladder_rungs.Rung, device: torch.device) -> dict[str, float]:
@@ -243,8 +254,8 @@ def profiling(run: Run) -> None:
             run.add(part="profiling", work=name, left_out=NO_CUDA)
         elif needs_nvml and importlib.util.find_spec("pynvml") is None:
             run.add(part="profiling", work=name, left_out=NO_NVML)
-        elif run.left(60 if measure is _short_kernels else 10, "profiling"):
-            with run.caught(part="profiling", work=name):
+        elif run.left(35 if measure is _short_kernels else 10, "profiling"):
+            with run.caught(part="profiling", work=name), run.limited(part="profiling", work=name):
                 run.add(part="profiling", work=name, **measure(run))
 
 
@@ -344,6 +355,7 @@ PARTS: dict[str, Callable[[Run], None]] = {
 
 def main() -> None:
     options = resumable_run.parser(__doc__, PARTS).parse_args()
+    warnings.filterwarnings("error", FELL_BACK)
     run = resumable_run.begin(Run, options)
     resumable_run.measure(run, {name: PARTS[name] for name in options.parts}, summary)
 

@@ -126,14 +126,19 @@ def create_gymnasium(n_envs: int, seed: int) -> VecEnv:
 create_simulator = partial(make, "CartPole-v1")
 
 
-def batcher_rung(name: str, n_envs: int, device: torch.device, backend: str | None, graph: bool) -> Rung:
+def batcher_rung(name: str, n_envs: int, device: torch.device, backend: str | None, executor: str) -> Rung:
     batcher = RL_Batcher(
         T, ActorCriticAgent, create_gymnasium if backend is None else create_simulator,
         agent_args={"model": ActorCritic(4, 2), "device": device},
         env_args={"n_envs": n_envs} | ({} if backend is None else {"device": device, "backend": backend}), seed=0,
-        device=device, graph=graph,
+        device=device, graph=executor != "eager",
     )  # fmt: skip
-    return Rung(name, Loop(batcher, device).iterate, T)
+    loop = Loop(batcher, device)
+    for _ in range(2):  # the first batch may run eagerly
+        loop.iterate()
+    if (ran := batcher.stats().executors) != (executor,):
+        raise RuntimeError(f"the executor of {name} is {', '.join(ran)}, expected {executor}")
+    return Rung(name, loop.iterate, T)
 
 
 class Loop:
@@ -162,12 +167,11 @@ class Loop:
 
 def policy_rungs(n_envs: int, device: torch.device) -> list[MakeRung]:
     """Everything that collects with a 4-64-64-2 actor and a critic of the same size."""
-    make_rung = partial(batcher_rung, n_envs=n_envs)
     rungs = []
     if n_envs <= 1 << 14:
         cpu = torch.device("cpu")
-        rungs.append(partial(make_rung, "numpy-vectorised, batcher", device=cpu, backend=None, graph=False))
-    rungs.append(partial(make_rung, "torch eager, batcher", device=device, backend="torch", graph=False))
+        rungs.append(partial(batcher_rung, "numpy-vectorised, batcher", n_envs, cpu, None, "eager"))
+    rungs.append(partial(batcher_rung, "torch eager, batcher", n_envs, device, "torch", "eager"))
     if device.type == "cuda":
-        rungs.append(partial(make_rung, "torch, batcher's CUDA graph", device=device, backend="torch", graph=True))
-    return [*rungs, partial(make_rung, "Warp fused policy", device=device, backend="warp", graph=True)]
+        rungs.append(partial(batcher_rung, "torch, batcher's CUDA graph", n_envs, device, "torch", "graph"))
+    return [*rungs, partial(batcher_rung, "Warp fused policy", n_envs, device, "warp", "kernel")]

@@ -363,6 +363,24 @@ def test_a_training_to_a_score_starts_only_where_its_whole_time_is_left(
     assert trained == short + [(game, atari_score.ON_CPU) for game in sizes["game"]]
 
 
+def test_a_training_to_a_score_ends_in_time_for_two_evaluations(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    from papers import atari_score
+
+    stops: list[str] = []
+    evaluation = argparse.Namespace(seconds=30.0, env_steps=0, mean_return=-21.0)
+    config = argparse.Namespace(n_envs=1)
+    context: Any = argparse.Namespace(evaluations=[evaluation], env_steps=0, updates=0, config=config)
+    context.stop = stops.append
+    now = time.perf_counter()
+    for seconds, n_stops in ((70.0, 0), (50.0, 1)):  # two of 30 s
+        curve = atari_score.Curve(now + seconds, lambda row: None)
+        curve.on_start(context)
+        curve.on_evaluation(context)
+        curve.on_update(context)
+        assert len(stops) == n_stops
+
+
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> ModuleType:
     """The benchmark as a module, with results that go elsewhere."""
@@ -561,6 +579,67 @@ def test_a_rung_that_hangs_ends_the_program_and_is_left_out_when_it_is_resumed(
     run.rate("policy", [partial(hanging, "slow"), lambda: Rung("good", lambda: time.sleep(1e-4), 1)], N=64)
     assert [row["rung"] for row in run.rows if "steps_per_second" in row] == ["good"]
     assert run.measured("policy", N=64)
+
+
+def test_a_rung_that_the_program_died_of_is_left_out_there_and_after_a_second_time_everywhere(gpu: ModuleType) -> None:
+    from common.ladder_rungs import Rung
+
+    made: list[int] = []
+
+    def dying(name: str, n: int) -> Rung:
+        made.append(n)
+        return Rung(name, lambda: time.sleep(1e-4), 1)
+
+    first = gpu.Run(torch.device("cpu"), quick=True, deadline=math.inf, silent=True)
+    again = gpu.Run(torch.device("cpu"), quick=True, deadline=math.inf, silent=True)
+    first.add_unfinished({"part": "policy", "rung": "dying", "N": 64}, {"steps_per_second": 1.0})
+    with first.limited(part="policy", rung="dying", N=64):  # a signal ends the program here
+        again.resume()
+    died = {"part": "policy", "rung": "dying", "N": 64, "left_out": "the program died", "broke": True}
+    assert again.rows == [died]
+    for n in (64, 32):
+        again.rate("policy", [partial(dying, "dying", n)], N=n)
+    assert made == [32]
+    again.add(**{**died, "N": 16})
+    again.rate("policy", [partial(dying, "dying", 8)], N=8)
+    assert made == [32]
+    last = gpu.Run(torch.device("cpu"), quick=True, deadline=math.inf, silent=True)
+    last.resume()  # nothing was going on
+    assert last.rows == again.rows
+
+
+def test_a_rung_whose_fast_path_falls_back_is_left_out_with_the_reason(gpu: ModuleType) -> None:
+    from common import ladder_rungs
+
+    from rlstruct.algos.learner import _warn_uncaptured
+    from rlstruct.engine.compiled import warn_uncompiled
+
+    run = gpu.Run(torch.device("cpu"), quick=True, deadline=math.inf, silent=True)
+    make_rung = partial(ladder_rungs.batcher_rung, n_envs=2, device=torch.device("cpu"), backend="torch")
+    rungs = run.made("policy", [partial(make_rung, name, executor=name) for name in ("graph", "eager")], N=2)
+    assert [rung.name for rung in rungs] == ["eager"]  # there are no graphs on a CPU
+    assert [row["left_out"] for row in run.rows] == ["RuntimeError: the executor of graph is eager, expected graph"]
+    with pytest.warns(UserWarning, match=gpu.FELL_BACK):
+        _warn_uncaptured("it cannot")
+    with pytest.warns(UserWarning, match=gpu.FELL_BACK):
+        warn_uncompiled("an update", "it cannot", "compile_update")
+
+
+def test_the_program_ends_at_once_where_cuda_answers_to_nothing(
+    gpu: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from common import reporting, resumable_run
+
+    def fail(device: torch.device) -> None:
+        raise RuntimeError("CUDA error: unspecified launch failure")
+
+    ends: list[int] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", fail)
+    monkeypatch.setattr(os, "_exit", ends.append)
+    run = gpu.Run(torch.device("cuda:0"), quick=True, deadline=math.inf, silent=True)
+    run.failed(RuntimeError("CUDA error"), part="policy", rung="fails", N=64)
+    assert ends == [resumable_run.BROKEN]
+    assert [row["broke"] for row in reporting.written("gpu")] == [True]
 
 
 def test_many_steps_in_a_launch_are_those_of_many_launches(monkeypatch: pytest.MonkeyPatch) -> None:
