@@ -216,7 +216,8 @@ def measure_survey(run: Ladder, sizes: Mapping[str, Sequence[int]]) -> None:
     """Measure each training, and the supervised one."""
     seconds = sizes["ms"][0] / 1e3
     if not run.measured("survey", work="supervised"):
-        run.add(part="survey", work="supervised", **supervised(seconds, run.device))
+        with run.caught(part="survey", work="supervised"), run.limited(part="survey", work="supervised"):
+            run.add(part="survey", work="supervised", **supervised(seconds, run.device))
     every = {
         work.name: work for work in works(cuda=run.device.type == "cuda", workers=sizes["workers"], quick=run.quick)
     }
