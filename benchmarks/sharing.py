@@ -36,7 +36,8 @@ from rlstruct.algos.ppo import PPOConfig, PPOLearner
 from rlstruct.batchers import RL_Batcher
 from rlstruct.cli.tune_learners import rate_of, with_learners
 from rlstruct.errors import SharingError
-from rlstruct.profiling import profile
+from rlstruct.profiling.operations import VARIABLE, start_if_requested, stop
+from rlstruct.profiling.settings import settings
 from rlstruct.search import SearchAgent, SearchConfig
 from rlstruct.sharing import tune
 from rlstruct.sims import ConnectFour, make
@@ -96,12 +97,20 @@ class Run(resumable_run.Run):
         """NVML's utilisation of a GPU, and the share in which any process is busy there, from a separate profile."""
         if self.device.type != "cuda" or time.perf_counter() > self.deadline:
             return {}
-        with tempfile.TemporaryDirectory() as folder:
-            with profile(f"{folder}/profile"), make() as collect:  # processes that start inside are recorded, too
-                end = time.perf_counter() + (0.5 if self.quick else 4.0)
-                while time.perf_counter() < end:
-                    collect()
-            return resumable_run.use_in(f"{folder}/profile")
+        with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+            path = f"{folder}/profile"
+            os.environ[VARIABLE] = settings(path, window=600.0)  # for the processes that start now
+            stack.callback(os.environ.pop, VARIABLE)
+            with make() as collect:
+                collect()  # a warm-up
+                start_if_requested()
+                try:
+                    end = time.perf_counter() + (0.5 if self.quick else 4.0)
+                    while time.perf_counter() < end:
+                        collect()
+                finally:
+                    stop()
+            return resumable_run.use_in(path)
 
 
 def _found(counts: tuple[int, int], seconds: Sequence[float]) -> reporting.Row:
@@ -119,6 +128,8 @@ def processes(run: Run, n: int, sharing: str) -> Iterator[Collect]:
     """Processes with one game each."""
     if sharing != "none" and run.device.type != "cuda":
         raise SharingError("there is no CUDA device")
+    if sharing == "mps":
+        resumable_run.check_mps(run.device)
     cores = len(os.sched_getaffinity(0))
     if run.device.type == "cpu" and n > cores:
         raise SharingError(f"{n} processes would wait for each other on {cores} cores")
@@ -221,6 +232,8 @@ def algorithm_1(run: Run) -> None:
     places = [{"learners": n, "sharing": mode} for n, mode in product((2, 4, 8), ("mps", "none"))] if on_gpu else []
     for where in run.todo("tune", 15, [{"learners": 1, "sharing": "none"}, *places]):
         with run.caught(part="tune", **where), run.limited(part="tune", **where):
+            if where["sharing"] == "mps":
+                resumable_run.check_mps(run.device)
             trained = with_learners(config, where["learners"], where["sharing"])
             factories = create_model, ActorCriticAgent, create_env
             rate = rate_of("ppo", factories, 0.5 if run.quick else 5.0, trained)

@@ -16,7 +16,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -27,6 +27,7 @@ from common.ladder_rungs import MakeRung, Rung
 from rlstruct.device import resolve_device
 from rlstruct.errors import SharingError
 from rlstruct.profiling import read
+from rlstruct.sharing import mps
 
 BROKEN = 70  # exit code: CUDA broke, or something hung
 NO_TIME = "the time budget is used up"
@@ -178,6 +179,21 @@ def use_in(folder: str | Path) -> reporting.Row:
     # Of several processes their union; of one that shares with nothing else, its own.
     found = max((*report.shared, *report.gpus), key=lambda use: use.busy, default=None)
     return {} if found is None else {"nvml": found.nvml, "busy": found.busy}
+
+
+def check_mps(device: torch.device) -> None:
+    """Raise SharingError if no MPS daemon starts here. It is tried once, as a failure takes up to a minute."""
+    if why_not := _why_no_mps(device):
+        raise SharingError(why_not)
+
+
+@cache
+def _why_no_mps(device: torch.device) -> str:
+    try:
+        with mps(device):
+            return ""
+    except SharingError as error:
+        return str(error)
 
 
 class Ladder(Run):

@@ -2,7 +2,7 @@
 
 ``serving``: each process owns simulators and a policy and collects. ``training``: PPO by m learners, each with its own
 environments, or by m - 1 collectors and one trainer, apart from each other. A process answers on its standard output
-how fast it was, for as long as a line on its input says:
+how fast it was, for as many seconds as a line on its input says, and profiles them into a folder if the line names one:
 
     PYTHONPATH=benchmarks python -m papers.gpu_shares training DEVICE TASK LAYOUT PROCESSES SHARING ENVIRONMENTS
 """
@@ -10,6 +10,7 @@ how fast it was, for as long as a line on its input says:
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import statistics
 import subprocess
@@ -27,7 +28,7 @@ from typing import Any
 import torch
 from common.ladder_rungs import synchronize
 from common.reporting import Bars, Row, table
-from common.resumable_run import Ladder, use_in
+from common.resumable_run import Ladder, check_mps, use_in
 from papers import atari
 
 from rlstruct import RL_Agent, Trajectories, VecEnv
@@ -36,7 +37,7 @@ from rlstruct.algos.ppo import PPOConfig, PPOLearner, train
 from rlstruct.algos.training.loop import TrainingLoop
 from rlstruct.batchers import RL_Batcher
 from rlstruct.errors import SharingError
-from rlstruct.profiling.settings import VARIABLE, settings
+from rlstruct.profiling import profile
 from rlstruct.sharing import GpuSharing, Mode, Role, launch_roles
 from rlstruct.sims import make
 
@@ -55,8 +56,8 @@ EACH_OVER_APART = "speed of all in each process, over trainer apart"
 PAPERS_LAYOUT = ("GMI-DRL: 3.88", 3.88)
 BEST_FIRST: tuple[Mode, ...] = ("mps", "none", "mig")  # most is expected of the first
 _FEW_SECONDS = 240.0  # of a run that measures a part of the list only
-_USE_SECONDS = 25.0  # to start the processes once more, and profile them
-Rate = Callable[[float], float]  # collects or trains for so many seconds, and returns steps per second
+_USE_SECONDS = 10.0  # to profile the processes, and read that
+Rate = Callable[..., float]  # collects or trains for so many seconds, and returns steps per second
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,7 @@ class Task:
     create_env: Callable[..., VecEnv]
     create_model: Callable[[], torch.nn.Module]
     create_agent: Callable[..., RL_Agent]
+    needs: tuple[str, ...] = ()  # packages
 
 
 def create_cart_poles(n_envs: int, seed: int, device: str) -> VecEnv:
@@ -76,25 +78,31 @@ TASKS = {
     "CartPole-v1": Task(create_cart_poles, partial(ActorCritic, 4, 2, hidden=HIDDEN), ActorCriticAgent),
     "ALE/Pong-v5": Task(
         partial(atari.create_env, atari.OURS, "Pong"), partial(ConvolutionalActorCritic, (4, 84, 84), 6),
-        atari.create_agent,
+        atari.create_agent, ("warp", "ale_py"),
     ),
 }  # fmt: skip
 
 
 def answer(step: Callable[[], int], device: torch.device) -> None:
-    """Take steps for as many seconds as each line of the input says, and print their rate."""
+    """Take steps for as many seconds as each line of the input says, and print their rate; profile them if it says so.
+
+    A profile shows all processes that answer: those that serve, and the first of those that train.
+    """
     for _ in range(N_WARM):
         step()
     synchronize(device)
     print("ready", flush=True)
     for line in sys.stdin:
-        step()  # a trainer may find batches that were collected while it waited for the line
-        synchronize(device)
-        begin, n_steps = time.perf_counter(), 0
-        while time.perf_counter() - begin < float(line):
-            n_steps += step()
+        seconds, _, folder = line.strip().partition(" ")
+        with profile(folder, window=600.0) if folder else contextlib.nullcontext():
+            step()  # a trainer may find batches that were collected while it waited for the line
             synchronize(device)
-        print("rate", n_steps / (time.perf_counter() - begin), flush=True)
+            begin, n_steps = time.perf_counter(), 0
+            while time.perf_counter() - begin < float(seconds):
+                n_steps += step()
+                synchronize(device)
+            rate = n_steps / (time.perf_counter() - begin)
+        print("rate", rate, flush=True)
 
 
 def create_batcher(task: Task, n_envs: int, device: str, seed: int = 0) -> RL_Batcher:
@@ -200,13 +208,15 @@ LAYOUTS = {"serving": {EACH: serve}, "training": {EACH: learn, APART: learn_apar
 
 
 @contextlib.contextmanager
-def opened(kind: str, where: Row, device: torch.device, variables: Mapping[str, str]) -> Iterator[Rate]:
+def opened(kind: str, where: Row, device: torch.device) -> Iterator[Rate]:
     """Start m processes that collect, or that learn together, and return what lets all run at once."""
     m, sharing = where["m"], where["sharing"]
     if sharing != "none" and device.type != "cuda":
         raise SharingError("there is no CUDA device")
+    if sharing == "mps":
+        check_mps(device)
     # A process that asks torch for a GPU can still get a share of it afterwards.
-    variables = {**os.environ, **variables, "OMP_NUM_THREADS": "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+    variables = {**os.environ, "OMP_NUM_THREADS": "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
     paths = [str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
     variables["PYTHONPATH"] = os.pathsep.join(paths)
     with contextlib.ExitStack() as stack:
@@ -229,9 +239,9 @@ def opened(kind: str, where: Row, device: torch.device, variables: Mapping[str, 
         for process in started:
             _wait_for("ready", process)
 
-        def rate(seconds: float) -> float:
+        def rate(seconds: float, folder: str = "") -> float:
             for process in started:
-                print(seconds, file=process.stdin, flush=True)
+                print(seconds, folder, file=process.stdin, flush=True)
             return sum(float(_wait_for("rate", process)) for process in started)
 
         yield rate
@@ -246,23 +256,33 @@ def _wait_for(word: str, process: subprocess.Popen[str]) -> str:
 
 
 def measure(kind: str, run: Ladder, sizes: Mapping[str, Sequence[int]]) -> None:
-    """Find one process's best number of environments in each task; then time m of them in turns with that process."""
+    """Find one process's best number of environments in each task; then time m of them in turns with that process.
+
+    A run of few minutes takes the first number instead: what sharing gains is worth more than the best one.
+    """
     seconds = 0.05 if run.quick else 1.0
-    # A run of few minutes compares with the first size: what sharing gains is worth more than the best size.
-    n_sizes = None if run.quick or run.deadline - time.perf_counter() > _FEW_SECONDS else 1
-    tasks = [task for task in TASKS if task in sizes]
+    few = not run.quick and run.deadline - time.perf_counter() <= _FEW_SECONDS
+    tasks = []
+    for task in (task for task in TASKS if task in sizes):
+        if missing := [name for name in TASKS[task].needs if importlib.util.find_spec(name) is None]:
+            run.add(part=kind, task=task, left_out=f"{missing[0]} is not installed")
+        else:
+            tasks.append(task)
     alone: Row = {"layout": EACH, "m": 1, "sharing": "none"}
-    singles = ({"task": task, **alone, "N": n} for task in tasks for n in sizes[task][:n_sizes])
-    for where in run.todo(kind, 25, singles):
+    singles = [{"task": task, **alone, "N": n} for task in tasks for n in sizes[task]]
+    for where in run.todo(kind, 25, [] if few else singles):
         compare(kind, run, where, seconds, None)
-    best = {task: _best(run.rows, kind, task) for task in tasks}
+    best = {task: _best(run.rows, kind, task) or (sizes[task][0] if few else None) for task in tasks}
     with contextlib.ExitStack() as stack:
-        references: dict[str, Rate] = {}
+        references: dict[str, Rate | None] = {}
         for where in run.todo(kind, 30, places(kind, sizes["m"], best, few=run.quick)):
             if (task := where["task"]) not in references:
+                references[task] = None
                 reference = {"task": task, **alone, "N": best[task]}
-                references[task] = stack.enter_context(opened(kind, reference, run.device, {}))
-            compare(kind, run, where, seconds, references[task])
+                with run.caught(part=kind, **reference), run.limited(part=kind, **reference):
+                    references[task] = stack.enter_context(opened(kind, reference, run.device))
+            if references[task] is not None:
+                compare(kind, run, where, seconds, references[task])
 
 
 def _best(rows: Sequence[Row], kind: str, task: str) -> int | None:
@@ -285,32 +305,27 @@ def places(kind: str, numbers: Sequence[int], best: Mapping[str, int | None], *,
 def compare(kind: str, run: Ladder, where: Row, seconds: float, reference: Rate | None) -> None:
     """Add a row about processes, in turns with the reference; on a GPU also how much of it they use."""
     row: Row = {"part": kind, **where}
-    try:
-        with run.limited(**row), opened(kind, where, run.device, {}) as rate:
-            pairs: list[tuple[float, float]] = []
-            for _ in range(ROUNDS):
-                pairs.append((reference(seconds) if reference else 0.0, rate(seconds)))
-                found: Row = {"steps_per_second": statistics.median(ours for _, ours in pairs), "rounds": pairs}
-                found["ratio"] = statistics.median(ours / theirs for theirs, ours in pairs) if reference else None
-                run.add_unfinished(row, found)
+    with run.caught(**row), run.limited(**row), opened(kind, where, run.device) as rate:
+        pairs: list[tuple[float, float]] = []
+        for _ in range(ROUNDS):
+            pairs.append((reference(seconds) if reference else 0.0, rate(seconds)))
+            found: Row = {"steps_per_second": statistics.median(ours for _, ours in pairs), "rounds": pairs}
+            found["ratio"] = statistics.median(ours / theirs for theirs, ours in pairs) if reference else None
+            run.add_unfinished(row, found)
         if run.device.type == "cuda":
             if time.perf_counter() + _USE_SECONDS > run.deadline:
                 return
-            with run.limited(**row):
-                found |= _use(kind, where, run.device)
-    except Exception as error:  # whatever it is, the others are measured all the same
-        run.failed(error, **row)
-    else:
+            with run.caught(**row, look=True):
+                found |= _use(rate)
         run.add(**row, **found)
 
 
-def _use(kind: str, where: Row, device: torch.device) -> Row:
-    """Return NVML's utilisation of the GPU, and the share in which any of the processes is busy there."""
+def _use(rate: Rate) -> Row:
+    """Return NVML's utilisation of the GPU, and the share in which any process that answers is busy there."""
     with tempfile.TemporaryDirectory() as folder:
-        profiled = {VARIABLE: settings(Path(folder) / "profile")}
-        with opened(kind, where, device, profiled) as rate:
-            rate(4.0)
-        return use_in(Path(folder) / "profile")
+        with profile(path := f"{folder}/profile", window=600.0):  # in this process for NVML, which workers do not ask
+            rate(4.0, path)
+        return use_in(path)
 
 
 def tabulate(kind: str, rows: Sequence[Row]) -> list[str]:

@@ -7,6 +7,7 @@ import contextlib
 import copy
 import dataclasses
 import importlib
+import io
 import json
 import math
 import os
@@ -26,6 +27,7 @@ import torch
 
 from checkers import ROOT
 from rlstruct.algos.training.config import TrainingConfig
+from rlstruct.profiling import is_on
 
 SCRIPTS = sorted(file.stem for file in (ROOT / "benchmarks").glob("[a-z]*.py"))
 PARTS = {
@@ -857,6 +859,91 @@ def test_sums_of_gradients_are_timed_in_both_ways(device: str, gpu: ModuleType) 
     assert all(row["ms"] > 0 for row in run.rows)
     assert len(gradient_sums.sums_table(run.rows)) == 2 + 4
     assert gradient_sums.sums_bars(run.rows).papers
+
+
+def test_a_process_profiles_the_seconds_for_which_a_line_names_a_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    from papers import gpu_shares
+
+    profiled: list[bool] = []
+
+    def step() -> int:
+        profiled.append(is_on())
+        return 1
+
+    monkeypatch.setattr(sys, "stdin", io.StringIO(f"0 \n0 {tmp_path}/a folder\n0 \n"))
+    gpu_shares.answer(step, torch.device("cpu"))
+    assert profiled == [False] * (gpu_shares.N_WARM + 1) + [True, False]
+    assert len(list((tmp_path / "a folder").glob("*.operations.json"))) == 1
+    said = capsys.readouterr().out.split()
+    assert said == ["ready", *["rate", "0.0"] * 3]
+
+
+def test_a_run_of_few_minutes_shares_at_once_and_leaves_out_a_task_without_its_package(
+    monkeypatch: pytest.MonkeyPatch, gpu: ModuleType
+) -> None:
+    from papers import gpu_shares
+
+    opened: list[tuple[str, int, int]] = []
+
+    @contextlib.contextmanager
+    def open_processes(kind: str, where: dict[str, Any], device: torch.device) -> Any:
+        opened.append((where["task"], where["m"], where["N"]))
+        if where["task"] == "fails":
+            raise RuntimeError("it cannot start")
+        yield lambda seconds: float(where["m"])
+
+    task = gpu_shares.TASKS["CartPole-v1"]
+    tasks = {"CartPole-v1": task, "fails": task, "missing": dataclasses.replace(task, needs=("no_such_package",))}
+    monkeypatch.setattr(gpu_shares, "TASKS", tasks)
+    monkeypatch.setattr(gpu_shares, "opened", open_processes)
+    run = gpu.Run(torch.device("cpu"), quick=False, deadline=time.perf_counter() + 100, silent=True)
+    gpu_shares.measure("serving", run, {"m": (4,), "CartPole-v1": (8, 16), "fails": (8,), "missing": (8,)})
+    assert opened[:3] == [("CartPole-v1", 1, 8), ("CartPole-v1", 4, 8), ("CartPole-v1", 4, 8)]
+    assert opened.count(("fails", 1, 8)) == len([one for one in opened if one[0] == "fails"]) == 1
+    assert {row["ratio"] for row in run.rows if "ratio" in row} == {4.0}
+    assert {row["task"]: row["left_out"] for row in run.rows if "left_out" in row} == {
+        "missing": "no_such_package is not installed", "fails": "RuntimeError: it cannot start",
+    }  # fmt: skip
+    run.resume()
+    assert {row["task"] for row in run.rows} == {"CartPole-v1", "fails"}  # a package may be there by now
+
+
+def test_mps_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    from common import resumable_run
+
+    from rlstruct.errors import SharingError
+
+    tried: list[torch.device] = []
+
+    def fail(device: torch.device) -> None:
+        tried.append(device)
+        raise SharingError("the daemon does not start")
+
+    monkeypatch.setattr(resumable_run, "mps", fail)
+    resumable_run._why_no_mps.cache_clear()
+    for _ in range(2):
+        with pytest.raises(SharingError, match="does not start"):
+            resumable_run.check_mps(torch.device("cuda:0"))
+    assert len(tried) == 1
+    resumable_run._why_no_mps.cache_clear()
+
+
+def test_a_survey_goes_on_without_its_supervised_training(monkeypatch: pytest.MonkeyPatch, gpu: ModuleType) -> None:
+    from papers import time_survey
+
+    def fail(seconds: float, device: torch.device) -> None:
+        raise RuntimeError("the profile is empty")
+
+    monkeypatch.setattr(time_survey, "supervised", fail)
+    monkeypatch.setattr(time_survey, "works", lambda **_: [])
+    run = gpu.Run(torch.device("cpu"), quick=True, deadline=math.inf, silent=True)
+    time_survey.measure_survey(run, {"ms": (50,), "workers": ()})
+    assert [row["left_out"] for row in run.rows] == ["RuntimeError: the profile is empty"]
+    assert time_survey.survey_table(run.rows)[-1] == "supervised: RuntimeError: the profile is empty."
 
 
 def test_layouts_and_sums_are_compared_at_the_same_place(monkeypatch: pytest.MonkeyPatch) -> None:
