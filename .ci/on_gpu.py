@@ -333,7 +333,7 @@ class Session:
     def benchmark(self, step: Step, share: float) -> Row:
         """Run a benchmark, again if CUDA broke or a signal ended it; return its exit code and ratios with targets."""
         code: int | None = None
-        self.path(step.benchmark, "now").unlink(missing_ok=True)  # that earlier command was cut, and did not die
+        self.path(step.benchmark, "now").unlink(missing_ok=True)  # of a command that was cut, and did not die
         for _ in range(_MOST_STARTS):
             seconds = self.left(share)
             if seconds < 15:

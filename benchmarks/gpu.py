@@ -138,7 +138,7 @@ def training(run: Run) -> None:
         target_return=475.0, learner_device=device, batcher_device=device, evaluation_device=device,
     )  # fmt: skip
     for where in run.todo("training", 60, ({"seed": seed} for seed in range(3))):
-        with run.caught(part="training", **where):
+        with run.caught(part="training", **where), run.noted(part="training", **where):
             seeded = replace(config, **where)
             create_env = partial(ladder_rungs.create_simulator, device=run.device, backend="torch")
             result = a2c.train(seeded, partial(ActorCritic, 4, 2), ActorCriticAgent, create_env)

@@ -27,7 +27,7 @@ from common.ladder_rungs import MakeRung, Rung
 from rlstruct.device import resolve_device
 from rlstruct.errors import SharingError
 from rlstruct.profiling import read
-from rlstruct.sharing import mps
+from rlstruct.sharing import mig_instances, mps
 
 BROKEN = 70  # exit code: CUDA broke, or something hung
 NO_TIME = "the time budget is used up"
@@ -80,14 +80,22 @@ class Run:
 
     @contextlib.contextmanager
     def limited(self, **row: object) -> Iterator[None]:
-        """Let the program end if what is inside hangs; a note says what goes on, in case a signal ends the program."""
+        """Let the program end if what is inside hangs, or a signal ends it; rows say what."""
         self._now = (time.perf_counter() + self.longest, row)
+        try:
+            with self.noted(**row):
+                yield
+        finally:
+            self._now = None
+
+    @contextlib.contextmanager
+    def noted(self, **row: object) -> Iterator[None]:
+        """Keep a note of what is going on, which becomes a row in the resumed run if a signal ends the program."""
         self._note.parent.mkdir(exist_ok=True)
         self._note.write_text(json.dumps(row))
         try:
             yield
         finally:
-            self._now = None
             self._note.unlink(missing_ok=True)
 
     @property
@@ -190,7 +198,7 @@ def check_mps(device: torch.device) -> None:
 @cache
 def _why_no_mps(device: torch.device) -> str:
     try:
-        with mps(device):
+        with contextlib.nullcontext() if mig_instances() else mps(device):  # with instances, GpuSharing says why not
             return ""
     except SharingError as error:
         return str(error)

@@ -98,7 +98,7 @@ def measure_score(run: Ladder, sizes: Sizes) -> None:
         seconds = sizes["seconds"][0] * (2 if way == ON_CPU else 1)
         if not run.left(seconds, "atari_score"):
             continue
-        with run.caught(**row):
+        with run.caught(**row), run.noted(**row):
             run.add(**row, **train(game, way, run.device, sizes, seconds, partial(run.add_unfinished, row)))
 
 
