@@ -295,9 +295,9 @@ class Session:
             command += ["-p", "pytest_timeout", "--timeout-method=thread", f"--timeout={self.options.test_seconds}"]
         else:
             command += ["-o", "addopts=", "-W", "ignore::pytest.PytestConfigWarning"]
-        return self._call(command, {REPORT: str(report)}, seconds)
+        return self.call(command, {REPORT: str(report)}, seconds)
 
-    def _call(self, command: list[str], environment: dict[str, str], seconds: float) -> tuple[int | None, str]:
+    def call(self, command: list[str], environment: dict[str, str], seconds: float) -> tuple[int | None, str]:
         """Run a program; return its exit code (None if it ran out of time) and its output."""
         folder = self.scratch / "cwd"
         folder.mkdir(exist_ok=True)
@@ -342,7 +342,7 @@ class Session:
             command = [sys.executable, str(script), "--out", str(self.options.out)]
             command += ["--resume", "--parts", *step.parts]
             command += ["--minutes", f"{(seconds - 10) / 60:.2f}", *(["--quick"] if self.options.quick else [])]
-            code, said = self._call(command, {}, seconds)
+            code, said = self.call(command, {}, seconds)
             self._log(f"\n== {step.name}: {'cut' if code is None else f'exit code {code}'}\n{said}")
             print(_last_lines(said, 12), flush=True)
             if code is None or (code >= 0 and code != BROKEN):

@@ -131,7 +131,7 @@ class GradientLearner(ABC):
         self._owner, graph, self._compile = self._executors()
         stream = None if graph is None else stream_on(self.device)  # CUDA cannot capture on the default stream
         self._graph: Runner[Terms] = Runner(
-            self._captured, self._owner, self.device, graph, failed=_warn_uncaptured, stream=stream, operation="graph"
+            self._captured, self._owner, self.device, graph, failed=warn_uncaptured, stream=stream, operation="graph"
         )
         self._is_updating = False
         self._adam: PureAdam | None = None  # in an update, whose steps are compiled with that of the optimiser
@@ -561,7 +561,8 @@ def _same(before: object, now: object) -> bool:
     return before is now or (isinstance(before, plain) and isinstance(now, plain) and before == now)
 
 
-def _warn_uncaptured(why_not: str) -> None:
+def warn_uncaptured(why_not: str) -> None:
+    """Warn that the updates of a learner do not run as a graph."""
     warn_user(
         "run_training: an update cannot be captured as one graph and runs eagerly, slower and with equal results: "
         f"{why_not}. Set graph=False in the configuration to silence this warning."

@@ -191,12 +191,12 @@ def use_in(folder: str | Path) -> reporting.Row:
 
 def check_mps(device: torch.device) -> None:
     """Raise SharingError if no MPS daemon starts here. It is tried once, as a failure takes up to a minute."""
-    if why_not := _why_no_mps(device):
+    if why_not := why_no_mps(device):
         raise SharingError(why_not)
 
 
 @cache
-def _why_no_mps(device: torch.device) -> str:
+def why_no_mps(device: torch.device) -> str:
     try:
         with contextlib.nullcontext() if mig_instances() else mps(device):  # with instances, GpuSharing says why not
             return ""

@@ -86,14 +86,15 @@ class GymnasiumVectorEnv(VectorEnv[Element, Element, Any]):
         Args:
             seed: an int creates the environments again, and environment j draws from ``seed + j``. None continues
                 their random streams.
-            options: numbers or arrays, each of which every environment gets; see ``env_info`` of `VecEnv.reset`.
+            options: numbers, which every environment gets, or arrays [B, ...] with an entry for each; see ``env_info``
+                of `VecEnv.reset`.
 
         Returns:
             ``(observation, info)``, where info is empty.
 
         Raises:
             TypeError: the seed is not an int, such as a list of seeds; or an option is not made of numbers.
-            ValueError: the options ask for a reset of some environments.
+            ValueError: the options ask for a reset of some environments, or an array has too few or too many entries.
         """
         if options is not None and "reset_mask" in options:
             raise BadValueError(
@@ -180,7 +181,7 @@ class GymnasiumVectorEnv(VectorEnv[Element, Element, Any]):
         return env
 
     def _option(self, name: str, value: Element) -> Tensor:
-        """Return an option of a reset for every environment, [B, ...]."""
+        """Return the entries of an option of a reset, [B, ...]."""
         try:
             tensor = as_tensor(value).to("cpu")
         except (TypeError, ValueError) as error:
@@ -188,7 +189,14 @@ class GymnasiumVectorEnv(VectorEnv[Element, Element, Any]):
                 f"GymnasiumVectorEnv.reset: options[{name!r}] is {value!r}, expected a number or an array of numbers. "
                 "Pass anything else to the environments when you create them, such as in env_args."
             ) from error
-        return tensor.expand(self.num_envs, *tensor.shape)
+        if tensor.dim() == 0:
+            return tensor.expand(self.num_envs)
+        if tensor.shape[0] != self.num_envs:
+            raise ShapeMismatchError(
+                f"GymnasiumVectorEnv.reset: options[{name!r}] is {list(tensor.shape)}, expected one number, or an "
+                f"entry for each of {self.num_envs} environments. Repeat what all of them should get: np.tile."
+            )
+        return tensor
 
     def _column(self, leaf: Leaf, values: Element) -> Tensor:
         column = as_tensor(values)

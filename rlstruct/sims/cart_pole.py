@@ -57,7 +57,7 @@ class CartPole(TensorEnv[CartPoleState]):
         x, x_dot, theta, theta_dot = state.x, state.x_dot, state.theta, state.theta_dot
         # Florian's equations. Comments show those that torch computes with fewer operations.
         sin, cos = torch.sin(theta), torch.cos(theta)
-        force = (2 * action - 1).to(self.dtype) * FORCE
+        force = (2 * FORCE * action - FORCE).to(self.dtype)  # float64 where that is torch's default
         # push = (force + POLE_MASS * HALF_LENGTH * theta_dot^2 * sin) / TOTAL_MASS
         push = torch.addcmul(force, theta_dot.square(), sin, value=POLE_MASS * HALF_LENGTH) / TOTAL_MASS
         # theta_acc = (GRAVITY * sin - cos * push) / (HALF_LENGTH * (4/3 - POLE_MASS * cos^2 / TOTAL_MASS))

@@ -28,7 +28,7 @@ class Nested(gymnasium.Env[Any, Any]):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         super().reset(seed=seed)
-        self._n = int(self.np_random.integers(2)) + int(np.sum((options or {}).get("start", 0)))
+        self._n = int(self.np_random.integers(2)) + int((options or {}).get("start", 0))
         return self._see(), {}
 
     def step(self, action: Any) -> Any:
@@ -166,8 +166,12 @@ def test_options_reach_every_environment() -> None:
     ours = GymnasiumVectorEnv(create, {"name": "nested", "n_envs": 3})
     observation, _ = ours.reset(seed=0, options={"start": 1})
     assert observation["place"].min() >= 1
-    observation, _ = ours.reset(options={"start": np.array([2, 3, 4])})  # as many numbers as environments, for each
-    assert observation["place"].min() >= 9
+    observation, _ = ours.reset(options={"start": np.array([2, 3, 4])})  # one for each
+    assert ((observation["place"][:, 0] - [2, 3, 4]) // 2 == 0).all()
+    with pytest.raises(
+        ValueError, match=r"options\['start'\] is \[2\], expected one number, or an entry for each of 3"
+    ):
+        ours.reset(options={"start": np.array([2, 3])})
     with pytest.raises(TypeError, match=r"options\['start'\] is 'late', expected a number or an array of numbers"):
         ours.reset(options={"start": "late"})
 

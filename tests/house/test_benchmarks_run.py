@@ -613,7 +613,7 @@ def test_a_rung_that_the_program_died_of_is_left_out_there_and_after_a_second_ti
 def test_a_rung_whose_fast_path_falls_back_is_left_out_with_the_reason(gpu: ModuleType) -> None:
     from common import ladder_rungs
 
-    from rlstruct.algos.learner import _warn_uncaptured
+    from rlstruct.algos.learner import warn_uncaptured
     from rlstruct.engine.compiled import warn_uncompiled
 
     run = gpu.Run(torch.device("cpu"), quick=True, deadline=math.inf, silent=True)
@@ -622,7 +622,7 @@ def test_a_rung_whose_fast_path_falls_back_is_left_out_with_the_reason(gpu: Modu
     assert [rung.name for rung in rungs] == ["eager"]  # there are no graphs on a CPU
     assert [row["left_out"] for row in run.rows] == ["RuntimeError: the executor of graph is eager, expected graph"]
     with pytest.warns(UserWarning, match=gpu.FELL_BACK):
-        _warn_uncaptured("it cannot")
+        warn_uncaptured("it cannot")
     with pytest.warns(UserWarning, match=gpu.FELL_BACK):
         warn_uncompiled("an update", "it cannot", "compile_update")
 
@@ -924,12 +924,12 @@ def test_mps_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
         raise SharingError("the daemon does not start")
 
     monkeypatch.setattr(resumable_run, "mps", fail)
-    resumable_run._why_no_mps.cache_clear()
+    resumable_run.why_no_mps.cache_clear()
     for _ in range(2):
         with pytest.raises(SharingError, match="does not start"):
             resumable_run.check_mps(torch.device("cuda:0"))
     assert len(tried) == 1
-    resumable_run._why_no_mps.cache_clear()
+    resumable_run.why_no_mps.cache_clear()
 
 
 def test_a_survey_goes_on_without_its_supervised_training(monkeypatch: pytest.MonkeyPatch, gpu: ModuleType) -> None:

@@ -240,6 +240,7 @@ NOT_A_GRAPH = {
     ("docs/sharing_a_gpu.md", "with mps("): PIECE + "; " + SHARING,
     ("docs/fast_paths.md", "class MyAgent"): PIECE,
     ("docs/custom_algorithms.md", "class TD3Learner"): "environments of gymnasium, on the CPU",
+    ("docs/questions.md", "class LSTMAgent"): PIECE,
     ("docs/action_masks.md", "class ShopAgent"): "environments of gymnasium, on the CPU",
     ("docs/devices.md", "class Forgetful"): "environments of the CPU, and a mistake, on sim:1",
     ("tutorials/04_moving_to_a_gpu.py", "class Agent("): "environments of the CPU; it runs on sim:1",

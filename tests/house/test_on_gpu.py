@@ -261,7 +261,7 @@ def test_a_benchmark_starts_again_after_a_signal_or_a_broken_gpu_and_no_other_en
     note.write_text("of a command that was cut")
     for codes in ([-6, on_gpu.BROKEN, -11, 0], [1], [None]):
         left = iter(codes)
-        monkeypatch.setattr(session, "_call", lambda *_, left=left: (next(left), ""))
+        monkeypatch.setattr(session, "call", lambda *_, left=left: (next(left), ""))
         assert session.benchmark(on_gpu.STEPS[1], 1.0)["exit_code"] == codes[-1]
         assert list(left) == []
     assert not note.exists()
