@@ -4,7 +4,7 @@ A role is a class whose `run` is one process. `launch_roles` starts the processe
 the cores; they send values to each other, and sum tensors in groups. This is the programming interface of GMI-DRL
 (Listing 1 of its slides). You need it for a layout that no setting of a training gives you; `n_learners` and
 `n_processes` give the usual ones. Here two collectors act with weights that are one update old while the trainer
-learns, and V-trace corrects for it. CartPole takes a minute on two cores.
+learns, and V-trace corrects for it. CartPole takes less than a minute on two cores.
 
     python tutorials/21_roles.py
 """
