@@ -309,15 +309,15 @@ def compare(kind: str, run: Ladder, where: Row, seconds: float, reference: Rate 
         pairs: list[tuple[float, float]] = []
         for _ in range(ROUNDS):
             pairs.append((reference(seconds) if reference else 0.0, rate(seconds)))
-            found: Row = {"steps_per_second": statistics.median(ours for _, ours in pairs), "rounds": pairs}
-            found["ratio"] = statistics.median(ours / theirs for theirs, ours in pairs) if reference else None
-            run.add_unfinished(row, found)
+            measured: Row = {"steps_per_second": statistics.median(ours for _, ours in pairs), "rounds": pairs}
+            measured["ratio"] = statistics.median(ours / theirs for theirs, ours in pairs) if reference else None
+            run.add_unfinished(row, measured)
         if run.device.type == "cuda":
             if time.perf_counter() + _USE_SECONDS > run.deadline:
                 return
             with run.caught(**row, look=True):
-                found |= _use(rate)
-        run.add(**row, **found)
+                measured |= _use(rate)
+        run.add(**row, **measured)
 
 
 def _use(rate: Rate) -> Row:

@@ -88,14 +88,6 @@ class LearningFromACopy(a2c.A2CLearner):
         return {"loss": network(batch.steps["observation/frame"].flatten(0, 1))[1].mean()}
 
 
-def test_a_loss_of_another_network_names_the_one_that_should_learn() -> None:
-    model = ActorCritic(3, 2)
-    learner = LearningFromACopy.create(model, ActorCriticAgent, a2c.A2CConfig())
-    trajectories = collect(make_agent, {"kind": "feed-forward", "model": model}, True)
-    with pytest.raises(ValueError, match=r"LearningFromACopy.terms: the loss depends on none of the 12 weights"):
-        learner.update(trajectories, 0.0)
-
-
 def test_counts_among_the_terms_are_averaged() -> None:
     steps = [{"n_wrong": torch.tensor(n), "all": torch.tensor(n > 3)} for n in (3, 4)]
     assert {name: float(mean) for name, mean in mean_terms(steps).items()} == {"n_wrong": 3.5, "all": 0.5}
@@ -134,11 +126,18 @@ def test_the_error_for_an_agent_without_values_names_what_is_missing(
         algorithm.train(config, create_network, create_agent, create_env)
 
 
-def test_a_loss_of_collected_numbers_alone_names_replay_agent() -> None:
+@pytest.mark.parametrize(
+    ("learner_class", "says"),
+    [
+        (Unreplayed, r"Unreplayed.terms: the loss carries no gradient.*replay_agent"),
+        (LearningFromACopy, r"LearningFromACopy.terms: the loss depends on none of the 12 weights"),
+    ],
+)
+def test_a_loss_that_trains_nothing_names_the_mend(learner_class: type[a2c.A2CLearner], says: str) -> None:
     model = ActorCritic(3, 2)
-    learner = Unreplayed.create(model, ActorCriticAgent, a2c.A2CConfig())
+    learner = learner_class.create(model, ActorCriticAgent, a2c.A2CConfig())
     trajectories = collect(make_agent, {"kind": "feed-forward", "model": model}, True)
-    with pytest.raises(ValueError, match=r"Unreplayed.terms: the loss carries no gradient.*replay_agent"):
+    with pytest.raises(ValueError, match=says):
         learner.update(trajectories, 0.0)
 
 
