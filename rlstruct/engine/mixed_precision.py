@@ -48,8 +48,7 @@ class Bfloat16Products(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        n_outputs = args[1].shape[0] if func is F.linear else args[-1].shape[-1] if func in _OF_MATRICES else None
-        if func not in PRODUCTS or (n_outputs is not None and n_outputs <= FEW_OUTPUTS):
+        if func not in PRODUCTS or _has_few_outputs(func, [*args, *kwargs.values()]):
             return func(*args, **kwargs)
         result = func(*map(self._round, args), **{name: self._round(value) for name, value in kwargs.items()})
         return result.to(torch.float32) if result.dtype is torch.bfloat16 else result
@@ -63,6 +62,14 @@ class Bfloat16Products(TorchFunctionMode):
         if place not in self._rounded:
             self._rounded[place] = value, value.to(torch.bfloat16)
         return self._rounded[place][1]
+
+
+def _has_few_outputs(func: Callable[..., Any], values: list[Any]) -> bool:
+    """Return True for a product with a weight of few outputs; ``values`` are its arguments, in any form."""
+    tensors = [value for value in values if isinstance(value, Tensor)]
+    if func is F.linear:  # input, and weight or bias, which both begin with the outputs
+        return tensors[1].shape[0] <= FEW_OUTPUTS
+    return func in _OF_MATRICES and tensors[-1].shape[-1] <= FEW_OUTPUTS
 
 
 def why_not_bfloat16(device: torch.device) -> str:

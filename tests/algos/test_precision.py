@@ -35,7 +35,10 @@ def test_layers_with_few_outputs_stay_float32() -> None:
         w, b = weights[:n], bias[:n]
         for product in (
             lambda: F.linear(x, w, b),  # noqa: B023 - called at once
+            lambda: F.linear(x, bias=b, weight=w),  # noqa: B023
+            lambda: F.linear(x, w),  # noqa: B023
             lambda: torch.addmm(b, x, w.t()),  # noqa: B023
+            lambda: torch.addmm(b, mat1=x, mat2=w.t(), beta=2.0),  # noqa: B023
             lambda: torch.baddbmm(b.view(1, 1, -1), x.unsqueeze(0), w.t().unsqueeze(0))[0],  # noqa: B023
             lambda: x @ w.t() + b,  # noqa: B023
         ):
