@@ -23,11 +23,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.distributed_c10d import PrefixStore, Store
-from torch.utils._pytree import tree_map_only
 
 from rlstruct import renamed
 from rlstruct.algos.distributed.gpu_all_reduce import GpuAllReduce, by_gpu
 from rlstruct.algos.distributed.peers import ANSWER_SECONDS, Peers
+from rlstruct.algos.training.checkpoint import on_cpu
 from rlstruct.algos.training.config import TrainingConfig
 from rlstruct.batchers.workers.processes import inheriting
 from rlstruct.errors import LearnerError
@@ -149,10 +149,10 @@ class DistributedLearnerGroup(LearnerGroup):
         flat = torch.cat([*(tensor.reshape(-1) for tensor in tensors), tensors[0].new_ones(1)])
         total = self.all_reduce_sum(flat if weight is None else flat.mul_(weight))
         pieces = torch.split(total[:-1].div_(total[-1].clamp(min=1)), [tensor.numel() for tensor in tensors])
-        averages = iter([
-            piece.view_as(like).to(like.dtype) if like.is_floating_point() else piece.view_as(like)
-            for piece, like in zip(pieces, tensors, strict=True)
-        ])  # fmt: skip
+        dtypes = [tensor.dtype if tensor.is_floating_point() else total.dtype for tensor in tensors]
+        averages = iter(
+            [piece.view_as(like).to(dtype) for piece, like, dtype in zip(pieces, tensors, dtypes, strict=True)]
+        )
         averaged = {name: next(averages) for name in gradient}
         for name, own in gradient.items():
             if own.is_sparse:  # a sparse optimiser takes no other
@@ -294,8 +294,7 @@ def _abort() -> None:
 
 def _packed(value: object) -> Tensor:
     """Pickle a value, whose tensors arrive on the CPU.  [N] uint8 on the CPU."""
-    on_cpu = tree_map_only(Tensor, lambda tensor: tensor.detach().to("cpu"), value)  # sync: once per checkpoint
-    return torch.frombuffer(bytearray(pickle.dumps(on_cpu)), dtype=torch.uint8)
+    return torch.frombuffer(bytearray(pickle.dumps(on_cpu(value))), dtype=torch.uint8)
 
 
 def _unpacked(packed: Tensor) -> Any:  # noqa: ANN401 - what was packed

@@ -59,8 +59,14 @@ def write_checkpoint(path: Path, state: Mapping[str, object]) -> None:
 
     Tensors are moved to the CPU, so that the file can be read on any machine.
     """
-    on_cpu = tree_map_only(torch.Tensor, lambda tensor: tensor.detach().to("cpu"), dict(state))
-    replace_file(path, lambda file: _save(on_cpu, file))
+    moved = on_cpu(dict(state))
+    replace_file(path, lambda file: _save(moved, file))
+
+
+def on_cpu(state: object) -> object:
+    """Move tensors, nested in dicts and lists, to the CPU."""
+    moved: object = tree_map_only(Tensor, lambda tensor: tensor.detach().to("cpu"), state)  # sync: once per checkpoint
+    return moved
 
 
 def _save(state: object, file: BinaryIO) -> None:

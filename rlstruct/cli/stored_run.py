@@ -77,9 +77,14 @@ def commits() -> dict[str, str]:
     return by_folder
 
 
+def folder_of(run: Path) -> Path:
+    """Return the folder of a run, which may be named by its ``config.json``."""
+    return run.parent if run.name == "config.json" else run
+
+
 def read_settings(run: Path) -> tuple[Path, dict[str, Any]]:
     """Return the file of a run's settings and its content: names of algorithm and task, and plain values."""
-    file = run if run.name == "config.json" else run / "config.json"
+    file = folder_of(run) / "config.json"
     if not file.exists():
         siblings = [str(other.parent) for other in run.parent.glob("*/config.json")]
         why = "it has no config.json" if run.exists() else "it does not exist"
@@ -144,8 +149,7 @@ def load_trained(run: Path, *, auto_reset: bool, factories: Sequence[str] = ()) 
         return _load_own(run, factories, auto_reset)
     settings = load_settings(run)
     factory, choice = prepare(settings.algorithm, settings.task, auto_reset)
-    folder = run.parent if run.name == "config.json" else run
-    file, model = folder / "checkpoint.pt", choice.create_model()
+    file, model = folder_of(run) / "checkpoint.pt", choice.create_model()
     try:
         checkpoint = read_checkpoint(file)
         policy = checkpoint.get("policy") or {}

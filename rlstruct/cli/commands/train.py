@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from statistics import fmean
 from typing import Any, Generic, Literal, TypeVar
 
 import tyro
@@ -24,12 +23,12 @@ from rlstruct.algos.seeds import training_seeds
 from rlstruct.algos.training import compiling
 from rlstruct.algos.training.checkpoint import check_written_by_training
 from rlstruct.algos.training.config import TrainingConfig, changed_setting, check_resumed, load_config
-from rlstruct.algos.training.evaluation import TrainingResult
+from rlstruct.algos.training.evaluation import Evaluation, TrainingResult
 from rlstruct.algos.training.run_folder import RunFolder
 from rlstruct.cli.agents import AgentChoice, algorithm_of, display_name, prepare, with_stacks
 from rlstruct.cli.initial_settings import read_initial_options, settings_for
 from rlstruct.cli.messages import LOG, UserError, check_device, out_of_memory, plural, refused, require, say, wrapped
-from rlstruct.cli.stored_run import RunSettings, commits, load_settings, load_trained, versions
+from rlstruct.cli.stored_run import RunSettings, commits, folder_of, load_settings, load_trained, versions
 from rlstruct.cli.tasks import Factory, Task, is_own
 from rlstruct.errors import LearnerError, WorkerError, import_extra
 from rlstruct.options import declared
@@ -270,8 +269,8 @@ def _why_complete(saved: Mapping[str, Any], config: TrainingConfig) -> str:
     more = f"--n-env-steps {2 * saved['env_steps']}"
     if saved["env_steps"] >= config.n_env_steps:
         return f"this run is complete. To continue it, raise the total number of steps, for example {more}."
-    target, returns = config.target_return, saved["training"]["history"]["evaluations"][-1]["returns"]
-    if target is not None and fmean(returns) >= target:
+    target, last = config.target_return, Evaluation(**saved["training"]["history"]["evaluations"][-1])
+    if target is not None and last.mean_return >= target:
         return f"this run has reached its target, a return of {target:g}. To continue it, pass --target-return None."
     return ""
 
@@ -331,7 +330,7 @@ def _begun(settings: RunSettings, output: Output) -> RunFolder:
 
 def _resumed(run: Path, settings: RunSettings, options: Training[Any]) -> RunFolder:
     """Open the folder of the run to continue, and store its changed settings there."""
-    path = run.parent if run.name == "config.json" else run
+    path = folder_of(run)
     launched = Rendezvous.from_environment()  # torchrun's processes are the learners
     now = settings.config if launched is None else replace(settings.config, n_learners=launched.size)
     try:
