@@ -8,6 +8,7 @@ infinite number, or NaN, reaches only results for which there is a one in its pl
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import logging
 import sys
@@ -175,8 +176,9 @@ void gradient(const uint8_t* bits, const float* values, float* result, int64_t r
 }  // namespace
 
 // Sets done to 0, and does nothing, unless there are `limit` places for each one. The transpose costs 16 rows.
-extern "C" void kernel(const uint8_t* bits, const float* values, float* result, int64_t* done, int64_t rows, int64_t n,
-                       int64_t columns, int64_t limit, int64_t is_gradient, int64_t threads) {
+extern "C" void kernel(const uint8_t* bits, const float* values, float* result, int64_t done_at, int64_t rows,
+                       int64_t n, int64_t columns, int64_t limit, int64_t is_gradient, int64_t threads) {
+    int64_t* const done = reinterpret_cast<int64_t*>(done_at);
     *done = limit * count_ones(bits, rows * n) + 16 * n <= rows * n;
     if (*done) (is_gradient ? gradient : sum_rows)(bits, values, result, rows, n, columns, threads);
 }
@@ -264,11 +266,11 @@ def _sums(bits: Tensor, values: Tensor, *, is_gradient: bool) -> Tensor | None:
     fits = also == (rows if is_gradient else n) and columns % LANES == 0 and bits.dtype is torch.uint8
     if not fits or limit is None:
         return None
-    result = torch.empty((columns, n) if is_gradient else (rows, columns), device=bits.device)
-    done = torch.empty(1, dtype=torch.int64, device=bits.device)
-    floats, threads = values.to(torch.float32).contiguous(), torch.get_num_threads()
-    kernel()(bits.contiguous(), floats, result, done, rows, n, columns, limit, is_gradient, threads)
-    return result.to(values.dtype) if done.item() else None  # sync: of CPU memory
+    result = torch.empty((columns, n) if is_gradient else (rows, columns))
+    done, threads = ctypes.c_int64(), torch.get_num_threads()
+    floats = values.to(torch.float32).contiguous()
+    kernel()(bits.contiguous(), floats, result, ctypes.addressof(done), rows, n, columns, limit, is_gradient, threads)
+    return result.to(values.dtype) if done.value else None
 
 
 @functools.cache
@@ -289,10 +291,12 @@ def why_not() -> str:
 @functools.cache
 def kernel() -> Callable[..., None]:
     """Return the compiled `SOURCE`."""
-    arguments = ["const uint8_t*", "const float*", "float*", "int64_t*", *6 * ["int64_t"]]
+    arguments = ["const uint8_t*", "const float*", "float*", *7 * ["int64_t"]]
     return torch_private.compile_cpp(arguments, SOURCE)
 
 
+OPERATORS: Final = {"rlstruct.sum_rows": product, "rlstruct.sum_rows_gradient": gradient}
+"""By name of the operator, its implementation on the CPU."""
 _library: Any = torch.library
 if not hasattr(torch.ops.rlstruct, "sum_rows"):  # a notebook that reloads this module has it already
     _operators = _library.Library("rlstruct", "FRAGMENT")

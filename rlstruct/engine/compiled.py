@@ -24,6 +24,7 @@ from torch._ops import OpOverload
 from rlstruct.core.pytree import TreeSpec
 from rlstruct.engine import bits, products, torch_private
 from rlstruct.engine.donated import Donated, is_donated
+from rlstruct.engine.intermediates import Run, preallocated
 from rlstruct.engine.purity import place_of
 from rlstruct.errors import Explained, ShapeMismatchError, warn_user
 
@@ -60,7 +61,7 @@ class Compiled:
 
     Attributes:
         held: tensors that the function reads besides its arguments, such as weights. Every call reads their current
-            values; entries may be replaced by tensors of the same layout.
+            values.
     """
 
     name, warm_up, max_instances = "compiled", 0, 64
@@ -69,7 +70,8 @@ class Compiled:
         self.held: list[Tensor] = []
         self.writes = writes
         self._fn = fn
-        self._run: Callable[[list[Tensor]], Sequence[Tensor]] | None = None
+        self._code: Callable[[list[Tensor]], Sequence[Tensor]]
+        self._run: Run | None = None  # the code, with what it holds
         self._arguments: TreeSpec
         self._donates = False
         self._memory: list[str] = []  # keys of the donated dict; its tensors are the last inputs
@@ -89,7 +91,7 @@ class Compiled:
         inputs = self._laid_out(self._arguments.flatten(args if use is None else args[:-1]))
         if use is not None:
             inputs += use.inputs
-        outputs = list(self._run(inputs + self.held))  # type: ignore[misc]  # _compile sets it
+        outputs = list(self._run(inputs))  # type: ignore[misc]  # _compile sets it
         result = self._answer(outputs)
         if use is None:
             return result
@@ -107,8 +109,8 @@ class Compiled:
         use = self._use(args[-1])
         if not self._in_place or use.copied:
             return None
-        inputs = [*self._laid_out(self._arguments.flatten(args[:-1])), *use.inputs, *self.held]
-        results = [self._answer(list(self._run([*inputs]))) for _ in range(n)]  # type: ignore[misc]  # as above
+        inputs = [*self._laid_out(self._arguments.flatten(args[:-1])), *use.inputs]
+        results = [self._answer(list(self._run(inputs))) for _ in range(n)]  # type: ignore[misc]  # as above
         torch.autograd.graph.increment_version(use.written)
         return results
 
@@ -147,7 +149,7 @@ class Compiled:
         pairs = [(old, weights.get(places[at]) if (at := place_of(old)) in places else old) for old in self.held]
         if any(new is None or place_of(new)[1:] != place_of(old)[1:] for old, new in pairs):
             return False
-        self.held = [new.detach() for _, new in pairs if new is not None]
+        self._hold([new.detach() for _, new in pairs if new is not None])
         return True
 
     def prepare(self, *args: Any) -> None:  # noqa: ANN401
@@ -232,7 +234,11 @@ class Compiled:
             with torch_private.code_on_disk([*inputs, *held], strides) as fakes:
                 run = compile_fx_inner(graph, fakes)
         self._strides = [tensor.stride() for tensor in inputs]
-        self.held, self._run = held, getattr(run, "current_callable", run)  # without Inductor's wrapper
+        self._code = getattr(run, "current_callable", run)  # without Inductor's wrapper
+        self._hold(held)
+
+    def _hold(self, held: list[Tensor]) -> None:
+        self.held, self._run = held, preallocated(self._code, len(self._strides), held, bits.OPERATORS)
 
 
 def is_mask(value: Tensor) -> bool:
