@@ -32,7 +32,7 @@ GAMES = ("Breakout", "Pong", "Seaquest", "SpaceInvaders")
 MULTIPROCESSORS, SCHEDULERS, REGISTERS, CLOCK = 132, 4, 65536, 1.755e9  # of an H100
 LATENCY = 10  # cycles from an instruction of a warp to its next: about 5 for arithmetic, 30 for memory in the cache
 SIZES = (4096, 32768)
-WIDTHS = (32, 4)  # consoles in a warp, which SIZES ask for
+WIDTHS = (32, 16, 2)  # consoles in a warp; SIZES ask for 2 and 16
 ROOT = Path(__file__).parents[1]
 
 
@@ -179,11 +179,11 @@ def tables(rows: Sequence[Row], registers: Mapping[str, int]) -> list[str]:
         paid = [row[frame][0]["branches"][32] / 1e8 for frame in ("plain", "drawn")]
         body.append([
             row["game"], ", ".join(f"{one:.2f}" for one in alone),
-            *(millions(row, key, width) for width in (32, 4) for key in ("slowest", "branches")),
+            *(millions(row, key, width) for width in WIDTHS for key in ("slowest", "branches")),
             ", ".join(f"{one / all_:.0f} %" for one, all_ in zip(alone, paid, strict=True)),
         ])  # fmt: skip
     head = "millions (not drawn, drawn) | one console"
-    head += "".join(f" | {width} in a warp: slowest | branches" for width in (32, 4)) + " | useful lanes of 32"
+    head += "".join(f" | {width} in a warp: slowest | branches" for width in WIDTHS) + " | useful lanes of 32"
     lines = [*table(head, body, 1), ""]
     body = [
         [

@@ -36,23 +36,21 @@ def decimal_digits(number: int) -> int:
 @wp.func
 def add(m: Registers, value: int, subtract: int):
     """Apply ADC or SBC to A and a value: the result goes to `m.value`; N and Z are set later."""
+    carry = m.carry
     operand = value ^ (0xFF * subtract)
-    total = m.a + operand + m.carry
-    result = total & 0xFF
-    carry = total >> 8
-    if m.decimal == 0:
-        m.overflow = ((m.a ^ result) & (operand ^ result) & 0x80) >> 7
-    else:
+    total = m.a + operand + carry
+    m.value = total & 0xFF
+    m.carry = total >> 8
+    if m.decimal != 0:
         if subtract != 0:
-            total = decimal_value(m.a) - decimal_value(value) - 1 + m.carry
-            result = decimal_digits(total + wp.where(total < 0, 100, 0)) & 0xFF  # of digits above 9, too
+            difference = decimal_value(m.a) - decimal_value(value) - 1 + carry
+            m.value = decimal_digits(difference + wp.where(difference < 0, 100, 0)) & 0xFF  # of digits above 9, too
         else:
-            total = decimal_value(m.a) + decimal_value(value) + m.carry
-            carry = wp.where(total > 99, 1, 0)
-            result = decimal_digits(total & 0xFF)
-        m.overflow = ((m.a ^ result) & (value ^ result) & 0x80) >> 7
-    m.carry = carry
-    m.value = result
+            decimals = decimal_value(m.a) + decimal_value(value) + carry
+            m.value = decimal_digits(decimals & 0xFF)
+            m.carry = wp.where(decimals > 99, 1, 0)
+    second = wp.where(m.decimal != 0, value, operand)
+    m.overflow = ((m.a ^ m.value) & (second ^ m.value) & 0x80) >> 7
 
 
 @wp.func

@@ -68,7 +68,8 @@ def sweep_word(board: Shared, i: int, m: Registers, outer: Outer, word: int, beg
     """Process pixels `begin` to `end` of a line, all within one 32-pixel word."""
     inside = (FULL << wp.uint32(begin & 31)) & (FULL >> wp.uint32(31 - ((end - 1) & 31)))
     objects = Objects()
-    black = inside
+    black = wp.where(m.hmove_blank != 0 and word == 0, inside & wp.uint32(0xFF), NO_PIXELS)
+    black = wp.where((m.vblank & 2) != 0, inside, black)
     if (m.vblank & 2) == 0:
         for k in range(2):
             objects[P0 + k] = inside & player(m, k, word)
@@ -79,7 +80,6 @@ def sweep_word(board: Shared, i: int, m: Registers, outer: Outer, word: int, beg
             for bit in range(wp.static(len(COLLISIONS))):
                 both = objects[wp.static(COLLISIONS[bit][0])] & objects[wp.static(COLLISIONS[bit][1])]
                 m.collisions |= wp.where(both != NO_PIXELS, 1 << bit, 0)
-        black = wp.where(m.hmove_blank != 0 and word == 0, inside & wp.uint32(0xFF), NO_PIXELS)
     if board.draw != 0:
         draw_word(board, i, m, outer, word, inside, black, objects)
 
@@ -91,8 +91,9 @@ def draw_word(
     """Draw the pixels `inside`, four at a time. A missile has the colour of its player, the ball of the playfield."""
     begin = ((m.swept - m.frame_start) // LINE - outer.first_line) * WORDS + word * 8
     which = i * 2 + (outer.n_frames & 1)
-    first = objects[P0] | objects[M0]
-    second = objects[P1] | objects[M1]
+    field_in_front = wp.where((m.control & 4) != 0, objects[FIELD] | objects[BALL], NO_PIXELS)
+    first = (objects[P0] | objects[M0]) & ~field_in_front
+    second = (objects[P1] | objects[M1]) & ~field_in_front
     something = first | second | objects[FIELD] | objects[BALL] | black
     background = EACH_BYTE * wp.uint32(m.color[3])
     k = int(0)
@@ -101,21 +102,16 @@ def draw_word(
             set_pixels(board.screen, which, board.picture, begin + k, background)
             k += 1
         return
-    in_front = (m.control & 4) != 0
     while k < 8:
         shift = wp.uint32(4 * k)
         kept = (inside >> shift) & wp.uint32(15)
         if kept != wp.uint32(0):
             four = background
             if ((something >> shift) & wp.uint32(15)) != wp.uint32(0):
-                field = m.color[2]
-                if (m.control & 6) == 2:
-                    field = wp.where(word * 8 + k >= 20, m.color[1], m.color[0])
-                if in_front:
-                    four = mix(mix(four, m.color[1], second >> shift), m.color[0], first >> shift)
+                field = wp.where(word * 8 + k >= 20, m.color[1], m.color[0])
+                field = wp.where((m.control & 6) == 2, field, m.color[2])
                 four = mix(mix(four, field, objects[FIELD] >> shift), m.color[2], objects[BALL] >> shift)
-                if not in_front:
-                    four = mix(mix(four, m.color[1], second >> shift), m.color[0], first >> shift)
+                four = mix(mix(four, m.color[1], second >> shift), m.color[0], first >> shift)
                 four = mix(four, 0, black >> shift)
             if kept != wp.uint32(15):
                 where = four_bytes(kept)

@@ -12,6 +12,7 @@ from rlstruct.atari.riot import read_riot, wait, write_riot
 from rlstruct.atari.spans import CATCH_UP, catch_up, follow_beam
 from rlstruct.atari.state import (
     MOST_INSTRUCTIONS,
+    Console,
     Outer,
     Registers,
     Shared,
@@ -41,21 +42,25 @@ def fetch_slowly(board: Shared, i: int, m: Registers) -> wp.uint64:
         m.pc = (m.pc + 1) & 0xFFFF
         text |= wp.uint64(m.bus) << wp.uint64(8 * k)
         if k == 0:
-            word = board.opcodes[m.bus]
-            text |= wp.uint64(wp.uint32(word)) << wp.uint64(32)
-            mode = word & 15
-            if mode < op.IMPLIED:
-                length = wp.where(mode >= op.ABSOLUTE, 3, 2)
+            m.value = board.opcodes[m.bus]
+        mode = m.value & 15
+        length = wp.where(mode >= op.IMPLIED, 1, wp.where(mode >= op.ABSOLUTE, 3, 2))
         k += 1
-    return text
+    return text | (wp.uint64(wp.uint32(m.value)) << wp.uint64(32))
+
+
+@wp.func
+def decoded_instruction(board: Shared, m: Registers) -> wp.uint64:
+    """Return the entry of `Board.program` for the instruction, 0 if it lies in RAM."""
+    if (m.pc & 0x1000) != 0:
+        return instruction(board.program, rom_place(board, m, m.pc))
+    return wp.uint64(0)
 
 
 @wp.func
 def fetch_instruction(board: Shared, i: int, m: Registers) -> wp.uint64:
     """Return an instruction's bytes and, in the upper 32 bits, its word of `opcodes`; in one read where possible."""
-    text = wp.uint64(0)
-    if (m.pc & 0x1000) != 0:
-        text = instruction(board.program, rom_place(board, m, m.pc))
+    text = decoded_instruction(board, m)
     length = int(text >> wp.uint64(24)) & 3
     if length == 0:
         return fetch_slowly(board, i, m)
@@ -94,13 +99,13 @@ def find_operand(board: Shared, i: int, m: Registers, word: int, operand: int):
     """Compute the address of the operand, in memory or on the stack."""
     mode = word & 15
     if mode < op.IMPLIED:
-        base = operand
-        index = wp.where((mode & 3) == 1, m.x, 0)
-        index = wp.where((mode & 3) == 2, m.y, index)
+        m.address = operand
         if mode == op.INDEXED_X or mode == op.INDEXED_Y:
-            base = ram_word(board, i, base + wp.where(mode == op.INDEXED_X, m.x, 0))
-            index = wp.where(mode == op.INDEXED_X, 0, m.y)
-            m.bus = base >> 8
+            m.address = ram_word(board, i, operand + wp.where(mode == op.INDEXED_X, m.x, 0))
+            m.bus = m.address >> 8
+        base = m.address
+        index = wp.where((mode & 7) == 1, m.x, 0)
+        index = wp.where((mode & 3) == 2, m.y, index)
         m.address = (base + index) & wp.where(mode < op.INDEXED_X, 0xFF, 0xFFFF)
         if ((word >> op.PAGE) & 1) != 0 and ((base ^ m.address) & 0xFF00) != 0:
             m.cycles += 1
@@ -171,16 +176,15 @@ def pick_source(m: Registers, source: int):
     """Set `m.value` from the instruction's source."""
     value = wp.where(source == op.FROM_A, m.a, m.bus)
     value = wp.where(source == op.FROM_X, m.x, value)
-    value = wp.where(source == op.FROM_Y, m.y, value)
+    m.value = wp.where(source == op.FROM_Y, m.y, value)
     if source >= op.FROM_SP:
-        value = m.sp
+        m.value = m.sp
         if source == op.FROM_STATUS:
-            value = status(m)
+            m.value = status(m)
         elif source == op.FROM_A_AND_X:
-            value = m.a & m.x
+            m.value = m.a & m.x
         elif source == op.FROM_A_AND_MEMORY:
-            value = m.a & m.bus
-    m.value = value
+            m.value = m.a & m.bus
 
 
 @wp.func
@@ -239,26 +243,23 @@ def push(board: Shared, i: int, m: Registers, byte: int):
 @wp.func
 def jump(board: Shared, i: int, m: Registers, flow: int):
     """JMP, JSR, RTS, RTI and BRK."""
-    target = m.address
     if flow == op.RETURN:
-        target = ram_word(board, i, m.sp + 1) + 1
+        m.address = ram_word(board, i, m.sp + 1) + 1
         m.sp = (m.sp + 2) & 0xFF
     elif flow == op.FROM_INTERRUPT:
         set_status(m, byte_of_ram(board.ram, i, (m.sp + 1) & 127))
-        target = ram_word(board, i, m.sp + 2)
+        m.address = ram_word(board, i, m.sp + 2)
         m.sp = (m.sp + 3) & 0xFF
     elif flow == op.CALL or flow == op.BREAK:
-        back = m.pc - 1
-        if flow == op.BREAK:
-            back = m.pc + 1
+        back = m.pc + wp.where(flow == op.BREAK, 1, -1)
         push(board, i, m, (back >> 8) & 0xFF)
         push(board, i, m, back & 0xFF)
         if flow == op.BREAK:
             m.break_flag = 1
             push(board, i, m, status(m))
             m.no_interrupts = 1
-            target = rom_byte(board, i, m, 0xFFFE) | (rom_byte(board, i, m, 0xFFFF) << 8)
-    m.pc = target & 0xFFFF
+            m.address = rom_byte(board, i, m, 0xFFFE) | (rom_byte(board, i, m, 0xFFFF) << 8)
+    m.pc = m.address & 0xFFFF
 
 
 @wp.func
@@ -273,26 +274,34 @@ def indirect(board: Shared, i: int, m: Registers):
 
 
 @wp.func
+def follow_and_wait(board: Shared, i: int, m: Registers, outer: Outer, word: int, touches: int) -> int:
+    """Follow the beam, and return the instruction's word; 0 if it must wait.
+
+    A console that waits does nothing, but does it together with the others of its warp.
+    """
+    if touches == 0 and m.n_instructions != MOST_INSTRUCTIONS - 1:
+        return word
+    follow_beam(board, i, m, outer, touches, (word >> op.READ) & 1, (word >> op.WRITE) & 1)
+    return word & (unknown(board.waits) - 1)
+
+
+@wp.func
 def compute(board: Shared, i: int, m: Registers, outer: Outer, word: int):
     """Read the operand, compute, and write the result."""
     pick_source(m, (word >> op.SOURCE) & 7)
     reads = (word >> op.READ) & 1
     writes = (word >> op.WRITE) & 1
     touches = wp.where((m.address & 0x1080) == 0, reads | writes, 0)
-    if touches != 0 or m.n_instructions == MOST_INSTRUCTIONS - 1:
-        if on_a_cpu():
-            follow_beam_noinline(board, i, m, outer, touches, reads, writes)
-            if reads != 0:  # noqa: SIM102 - a constant for frequent opcodes, and Warp evaluates both sides of `and`
-                if board.waits != 0:
-                    board.word = word
-                    return
-        else:
-            follow_beam(board, i, m, outer, touches, reads, writes)
-            # A console that waits does nothing, but does it together with the others of its warp.
-            keep = unknown(board.waits) - 1
-            word &= keep
-            reads &= keep
-            writes &= keep
+    if not on_a_cpu():
+        word = follow_and_wait(board, i, m, outer, word, touches)
+        reads = (word >> op.READ) & 1
+        writes = (word >> op.WRITE) & 1
+    elif touches != 0 or m.n_instructions == MOST_INSTRUCTIONS - 1:
+        follow_beam_noinline(board, i, m, outer, touches, reads, writes)
+        if reads != 0:  # noqa: SIM102 - a constant for frequent opcodes, and Warp evaluates both sides of `and`
+            if board.waits != 0:
+                board.word = word
+                return
     if reads != 0:
         read_memory(board, i, m, outer)
         m.value = m.bus
@@ -358,9 +367,7 @@ def step_on_a_cpu(board: Shared, i: int, m: Registers, outer: Outer):
 
     The loop over opcodes compiles to a jump table. A GPU would lose: its threads would diverge by opcode.
     """
-    text = wp.uint64(0)
-    if (m.pc & 0x1000) != 0:
-        text = instruction(board.program, rom_place(board, m, m.pc))
+    text = decoded_instruction(board, m)
     number = int(text >> wp.uint64(26)) & 63
     for k in range(wp.static(len(op.FREQUENT))):
         if number == k + 1:
@@ -374,7 +381,7 @@ def step_on_a_cpu(board: Shared, i: int, m: Registers, outer: Outer):
 
 
 @wp.func
-def run(board: Shared, i: int, m: Registers, outer: Outer):
+def run(board: Shared, i: int, consoles: wp.array(dtype=Console), m: Registers, outer: Outer):
     """Run instructions until the frame ends. All consoles of a warp catch up with their beams together."""
     goes_on = int(1)
     while goes_on != 0:
@@ -389,7 +396,9 @@ def run(board: Shared, i: int, m: Registers, outer: Outer):
             if on_a_cpu():
                 catch_up_noinline(board, i, m, outer)
             else:
-                catch_up(board, i, m, outer)
+                consoles[i] = m  # the beam takes all registers of a GPU
+                catch_up(board, i, consoles[i], outer)
+                m = consoles[i]
             if m.ended == CATCH_UP:
                 goes_on = 1
                 m.ended = 0

@@ -70,7 +70,7 @@ def end_frame(m: Registers, outer: Outer):
         outer.n_scanlines = outer.scanline
 
 
-@wp.kernel(enable_backward=False, cuda_max_registers=208)
+@wp.kernel(enable_backward=False, cuda_max_registers=128)
 def run_frame(
     consoles: wp.array(dtype=Console),
     initial_board: Board,
@@ -90,7 +90,7 @@ def run_frame(
         begin_frame(m, board.outer[i])
     m.ended = 0
     m.n_instructions = 0
-    run(board, i, m, board.outer[i])
+    run(board, i, consoles, m, board.outer[i])
     end_frame(m, board.outer[i])
     consoles[i] = m
     if puts_off(board):

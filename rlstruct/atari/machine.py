@@ -34,7 +34,7 @@ BLOCK = 32
 """Threads per block: one warp, so that few consoles occupy many multiprocessors of a GPU."""
 THREADS_PER_CONSOLE: int | None = None
 """Threads per console, of which one works; None chooses by `threads_per_console`."""
-RESIDENT_WARPS = 8
+RESIDENT_WARPS = 16
 """Warps of `run_frame` that a multiprocessor holds: its registers are enough for no more."""
 
 _NOT_IN_ALE = frozenset({"switches", "controller", "blanks", "input2", "mirror_playfield"})

@@ -25,18 +25,18 @@ def read_riot(m: Registers, outer: Outer, address: int):
     elif register == 3:
         m.bus = outer.direction_b
     elif (register & 1) == 0:
-        now = timer_now(m, outer)
-        if now < 0:
+        m.bus = timer_now(m, outer)
+        if m.bus < 0:
             elapsed = m.cycles - 1 - outer.timer_set
             # An expired timer counts single cycles.
-            now = (outer.timer << outer.timer_shift) - elapsed - 1
-            if now <= -2 and outer.timer_was_read == 0:
+            m.bus = (outer.timer << outer.timer_shift) - elapsed - 1
+            if m.bus <= -2 and outer.timer_was_read == 0:
                 outer.timer_was_read = 1
                 outer.timer_expired = m.cycles
             if outer.timer_was_read != 0:
                 offset = outer.timer_expired - (outer.timer_set + (outer.timer << outer.timer_shift))
-                now = outer.timer - (elapsed >> outer.timer_shift) - offset
-        m.bus = now & 0xFF
+                m.bus = outer.timer - (elapsed >> outer.timer_shift) - offset
+        m.bus &= 0xFF
     else:
         m.bus = 0x80
         if timer_now(m, outer) >= 0 or outer.timer_was_read != 0:

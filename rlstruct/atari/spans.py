@@ -13,6 +13,7 @@ from rlstruct.atari.beam import pass_by, picture_end, sweep, sweep_line
 from rlstruct.atari.state import (
     MOST_INSTRUCTIONS,
     MOST_SPANS,
+    Console,
     Outer,
     Registers,
     Shared,
@@ -142,8 +143,6 @@ def replay(board: Shared, i: int, m: Registers, outer: Outer, first: int, begin:
 @wp.func
 def catch_up(board: Shared, i: int, m: Registers, outer: Outer):
     """Find the collisions of the spans in the log; if it is full, also draw them, and empty it."""
-    end = m.swept
-    found = m.collisions
     draw = board.draw
     is_full = board.n_spans == MOST_SPANS
     first = board.n_followed
@@ -152,13 +151,11 @@ def catch_up(board: Shared, i: int, m: Registers, outer: Outer):
         first = 0
         board.draw = 1
     if first < board.n_spans:
-        m.collisions = 0
-        write_span(board, i, m, board.n_spans)
-        replay(board, i, m, outer, first, span_begin(board, i, m, first), end)
-        read_span(board, i, m, board.n_spans)
-        if board.n_followed == board.n_spans:
-            m.collisions = 0  # these spans were only drawn
-        m.collisions |= found
+        beam = Console()
+        beam.frame_start = m.frame_start
+        replay(board, i, beam, outer, first, span_begin(board, i, m, first), m.swept)
+        if board.n_followed < board.n_spans:  # else these spans were only drawn
+            m.collisions |= beam.collisions
     board.draw = draw
     if is_full:
         board.n_spans = 0
@@ -223,17 +220,17 @@ def follow_beam(board: Shared, i: int, m: Registers, outer: Outer, touches: int,
     Or put that off; an instruction that reads collisions then waits, see `Board.waits`.
     """
     is_last = m.n_instructions == MOST_INSTRUCTIONS - 1
-    until = outer.unfollowed
+    until = m.cycles * 3
     if touches != 0 and writes != 0:
         register = m.address & 0x3F
-        until = m.cycles * 3 + write_delay(m, register)
+        until += write_delay(m, register)
         if reads == 0 and not is_last and looks_the_same(m, outer, register, m.value, board.draw):
             outer.unfollowed = until
             return
-    elif touches != 0 and (m.address & 8) == 0:
-        until = m.cycles * 3
-    elif not is_last:
-        return
+    elif touches == 0 or (m.address & 8) != 0:
+        if not is_last:
+            return
+        until = outer.unfollowed
     if not puts_off(board):
         sweep(board, i, m, outer, until)
         return

@@ -151,6 +151,9 @@ Registers = wp.ref[Console]
 
 In an array of length one, every ``+=`` would be an atomic operation, and a GPU would keep the registers in memory. If
 functions returned new registers, Warp would turn each ``if`` into selections: that kernel was 30 times slower on a CPU.
+
+A local variable that an ``if`` changes is such a selection too, and occupies a register of a GPU throughout the loop.
+Let the ``if`` change a field of a struct instead, or return from a function.
 """
 Outer = wp.ref[Periphery]
 Shared = wp.ref[Board]

@@ -245,18 +245,22 @@ def paddle_charged(m: Registers, outer: Outer, ohms: int) -> int:
 
 
 @wp.func
-def read_tia(m: Registers, outer: Outer, address: int):
-    """Read a register: it drives the top two bits of the bus; the others keep their last value."""
-    register = address & 0x0F
-    driven = int(0)
+def driven_bits(m: Registers, outer: Outer, register: int) -> int:
+    """Return the top two bits of a register that is read."""
     if register < 8:
         pair = (m.collisions >> (2 * register - register // 7)) & wp.where(register == 6, 1, 3)
-        driven = ((pair & 1) << 7) | ((pair & 2) << 5)
-    elif register == 0xA or register == 0xB:
-        driven = outer.input2
+        return ((pair & 1) << 7) | ((pair & 2) << 5)
     for k in range(2):
         if register == 0x8 + k:
-            driven = paddle_charged(m, outer, outer.paddle[k])
-        elif register == 0xC + k:
-            driven = outer.trigger[k]
-    m.bus = (m.bus & 0x3F) | driven
+            return paddle_charged(m, outer, outer.paddle[k])
+        if register == 0xC + k:
+            return outer.trigger[k]
+    if register < 0xC:
+        return outer.input2
+    return 0
+
+
+@wp.func
+def read_tia(m: Registers, outer: Outer, address: int):
+    """Read a register: it drives the top two bits of the bus; the others keep their last value."""
+    m.bus = (m.bus & 0x3F) | driven_bits(m, outer, address & 0x0F)

@@ -46,12 +46,19 @@ def has_copy(size: int, k: int) -> bool:
 
 
 @wp.func
+def one_copy(bits: wp.uint32, x: int, size: int, skip: int, word: int, k: int) -> wp.uint32:
+    """Place copy k of a player or missile if NUSIZ asks for it."""
+    if has_copy(size, k) and (k > 0 or skip == 0):
+        return place(bits, around(x + ((8 << k) & ~8)), word)
+    return NO_PIXELS
+
+
+@wp.func
 def copies(bits: wp.uint32, x: int, size: int, skip: int, word: int) -> wp.uint32:
     """Place the one to three copies of a player or missile that NUSIZ asks for."""
     pixels = NO_PIXELS
     for k in range(4):
-        if has_copy(size, k) and (k > 0 or skip == 0):
-            pixels |= place(bits, around(x + ((8 << k) & ~8)), word)
+        pixels |= one_copy(bits, x, size, skip, word, k)
     return pixels
 
 
