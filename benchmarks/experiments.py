@@ -98,7 +98,7 @@ EXPERIMENTS = {
         "Atari consoles of ours: the numbers in rlstruct/atari/machine.py", "docs/coming_from_cule.md",
         {
             "cpu": {"N": (8,), "threads": (32,), "apart": (1,)},
-            "cuda": {"N": (4096, 32768), "threads": (64, 32, 128, 256), "apart": (1, 32, 8, 4, 2)},
+            "cuda": {"N": (4096, 32768), "threads": (64, 32, 128, 256), "apart": (1, 32, 16, 8, 2)},
             "quick": {"N": (2,), "threads": (32,), "apart": (1,)},
         },
         atari.measure_layout, atari.atari_table, atari.layout_bars,
