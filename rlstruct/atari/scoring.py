@@ -10,7 +10,7 @@ import warp as wp
 from torch import Tensor
 
 from rlstruct.atari.rules import DROPS, HELD, Rules, tables
-from rlstruct.sims.kernels import launch
+from rlstruct.sims.kernels import launch, start
 
 SCORE, LIVES, OVER, BEFORE, SETS = range(5)
 """Columns of a tally: score, lives, 1 if the game is over, the byte that `Rules.before` remembers, sets."""
@@ -86,6 +86,7 @@ class Scorer:
     """Scorer of consoles that all play the same game."""
 
     def __init__(self, rules: Rules, device: torch.device) -> None:
+        start()
         self._device = device
         self._book = Rulebook()
         # Copied by torch: Warp would use another stream, which nothing waits for.
