@@ -266,7 +266,7 @@ def _sums(bits: Tensor, values: Tensor, *, is_gradient: bool) -> Tensor | None:
     fits = also == (rows if is_gradient else n) and columns % LANES == 0 and bits.dtype is torch.uint8
     if not fits or limit is None:
         return None
-    result = torch.empty((columns, n) if is_gradient else (rows, columns), device="cpu")
+    result = torch.empty((columns, n) if is_gradient else (rows, columns), dtype=torch.float32, device="cpu")
     done, threads = ctypes.c_int64(), torch.get_num_threads()
     floats = values.to(torch.float32).contiguous()
     kernel()(bits.contiguous(), floats, result, ctypes.addressof(done), rows, n, columns, limit, is_gradient, threads)

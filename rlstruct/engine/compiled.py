@@ -24,7 +24,7 @@ from torch._ops import OpOverload
 from rlstruct.core.pytree import TreeSpec
 from rlstruct.engine import bits, products, torch_private
 from rlstruct.engine.donated import Donated, is_donated
-from rlstruct.engine.intermediates import Run, preallocated
+from rlstruct.engine.intermediates import Bind, Run, preallocated
 from rlstruct.engine.purity import place_of
 from rlstruct.errors import Explained, ShapeMismatchError, warn_user
 
@@ -70,8 +70,8 @@ class Compiled:
         self.held: list[Tensor] = []
         self.writes = writes
         self._fn = fn
-        self._code: Callable[[list[Tensor]], Sequence[Tensor]]
-        self._run: Run | None = None  # the code, with what it holds
+        self._bind: Bind  # the code
+        self._run: Run | None = None  # bound to what it holds
         self._arguments: TreeSpec
         self._donates = False
         self._memory: list[str] = []  # keys of the donated dict; its tensors are the last inputs
@@ -234,11 +234,20 @@ class Compiled:
             with torch_private.code_on_disk([*inputs, *held], strides) as fakes:
                 run = compile_fx_inner(graph, fakes)
         self._strides = [tensor.stride() for tensor in inputs]
-        self._code = getattr(run, "current_callable", run)  # without Inductor's wrapper
+        code = getattr(run, "current_callable", run)  # without Inductor's wrapper
+        self._bind = preallocated(code, len(inputs), bits.OPERATORS)
         self._hold(held)
 
     def _hold(self, held: list[Tensor]) -> None:
-        self.held, self._run = held, preallocated(self._code, len(self._strides), held, bits.OPERATORS)
+        self.held, self._run = held, self._bind(held)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Copy and pickle the function alone: the copy compiles it again, for the tensors that it then reads."""
+        return _compiled, (self._fn, self.writes)
+
+
+def _compiled(fn: Callable[..., Any], writes: bool) -> Compiled:
+    return Compiled(fn, writes=writes)
 
 
 def is_mask(value: Tensor) -> bool:

@@ -128,6 +128,18 @@ def test_what_the_kernel_cannot_sum_is_multiplied(columns: int, dtype: torch.dty
         bits.product(frames, weight[:, 1:].t())
 
 
+def test_sums_are_float32_whatever_torch_allocates_by_default() -> None:
+    frames, weight = random_bits((128, 400), 0.02, 3).view(torch.uint8), torch.randn(16, 400)
+    expected = bits.product(frames, weight.t()), bits.gradient(frames[:, :16].float().t(), frames)
+    torch.set_default_dtype(torch.float64)
+    try:
+        sums = bits.product(frames, weight.t()), bits.gradient(frames[:, :16].float().t(), frames)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    for one, other in zip(sums, expected, strict=True):
+        assert torch.equal(one, other)
+
+
 ARRANGED: dict[str, Callable[[Tensor], Tensor]] = {
     "flat, then floats": lambda x: x.flatten(1).float(),
     "floats, then flat": lambda x: x.float().flatten(1),
