@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+import resume_tasks
 import torch
 from batches_in_place import check_batches_read_in_place
 from picture_env import SIDES, PictureEnv
@@ -47,7 +48,17 @@ def create_pendulum(n_envs: int, seed: int, device: str) -> Any:
     return make("Pendulum-v1", n_envs, seed, device=device, time_limit=60)
 
 
-ENVIRONMENTS: dict[str, Any] = {"reinforce": create_episodic_sim, "sac": create_pendulum}  # others: create_sim
+def create_breakout(n_envs: int, seed: int, device: str) -> Any:
+    return make("Breakout-MinAtar", n_envs, seed, device=device, time_limit=60)
+
+
+ON_DEVICE: dict[Any, Any] = {
+    resume_tasks.create_sim: create_sim,
+    resume_tasks.create_episodic_sim: create_episodic_sim,
+    resume_tasks.create_pendulum: create_pendulum,
+    resume_tasks.create_breakout: create_breakout,
+}
+ENVIRONMENTS: dict[str, Any] = {name: ON_DEVICE[create_env] for name, (*_, create_env) in TASKS.items()}
 KEEP_STATES: dict[str, Any] = {
     "recurrent": (partial(RecurrentActorCritic, 4, 2, n_hidden=8), RecurrentAgent, create_sim),
     "stacking": (
@@ -63,7 +74,7 @@ def test_every_algorithm_learns_there_as_on_the_cpu(name: str, monkeypatch: pyte
     graphs: list[Any] = []
     capture_cuda = graph_module.capture_cuda
     monkeypatch.setattr(graph_module, "capture_cuda", lambda work: graphs.append(capture_cuda(work)) or graphs[-1])
-    create_env = ENVIRONMENTS.get(name, create_sim)
+    create_env = ENVIRONMENTS[name]
     # A batch that cannot be a graph warns, and warnings are errors in the tests.
     there = train(name, None, create_env, n_env_steps=500, **ON_GPU)
     here = train(name, None, create_env, n_env_steps=500)
@@ -87,8 +98,8 @@ def test_a_captured_update_reads_a_captured_batch_in_place(module: Any, monkeypa
 @pytest.mark.parametrize("name", [name for name in TASKS if name.startswith(("a2c", "ppo"))])
 def test_a_captured_update_is_the_update_bit_by_bit(name: str) -> None:
     settings = {**ON_GPU, "n_env_steps": 500}
-    captured = train(name, None, create_sim, **settings)
-    plain = train(name, None, create_sim, graph=False, **settings)
+    captured = train(name, None, ENVIRONMENTS[name], **settings)
+    plain = train(name, None, ENVIRONMENTS[name], graph=False, **settings)
     assert captured.losses == plain.losses
     for one, other in zip(captured.model.parameters(), plain.model.parameters(), strict=True):
         assert torch.equal(one, other)
@@ -97,7 +108,7 @@ def test_a_captured_update_is_the_update_bit_by_bit(name: str) -> None:
 @pytest.mark.parametrize("name", ["ppo", "sac"])
 def test_captured_products_in_bfloat16_are_those_of_single_steps(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mixed_precision, "FEW_OUTPUTS", 0)  # small layers are rounded, as large ones are
-    create_env = ENVIRONMENTS.get(name, create_sim)
+    create_env = ENVIRONMENTS[name]
     settings = {**ON_GPU, "n_env_steps": 500}
     coarse = {**settings, "precision": "bfloat16"}
     captured, plain = (train(name, None, create_env, graph=graph, **coarse) for graph in (True, False))
