@@ -15,6 +15,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -243,11 +244,7 @@ class Compiled:
 
     def __reduce__(self) -> tuple[object, ...]:
         """Copy and pickle the function alone: the copy compiles it again, for the tensors that it then reads."""
-        return _compiled, (self._fn, self.writes)
-
-
-def _compiled(fn: Callable[..., Any], writes: bool) -> Compiled:
-    return Compiled(fn, writes=writes)
+        return partial(Compiled, writes=self.writes), (self._fn,)
 
 
 def is_mask(value: Tensor) -> bool:
