@@ -101,18 +101,15 @@ class Collector:
         self._buffer: RolloutBuffer | None = None  # holds the last batch, then the next; allocated on first use
         self.steps: Rollout
         self.layout = Layout()
-        self._reuses = allocate is not None or device.type == "cpu"
         self.version = 0
         self._T = self.n_timesteps = n_timesteps
-        self._in_place = step_in_place(env) is not None
         self._device = device
         self._validator = BatchValidator(env.action_space)
-        self._allocate = allocate or (lambda layout: layout.allocate(device))
+        self._allocate = allocate
         self._progress = progress
         self.seed = seed
         self._unprobed = 0  # steps since the agent's purity was last checked
         self._seeds = seed + torch.arange(env.n_envs(), device=device, dtype=torch.int64)
-        self._history, self._restarts_take_steps = agent.require_history(), env.auto_reset and env.restarts_take_steps
         self._episode, self._step = -1, 0
         # The same two numbers as tensors, which a captured batch reads and advances.
         self._episode_now = torch.full((), -1, dtype=torch.int64, device=device)
@@ -166,9 +163,10 @@ class Collector:
         self.steps, n_steps = self.take_steps(until_ended=not self.env.auto_reset)
         together = self._rollout is not None and self._rollout.runner.executor != "eager"
         collected = self.finish(n_steps, "compiled" if together else self._runner.executor)
-        if not self._reuses:
+        reused = self._allocate is not None or self._device.type == "cpu"
+        if not reused:
             self.renew()
-        return replace(collected, reused=self._reuses)
+        return replace(collected, reused=reused)
 
     def finish(self, n_steps: int, executor: str, invalid: Tensor | None = None) -> Collected:
         """Check ``steps``, which ``executor`` has written, and count them; see `collect` for the errors raised."""
@@ -207,10 +205,11 @@ class Collector:
         if rollout is not None:
             rollout.begin(buffer)
             act, step = rollout.act, RolloutBuffer.write_final_frames
+        wants_history = self.agent.require_history()
         while t < self._T:
             enter(_AGENT, t)
-            if self._history:
-                history = history_until(buffer, t, self._restarts_take_steps)
+            if wants_history:
+                history = history_until(buffer, t, self.env.auto_reset and self.env.restarts_take_steps)
             action, state = act(buffer, t, state, self.agent_info, history)
             enter(_ENVIRONMENT, t)
             if (running := step(buffer, t, action)) is not None:
@@ -229,7 +228,8 @@ class Collector:
             enter(_AGENT, 0)
             self._act, self._step_env = self._first.later_steps(buffer, state, self.agent_info)
             self._first = None
-        self._state, self._observation = state, buffer.slots[t]
+        # What follows an episode becomes padding, zeros, in a batch that is not copied.
+        self._state, self._observation = state, buffer.slots[t].clone() if until_ended else buffer.slots[t]
         self._steps = self._steps + t
         return buffer, t
 
@@ -245,14 +245,14 @@ class Collector:
             self._progress.at(_AGENT, 0)
             observation = DictTensor.unchecked({**self._observation._tensors, "rng": keys[0]})
             both = self._compiles_both()  # compiled code takes step 0, too, so that a resumed run rounds alike
-            call = self.agent if both else self._call
-            self.layout, action = self._first.layout(self._state, observation, self.agent_info, self._T, call)
+            self.layout, action = self._first.layout(self._state, observation, self.agent_info, self._T, eagerly=both)
             self._progress.enter(Phase.COPY)
             env: Any = self.env
             if both and (step := env.pure_step(action)) is not None:
                 self._rollout = CompiledRollout(self.agent, env, step)
                 self._runners.append(self._rollout.runner)
-        return RolloutBuffer(self._allocate(self.layout), in_place=self._in_place)
+        allocate = self._allocate or (lambda layout: layout.allocate(self._device))
+        return RolloutBuffer(allocate(self.layout), in_place=step_in_place(self.env) is not None)
 
     def count_running(self) -> int:
         """Count the environments that go on."""

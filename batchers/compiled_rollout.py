@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any, Protocol
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -16,8 +17,6 @@ from rlstruct.engine.executors import AgentOutput, agent_step, compiled_on
 from rlstruct.engine.runner import Runner
 from rlstruct.rl_agent import RL_Agent
 from rlstruct.vec_env import PureStep
-
-_MOST_BUFFERS = 2
 
 
 class CompilableEnv(Protocol):
@@ -51,7 +50,8 @@ class CompiledRollout:
         name = "agent and simulator"
         self.runner: Runner[Any] = Runner(self._act_and_step, agent, cpu, compiled_on(cpu), alike=True, operation=name)
         self._carry = {key: value.clone() for key, value in env.state_tensors().items()}
-        self._memory: dict[RolloutBuffer, list[Donated]] = {}  # of each step; a worker fills two buffers in turn
+        self._memory: WeakKeyDictionary[RolloutBuffer, list[Donated]] = WeakKeyDictionary()
+        self._rows: list[Donated] = []  # memory of each step of the present batch
         self._eager = True  # the next call is the first, in which the agent itself gets the buffer's memory
 
     def begin(self, buffer: RolloutBuffer) -> None:
@@ -61,11 +61,10 @@ class CompiledRollout:
             buffer: to write to; it holds the first observation.
         """
         if buffer not in self._memory:
-            if len(self._memory) == _MOST_BUFFERS:
-                self._memory.clear()
             carry = {f"carry/{key}": value for key, value in self._carry.items()}
             views = [{k: v.view(torch.uint8) if is_mask(v) else v for k, v in row.items()} for row in buffer.rows()]
             self._memory[buffer] = [Donated({**carry, **row}) for row in views]
+        self._rows = self._memory[buffer]
         now = self._env.state_tensors()
         torch._foreach_copy_([*self._carry.values()], [now[key] for key in self._carry])
         buffer.running.fill_(True)
@@ -80,7 +79,7 @@ class CompiledRollout:
             The frames that the step reached, for `RolloutBuffer.write_final_frames`, in place of the action; and the
             agent's state.
         """
-        memory = self._memory[buffer][t]
+        memory = self._rows[t]
         before = {key: value[t].clone() for key, value in buffer.stream.items()} if self._eager else None
         state, frames, new = self.runner(state, buffer.shown[t], agent_info, memory)
         if before is not None:

@@ -103,7 +103,7 @@ class FirstBatch:
         self.step: Step = self._in_place or self._step_with_copy
 
     def layout(
-        self, state: DictTensor, observation: DictTensor, agent_info: DictTensor, T: int, call: Callable[..., Any]
+        self, state: DictTensor, observation: DictTensor, agent_info: DictTensor, T: int, *, eagerly: bool
     ) -> tuple[Layout, DictTensor]:
         """Ask the agent for its first answer, and return the layout of a buffer.
 
@@ -112,7 +112,7 @@ class FirstBatch:
             observation: with ``rng``.  [B, ...]
             agent_info: [B] or empty.
             T: number of steps.
-            call: what to ask; the answer is that of step 0 only if it is the ``call`` that takes the steps.
+            eagerly: ask the agent itself, and once more in step 0; otherwise this answer is that of step 0.
 
         Returns:
             The layout, and the action.
@@ -120,6 +120,7 @@ class FirstBatch:
         agent = type(self._agent).__name__
         wants_history = self._agent.require_history()
         history = history_until(empty_rollout(observation), 0, restarts_take_steps=False) if wants_history else None
+        call = self._agent if eagerly else self._call
         try:
             answer = call(state, observation, agent_info, history)
         except RuntimeError as error:  # torch's, of tensors on two devices
@@ -132,7 +133,7 @@ class FirstBatch:
                 f"torch says: {error}"
             ) from error
         action, _ = answer = check_answer(f"{agent}.__call__", answer)
-        self._answer = answer if call is self._call else None
+        self._answer = None if eagerly else answer
         expect_rows("agent: action", action, self._env)
         if action.empty():
             raise ShapeMismatchError("agent: the action is empty, expected 'action' [B, ...] at least.")
@@ -172,7 +173,7 @@ class FirstBatch:
         agent, in_place = self._agent, self._in_place
         infers = (
             in_place is not None
-            and self._call is agent
+            and isinstance(self._call, RL_Agent)
             and agent.pure
             and not agent.require_history()
             and inference_mode_agrees(agent, state, buffer.shown[0], agent_info, None)

@@ -65,7 +65,7 @@ class Compiled:
             values.
     """
 
-    name, warm_up, max_instances = "compiled", 0, 64
+    name = "compiled"
 
     def __init__(self, fn: Callable[..., Any], *, writes: bool = False) -> None:
         self.held: list[Tensor] = []

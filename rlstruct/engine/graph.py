@@ -51,7 +51,7 @@ class Graph:
             writes the new state over that argument, so the next call copies nothing if it gets this state.
     """
 
-    name, warm_up, prepare, max_instances, writes = "graph", 1, None, 1, False
+    name, prepare, writes = "graph", None, False
 
     def __init__(self, step: Callable[..., Any], how: Capture, *, loops: bool = False) -> None:
         self._step = step

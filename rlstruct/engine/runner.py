@@ -27,6 +27,8 @@ from rlstruct.engine.purity import (
 from rlstruct.engine.streams import Stream
 from rlstruct.profiling import operation as profiled
 
+MOST_FORMS = 64
+"""Largest number of compiled executors of one step, one for each form of arguments."""
 R = TypeVar("R")
 
 
@@ -35,16 +37,13 @@ class Executor(Protocol):
 
     Attributes:
         name: as `RL_Batcher.stats` shows it.
-        warm_up: number of eager calls before it is created; they let libraries initialise what a capture cannot.
         prepare: method that prepares for arguments of this form, which keep their values. The first call is then
-            compared with the step itself. None: the first call prepares, and nothing is compared.
-        max_instances: largest number that may exist at once, one for each form of arguments.
+            compared with the step itself. None: the first call captures the step. That follows an eager call, in which
+            libraries initialise what a capture cannot; nothing is compared, and there is one executor at a time.
         writes: whether the step writes to its arguments.
     """
 
     name: str
-    warm_up: int
-    max_instances: int
     writes: bool
 
     @property
@@ -65,8 +64,8 @@ Make = Callable[..., Executor]  # of a step; further arguments are those of the 
 class Runner(Generic[R]):
     """A step and its fast executors, which return equal results.
 
-    The first `Executor.warm_up` calls run the step itself. The next call creates the executor and, for compiled code,
-    compares both; later calls run the executor. If it cannot be created, or returns something else, the runner falls
+    The first call creates the executor and compares both, or runs the step itself if the second one is to capture it;
+    later calls run the executor. If it cannot be created, or returns something else, the runner falls
     back to the step permanently. When weights are replaced, the executor reads the new tensors or is created again.
 
     Args:
@@ -97,7 +96,7 @@ class Runner(Generic[R]):
     _memory_form: Form | None = field(default=None, init=False)  # of the last donated argument
     _executors: dict[Form | None, Executor] = field(default_factory=dict, init=False)
     _watch: WeightsMonitor | None = field(default=None, init=False)  # set by the first call that may create an executor
-    _warm: int = field(default=0, init=False)
+    _is_warm: bool = field(default=False, init=False)  # an eager call precedes a capture
     _precision: Precision | None = field(default=None, init=False)  # of the step's numbers, once measured
     _probe: PurityProbe = field(default_factory=PurityProbe, init=False)
 
@@ -131,12 +130,12 @@ class Runner(Generic[R]):
         weights, alike = weights_of(self.owner), settings == watch.settings
         kept = {form: one for form, one in self._executors.items() if alike and one.rebind(names, weights)}
         self._executors = kept
-        self._warm = self._warm if kept else 0
+        self._is_warm = bool(kept)
 
     def forget(self) -> None:
         """Discard all executors: the step will read other tensors or do something else."""
         self._executors.clear()
-        self._warm, self._watch = 0, None
+        self._is_warm, self._watch = False, None
 
     @torch.no_grad()
     def probe(self, actual: DictTensor, *args: Any) -> None:  # noqa: ANN401
@@ -189,13 +188,14 @@ class Runner(Generic[R]):
         if self._watch is None:
             self._watch = WeightsMonitor(self.owner)
         executor = self.make(self.step)  # type: ignore[misc]  # `__call__` has returned without one
-        if self._warm < executor.warm_up:
-            self._warm += 1
+        prepare = executor.prepare
+        if prepare is None and not self._is_warm:
+            self._is_warm = True
             return self.step(*args)
-        while len(self._executors) >= executor.max_instances:
+        while len(self._executors) >= (1 if prepare is None else MOST_FORMS):
             del self._executors[next(iter(self._executors))]
-        if executor.prepare is not None:
-            return self._compare(executor, executor.prepare, form, args)
+        if prepare is not None:
+            return self._compare(executor, prepare, form, args)
         self._executors[form] = executor
         return self._execute(executor, args)
 

@@ -138,15 +138,14 @@ class Simulation:
         now |= {"episode": carry["episode"], "elapsed": carry["elapsed"] + 1, "reward": reward}
         now |= {f"last_{key}": value for key, value in action.items()}
         truncated, done = self._ends(now["elapsed"], terminated)
-        if starts is not None and starts.most == 1 and done.is_cpu and not done.numpy().any():  # sync: of CPU memory
-            after = dict(now)
-        else:
-            restart = self.restart if starts is None else starts.restart
-            after = restart(carry, done, now)
+        asks = starts is not None and starts.most == 1 and done.is_cpu
+        all_go_on = asks and not done.numpy().any()  # sync: of CPU memory
+        restart = self.restart if starts is None else starts.restart
+        after = dict(now) if all_go_on else restart(carry, done, now)
         if starts is not None:
             starts.episode = after["episode"]
         shown = ["reward", *(f"last_{key}" for key in action)]
-        reached = self.frames(moved, kept=after["episode"] is now["episode"]) | {key: now[key] for key in shown}
+        reached = self.frames(moved, kept=all_go_on) | {key: now[key] for key in shown}
         reached |= {"terminated": terminated, "truncated": truncated, "done": done}
         current = self.frames(part_of(after, "state/")) | {"initial_state": done}
         current |= {key: after.pop(key) for key in shown}

@@ -20,7 +20,7 @@ CPU = torch.device("cpu")
 class Fast:
     """An executor that calls the step, and notes what is asked of it."""
 
-    name, warm_up, max_instances, writes = "fast", 0, 2, False
+    name, writes = "fast", False
     made: list[Fast]
 
     def __init__(self, step: Any) -> None:
@@ -41,7 +41,7 @@ class Fast:
 class Slow(Fast):
     """Needs a warm-up, and is not compared, as a graph."""
 
-    warm_up, prepare, max_instances = 1, None, 1
+    prepare = None
 
 
 class Broken(Slow):
@@ -62,6 +62,7 @@ class Writing(Fast):
 def made(monkeypatch: pytest.MonkeyPatch) -> list[Fast]:
     found: list[Fast] = []
     monkeypatch.setattr(Fast, "made", found, raising=False)
+    monkeypatch.setattr("rlstruct.engine.runner.MOST_FORMS", 2)
     return found
 
 
