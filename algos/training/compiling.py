@@ -31,7 +31,8 @@ SECONDS_PER_STEP: Final = 1.8
 SAVED_PER_STEP: Final = 150e-6
 """The same for each time step in the update of an agent that is replayed step by step: all its steps are compiled."""
 MOST_ROWS: Final = 256
-"""With more environments than these, the agent's arithmetic takes most of a step, and compiling it saves nothing."""
+"""With more environments than these, the agent's arithmetic takes most of a step. With 1,024, compiled code takes 0.76
+to 1.11 of the time, depending on the network, and with 4,096 1.09."""
 
 
 def with_decisions(
