@@ -134,6 +134,21 @@ def published_table(name: str, _: Rows = ()) -> list[str]:
     return table(f"{head} | others | seconds of learning | commit", lines, 7) if lines else [NOT_MEASURED]
 
 
+def overview(_: Rows) -> list[str]:
+    """Return what each algorithm reached on each task, in how many environment steps and seconds of learning."""
+    cells: dict[str, dict[str, str]] = defaultdict(dict)  # of a task, by algorithm
+    for name, entries in published.TABLES.items():  # presets first; defaults fill in where there is none
+        for entry in entries:
+            if rows := load(entry.name)[0]:
+                mean = _rounded(statistics.fmean(row["final_return"] for row in rows))
+                seconds = statistics.median(row["learning_seconds"] for row in rows)
+                reached = f"{mean}{'*' * (name == 'defaults')}: {entry.n_env_steps // 1000:,}k, {seconds:,.0f} s"
+                cells[TASKS[entry.task].env].setdefault(entry.task.partition("_")[0], reached)
+    algorithms = [name for name in CONFIGS if any(name in found for found in cells.values())]
+    lines = [[task, *(found.get(name, "") for name in algorithms)] for task, found in cells.items()]
+    return table(" | ".join(["task", *map(str.upper, algorithms)]), lines, 1 + len(algorithms))
+
+
 def precisions(rows: Rows) -> list[str]:
     """Return the returns of trainings in float32 and bfloat16, by task, and the median seconds of both."""
     lines = []
@@ -367,6 +382,7 @@ TABLES: dict[str, tuple[str, Table]] = {
     **{name: ("", partial(experiment, name)) for name in experiments.EXPERIMENTS},
     "reasons": ("", reasons),
     "settings": ("", common_settings),
+    "overview": ("", overview),
     **{f"published_{name}": ("", partial(published_table, name)) for name in published.TABLES},
     "sharing": ("", sharing),
     "atari_exact": ("", lambda _: [atari_exact.render(json.loads(atari_exact.FILE.read_text()))]),
