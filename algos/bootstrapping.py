@@ -125,8 +125,8 @@ def bootstrap_values(
 def _refuse_history(agent: RL_Agent) -> None:
     if agent.require_history():
         raise BadValueError(
-            f"replay_with_next_values: {type(agent).__name__} requires a history, and there is none after the last "
-            "step. Collect whole episodes that terminate, and do not bootstrap."
+            f"bootstrapping: {type(agent).__name__} requires a history, and there is none after the last step. Collect "
+            "whole episodes that terminate, and do not bootstrap."
         )
 
 

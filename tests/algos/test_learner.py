@@ -69,7 +69,7 @@ def row_of(steps: Any, prefix: str, b: int, t: int) -> Any:
 
 def test_agents_that_want_a_history_are_refused_by_name() -> None:
     trajectories = collect(HistoryAgent, {}, True)
-    with pytest.raises(ValueError, match="replay_with_next_values: HistoryAgent requires a history"):
+    with pytest.raises(ValueError, match="bootstrapping: HistoryAgent requires a history"):
         replay_with_next_values(HistoryAgent(), trajectories)
 
 
