@@ -67,7 +67,8 @@ class RL_Batcher:  # noqa: N801 - the name in rlstructures
             that says why.
         compile_agent: compile the agent's step with TorchInductor, if the agent is `RL_Agent.pure`. Small networks
             then act many times faster on the CPU. Results are equal up to rounding. An agent that cannot be compiled
-            runs eagerly, after one warning that says why. The first batch takes seconds longer.
+            runs eagerly, after one warning that says why. The first batch takes seconds longer. There is no
+            "auto", unlike in a training's settings, because a batcher does not know for how many steps it will run.
         on_worker_error: ``"raise"`` raises `WorkerError` if a worker raises or dies. ``"restart"`` restarts it with new
             episodes, in whichever call, and lists the lost ones in `lost_episodes`; batches stay full. A worker that
             fails before its environments exist raises in both cases, because it would fail again.
