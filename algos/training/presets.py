@@ -156,7 +156,8 @@ PRESETS: Registry[tuple[str, str], Preset] = Registry({
         evaluation_timesteps=999, target_return=92.0, evaluation_processes=0,
     ), {"hidden": (64, 64), "layer_norm": True, "n_atoms": 101, "value_range": (-10.0, 10.0)}),
     **{
-        # CleanRL's settings, but the policy learns at every step, not twice at every other step. Not measured here.
+        # CleanRL's settings, but the policy learns at every step, not twice at every other step. The first 20,000 steps
+        # are measured, see docs/algorithms/sac.md.
         ("sac", f"{name}-v5"): Preset(SACConfig(
             n_env_steps=1_000_000, n_envs=1, n_timesteps=1, n_updates=1, learning_starts=5000, log_interval=1000,
             evaluation_interval=100_000, evaluation_timesteps=1_000, evaluation_episodes=10,
