@@ -130,8 +130,8 @@ _VERSION = "version"
 class ReplayLearner(GradientLearner):
     """Learner that stores every batch in a replay buffer, and takes ``n_updates`` gradient steps on samples from it.
 
-    If the network keeps statistics of its inputs, every batch updates them, and `prepare_sample` scales the rewards: the
-    buffer keeps them as they were collected.
+    If the network keeps statistics of its inputs, every batch updates them, and `prepare_sample` scales the rewards:
+    the buffer keeps them as they were collected.
 
     Args:
         model: see `GradientLearner`.
