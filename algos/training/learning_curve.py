@@ -27,6 +27,11 @@ class Curve:
     steps: Sequence[float]  # environment steps, in order
     values: Sequence[float]  # the number at each step
 
+    def points(self) -> tuple[list[float], list[float]]:
+        """Return each step once, with its later value, because nothing was selected by that."""
+        latest = dict(zip(self.steps, self.values, strict=True))
+        return list(latest), list(latest.values())
+
 
 def draw_learning_curve(rows: Sequence[Mapping[str, float]], path: Path, *, title: str) -> None:
     """Draw ``train/return`` and ``evaluation/mean_return`` of lines of metrics, where there are any, as PNG."""
@@ -122,10 +127,10 @@ def _draw(
     if len(curves) == 1:
         (curve,) = curves
         look = {"color": colour, "linestyle": line, "linewidth": 2, "marker": "o", "markersize": 3}
-        axes.plot(curve.steps, curve.values, label=label, **look)
+        axes.plot(*curve.points(), label=label, **look)
         return
     for curve in curves:
-        axes.plot(curve.steps, curve.values, color=colour, linewidth=0.7, alpha=0.45)
+        axes.plot(*curve.points(), color=colour, linewidth=0.7, alpha=0.45)
     steps, values = together(curves, ended=ended)
     axes.fill_between(steps, values.min(axis=0), values.max(axis=0), color=colour, alpha=0.15, linewidth=0)
     spread = f"{label}: mean, lowest and highest of {len(curves)} runs"
@@ -135,8 +140,8 @@ def _draw(
 def together(curves: Sequence[Curve], *, ended: bool = False) -> tuple[Any, Any]:
     """Interpolate curves linearly at common steps, in the range that all of them cover.
 
-    If a step occurs twice, the later value counts, because nothing was selected by it. If all have ``ended``, the range
-    goes on to the last step of any of them, and each keeps its last value from its end on.
+    If all have ``ended``, the range goes on to the last step of any of them, and each keeps its last value from its end
+    on.
 
     Returns:
         The steps, [S], and the values, [len(curves), S].
@@ -145,5 +150,4 @@ def together(curves: Sequence[Curve], *, ended: bool = False) -> tuple[Any, Any]
     first, last = max(curve.steps[0] for curve in curves), max(ends) if ended else min(ends)
     inside = {step for curve in curves for step in curve.steps if first <= step <= last}
     steps = np.array(sorted(inside | {first}), dtype=np.float64)
-    latest = [dict(zip(curve.steps, curve.values, strict=True)) for curve in curves]
-    return steps, np.stack([np.interp(steps, list(points), list(points.values())) for points in latest])
+    return steps, np.stack([np.interp(steps, *curve.points()) for curve in curves])
