@@ -13,17 +13,15 @@ import torch
 from torch import Tensor, nn
 
 from rlstruct import renamed
+from rlstruct.algos.compiled_steps import CompiledSteps
 from rlstruct.algos.distributed.process_group import DistributedLearnerGroup, Terms, learner_group
-from rlstruct.algos.optimising import PureAdam, initial_rate, laid_out_as, load_optimizer, norm_of, step_unless
+from rlstruct.algos.optimising import initial_rate, laid_out_as, load_optimizer, norm_of, step_unless
 from rlstruct.algos.training.config import TrainingConfig
 from rlstruct.batchers.arguments import check_call, check_factory
 from rlstruct.core import DictTensor, TemporalDictTensor, Trajectories
-from rlstruct.core.pytree import TreeSpec
 from rlstruct.device import resolve_device
 from rlstruct.engine.compiled import warn_uncompiled
-from rlstruct.engine.donated import Donated
 from rlstruct.engine.executors import EXECUTORS, PROMISE
-from rlstruct.engine.host_syncs import intended
 from rlstruct.engine.memory import keep_freed_memory
 from rlstruct.engine.mixed_precision import Bfloat16Products, why_not_bfloat16
 from rlstruct.engine.runner import Make, Runner
@@ -38,7 +36,6 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 _logger = logging.getLogger(__name__)
-_NEXT = "next minibatch"
 
 CreateAgent = Callable[..., RL_Agent]
 
@@ -65,7 +62,7 @@ def agent_around(model: nn.Module, create_agent: CreateAgent, device: str, *, st
 class GradientLearner(ABC):
     """One network and one optimiser.
 
-    An update runs eagerly, with compiled gradients, or as one captured graph. The results are equal.
+    An update runs eagerly, with compiled gradient steps, or as one captured graph. The results are equal.
     Once a loss or gradient is not finite, the optimiser no longer changes the weights, so those that caused it can
     still be saved. Any ``optimizer`` that you set is guarded in the same way. If it is a fused Adam or was created with
     ``capturable=True``, the guard never waits for the device, and updates can be captured.
@@ -134,13 +131,12 @@ class GradientLearner(ABC):
             self._captured, self._owner, self.device, graph, failed=warn_uncaptured, stream=stream, operation="graph"
         )
         self._is_updating = False
-        self._adam: PureAdam | None = None  # in an update, whose steps are compiled with that of the optimiser
-        self._runners: list[Runner[Any]] = [self._graph]
+        self._parts: list[Runner[Any]] = []  # of a gradient step; see `_part`
         self._frozen: dict[str, object] | None = None  # what executors hold, since the first update
         self._uncompiled = False  # True once a warning has reported it
         self._gradients = self._part("loss and backward", self._differentiate)
-        self._compiled_step = self._part("gradient step", self._compute_step)
-        self._next_step = self._part("gradient step", self._take_next)
+        self._compiled_steps = CompiledSteps(self)
+        self._runners = [self._graph, *self._parts]
         self.statistics: Any = model if hasattr(model, "see_rewards") else None
         self._open_return: Tensor | None = None  # return of each unfinished episode, for the statistics  [B]
 
@@ -198,21 +194,15 @@ class GradientLearner(ABC):
         """
 
     def gradient_step(self, minibatch: Any) -> dict[str, Tensor]:  # noqa: ANN401 - as of `terms`
-        """Take one gradient step: `gradient`, then `descend`.
+        """Take one gradient step: in one compiled call where possible, otherwise `gradient`, then `descend`.
 
         Returns:
             The terms, detached, with ``gradient_norm``, [], if the norm is bounded.
         """
-        terms: Terms
-        if (adam := self._adam or self._pure_adam()) is None:
-            terms, gradient = self.gradient(minibatch)
-            return self.descend(terms, gradient, unless=self._held(terms))
-        terms, new = self._compiled_step(minibatch, adam.state())
-        adam.write(new)
-        if self._adam is None:
-            self._count(adam)
-        self.policy_version += 1
-        return terms
+        if (terms := self._compiled_steps.take(minibatch)) is not None:
+            return terms
+        terms, gradient = self.gradient(minibatch)
+        return self.descend(terms, gradient, unless=self._held(terms))
 
     def _held(self, terms: Terms) -> Tensor | None:
         """Return ``unless`` of `descend`, which only some learners need; it may add to the terms."""
@@ -224,6 +214,76 @@ class GradientLearner(ABC):
         Returns:
             The numbers to report, usually ``terms``.
         """
+        return terms
+
+    def gradient(self, minibatch: Any) -> tuple[Terms, Terms]:  # noqa: ANN401 - as of `terms`
+        """Differentiate the ``loss`` of `terms`, averaged over all learners; compiled if the settings ask for it.
+
+        Returns:
+            The terms, detached, with ``gradient_norm`` [] if the norm is bounded; and the gradient of each weight by
+            its number, clipped to the bound. Weights that the loss does not depend on have no entry.
+        """
+        terms, gradient = self._gradients(minibatch)
+        if isinstance(self.group, DistributedLearnerGroup):
+            return self._bounded(*self.group.mean(terms, gradient, self.weight(minibatch)))
+        return terms, gradient
+
+    def weight(self, minibatch: Any) -> Tensor | None:  # noqa: ANN401 - as of `terms`
+        """Return the number of steps that `terms` averages over, [], as a weight; None weights all learners equally."""
+        return minibatch.lengths.sum() if isinstance(minibatch, Trajectories) else None
+
+    def _differentiate(self, minibatch: Any) -> tuple[Terms, Terms]:  # noqa: ANN401
+        with torch.enable_grad():
+            with operation("loss"), Bfloat16Products() if self._coarse else contextlib.nullcontext():
+                terms = self.terms(minibatch)
+            where = f"{type(self).__name__}.terms"
+            if not isinstance(terms, dict) or "loss" not in terms:
+                returned = sorted(terms) if isinstance(terms, dict) else terms
+                raise BadKeyError(f"{where}: it returned {returned}, expected a dict with 'loss', which is minimised.")
+            check_numbers(where, terms, single=["loss"])
+            if not terms["loss"].requires_grad:
+                raise BadValueError(
+                    f"{where}: the loss carries no gradient, because it was computed from collected "
+                    "numbers alone. Recompute the agent's outputs with replay_agent(agent, batch), and use them."
+                )
+            with operation("backward"):
+                gradients = torch.autograd.grad(terms["loss"], self._weights, allow_unused=True)
+            if all(grad is None for grad in gradients):
+                raise BadValueError(
+                    f"{where}: the loss depends on none of the {len(gradients)} weights that it should train, those of "
+                    "learner.model. Compute it from this network: an agent must not copy it if copy_model is False."
+                )
+        gradient = {str(i): grad for i, grad in enumerate(gradients) if grad is not None}
+        terms = {name: term.detach() if term.requires_grad else term for name, term in terms.items()}
+        return (terms, gradient) if self.group.size > 1 else self._bounded(terms, gradient)
+
+    def _bounded(self, terms: Terms, gradient: Terms) -> tuple[Terms, Terms]:
+        """Clip the norm of the gradient if the settings bound it."""
+        if (bound := self.config.max_gradient_norm) is not None:
+            gradients = list(gradient.values())
+            norm = terms["gradient_norm"] = norm_of(gradients)
+            scale = (bound / (norm + 1e-6)).clamp(max=1.0)  # as nn.utils.clip_grad_norm_
+            gradient = dict(zip(gradient, torch._foreach_mul(gradients, scale), strict=True))
+        return terms, gradient
+
+    @operation("optimiser")
+    def descend(self, terms: Terms, gradient: Terms, unless: Tensor | None = None) -> Terms:
+        """Take a gradient step.
+
+        Args:
+            terms: the first result of `gradient`.
+            gradient: its second result, by number of the weight.
+            unless: leave the weights unchanged if this is True.  [] bool
+
+        Returns:
+            The terms.
+        """
+        for i, weight in enumerate(self._weights):
+            weight.grad = laid_out_as(weight, gradient.get(str(i)))
+        norm = terms["gradient_norm"] if "gradient_norm" in terms else norm_of(list(gradient.values()))
+        self._finite &= (terms["loss"] + norm).abs() < torch.inf
+        step_unless(self.optimizer, ~self._finite if unless is None else ~self._finite | unless)
+        self.policy_version += 1
         return terms
 
     def _captured(self, argument: Any) -> dict[str, Tensor]:  # noqa: ANN401
@@ -244,41 +304,6 @@ class GradientLearner(ABC):
         places = [one.__module__ for one in owners] + [getattr(self, name).__module__ for name in methods]
         return not vars(self).keys() & methods and all(place.startswith("rlstruct.") for place in places)
 
-    def _steps_can_be_stacked(self) -> bool:
-        """Return True if gradient steps are compiled with that of the optimiser; see `_take_stacks`."""
-        return self._adam is not None and self._next_step.make is not None
-
-    def _take_stacks(self, stacks: Iterable[Any], more: Terms) -> list[Terms]:
-        """Take the gradient steps on stacks of minibatches, each stack in one call, without Python between steps.
-
-        Args:
-            stacks: all of the same form.  [n, ...]
-            more: what else `_stacked_step` changes, each tensor by name.
-
-        Returns:
-            The terms of each step.
-        """
-        if (adam := self._adam) is None:  # unreachable; narrows the type
-            return []
-        number = torch.zeros((), dtype=torch.int64, device=self.device)
-        state, steps = Donated({**adam.state(), **more, _NEXT: number}), []
-        for stack in stacks:
-            number.zero_()
-            steps += [terms for (terms,) in self._next_step.times(len(TreeSpec(stack).flatten(stack)[0]), stack, state)]
-        self.policy_version += len(steps)
-        return steps
-
-    def _take_next(self, stack: Any, state: Terms) -> tuple[Terms, Terms]:  # noqa: ANN401 - as of `terms`
-        """Take the gradient step on the next minibatch of a stack: a pure function."""
-        tree, number = TreeSpec(stack), state[_NEXT].unsqueeze(0)
-        minibatch = tree.unflatten(one.index_select(0, number).squeeze(0) for one in tree.flatten(stack))
-        terms, new = self._stacked_step(minibatch, state)
-        return terms, {**new, _NEXT: state[_NEXT] + 1}
-
-    def _stacked_step(self, minibatch: Any, state: Terms) -> tuple[Terms, Terms]:  # noqa: ANN401 - as of `terms`
-        """Take a gradient step on a minibatch of a stack; return its terms, and the changes of the state."""
-        return self._compute_step(minibatch, state)
-
     def _replayed(self, argument: Any) -> dict[str, Tensor]:  # noqa: ANN401
         """Call `_captured`; later calls may replay it as one captured graph."""
         first = self.policy_version
@@ -298,17 +323,13 @@ class GradientLearner(ABC):
             self._start_over_if_replaced()
         for runner in self._runners:
             runner.weights_changed()
-        self._is_updating, self._adam = True, self._pure_adam()
+        self._compiled_steps.begin()
+        self._is_updating = True
         try:
             yield
         finally:
-            if self._adam is not None:
-                self._count(self._adam)
-            self._is_updating, self._adam = False, None
-
-    def _count(self, adam: PureAdam) -> None:
-        if not adam.count():
-            self._finite.zero_()
+            self._compiled_steps.end()
+            self._is_updating = False
 
     def close(self) -> None:
         """Drop captured and compiled code: a graph with an all-reduce must be released before its process group."""
@@ -340,28 +361,17 @@ class GradientLearner(ABC):
             return
         self.close()
         self._owner, graph, self._compile = self._executors()
-        for runner in self._runners:
-            runner.owner = self._owner
-            runner.make = runner.make and (graph if runner is self._graph else self._compile)
+        self._graph.owner, self._graph.make = self._owner, self._graph.make and graph
+        for part in self._parts:
+            part.owner, part.make = self._owner, part.make and self._compile
 
-    def _pure_adam(self) -> PureAdam | None:
-        """Return the optimiser as a pure function, if gradient and step can be compiled as one; CPU only.
+    def _may_compile_steps(self) -> bool:
+        """Return True if gradient steps may be compiled together with the step of the optimiser."""
+        return self.device.type == "cpu" and self.group.size == 1 and self._is_bundled("gradient", "descend")
 
-        Elsewhere the step of a fused optimiser is one kernel of the captured graph already.
-        """
-        if self.device.type != "cpu" or self.group.size > 1 or self._compiled_step.make is None:
-            return None
-        if not self._is_bundled("gradient", "descend") or not PureAdam.supports(self.optimizer, self._weights):
-            return None
-        with intended():
-            finite = bool(self._finite)  # sync: of CPU memory
-        return PureAdam(self.optimizer, self._weights, finite=finite)
-
-    def _compute_step(self, minibatch: Any, state: Terms) -> tuple[Terms, Terms]:  # noqa: ANN401
-        """Return the terms and the result of `PureAdam.compute`: a pure function."""
-        terms, gradient = self._differentiate(minibatch)
-        norm = terms["gradient_norm"] if "gradient_norm" in terms else norm_of(list(gradient.values()))
-        return terms, PureAdam(self.optimizer, self._weights).compute(gradient, state, terms["loss"] + norm)
+    def _pure_step(self, minibatch: Any, state: Terms) -> tuple[Terms, Terms]:  # noqa: ANN401 - as of `terms`
+        """Take a step of `CompiledSteps.take_stacks`, as a pure function; return its terms and changes of the state."""
+        return self._compiled_steps.compute(minibatch, state)
 
     def _part(self, name: str, step: Callable[..., Any]) -> Runner[Any]:
         """Return a runner of a pure part of the update, compiled if the settings ask for it.
@@ -370,7 +380,7 @@ class GradientLearner(ABC):
         """
         failed = self._warn_uncompiled
         runner: Runner[Any] = Runner(step, self._owner, self.device, self._compile, failed=failed, operation=name)
-        self._runners.append(runner)
+        self._parts.append(runner)
         return runner
 
     def _warn_uncompiled(self, why_not: str) -> None:
@@ -461,76 +471,6 @@ class GradientLearner(ABC):
                 group["lr"] = self._rates.setdefault(first, tensor).fill_(rate)
             else:
                 group["lr"] = rate
-
-    def gradient(self, minibatch: Any) -> tuple[Terms, Terms]:  # noqa: ANN401 - as of `terms`
-        """Differentiate the ``loss`` of `terms`, averaged over all learners; compiled if the settings ask for it.
-
-        Returns:
-            The terms, detached, with ``gradient_norm`` [] if the norm is bounded; and the gradient of each weight by
-            its number, clipped to the bound. Weights that the loss does not depend on have no entry.
-        """
-        terms, gradient = self._gradients(minibatch)
-        if isinstance(self.group, DistributedLearnerGroup):
-            return self._bounded(*self.group.mean(terms, gradient, self.weight(minibatch)))
-        return terms, gradient
-
-    def weight(self, minibatch: Any) -> Tensor | None:  # noqa: ANN401 - as of `terms`
-        """Return the number of steps that `terms` averages over, [], as a weight; None weights all learners equally."""
-        return minibatch.lengths.sum() if isinstance(minibatch, Trajectories) else None
-
-    def _differentiate(self, minibatch: Any) -> tuple[Terms, Terms]:  # noqa: ANN401
-        with torch.enable_grad():
-            with operation("loss"), Bfloat16Products() if self._coarse else contextlib.nullcontext():
-                terms = self.terms(minibatch)
-            where = f"{type(self).__name__}.terms"
-            if not isinstance(terms, dict) or "loss" not in terms:
-                returned = sorted(terms) if isinstance(terms, dict) else terms
-                raise BadKeyError(f"{where}: it returned {returned}, expected a dict with 'loss', which is minimised.")
-            check_numbers(where, terms, single=["loss"])
-            if not terms["loss"].requires_grad:
-                raise BadValueError(
-                    f"{where}: the loss carries no gradient, because it was computed from collected "
-                    "numbers alone. Recompute the agent's outputs with replay_agent(agent, batch), and use them."
-                )
-            with operation("backward"):
-                gradients = torch.autograd.grad(terms["loss"], self._weights, allow_unused=True)
-            if all(grad is None for grad in gradients):
-                raise BadValueError(
-                    f"{where}: the loss depends on none of the {len(gradients)} weights that it should train, those of "
-                    "learner.model. Compute it from this network: an agent must not copy it if copy_model is False."
-                )
-        gradient = {str(i): grad for i, grad in enumerate(gradients) if grad is not None}
-        terms = {name: term.detach() if term.requires_grad else term for name, term in terms.items()}
-        return (terms, gradient) if self.group.size > 1 else self._bounded(terms, gradient)
-
-    def _bounded(self, terms: Terms, gradient: Terms) -> tuple[Terms, Terms]:
-        """Clip the norm of the gradient if the settings bound it."""
-        if (bound := self.config.max_gradient_norm) is not None:
-            gradients = list(gradient.values())
-            norm = terms["gradient_norm"] = norm_of(gradients)
-            scale = (bound / (norm + 1e-6)).clamp(max=1.0)  # as nn.utils.clip_grad_norm_
-            gradient = dict(zip(gradient, torch._foreach_mul(gradients, scale), strict=True))
-        return terms, gradient
-
-    @operation("optimiser")
-    def descend(self, terms: Terms, gradient: Terms, unless: Tensor | None = None) -> Terms:
-        """Take a gradient step.
-
-        Args:
-            terms: the first result of `gradient`.
-            gradient: its second result, by number of the weight.
-            unless: leave the weights unchanged if this is True.  [] bool
-
-        Returns:
-            The terms.
-        """
-        for i, weight in enumerate(self._weights):
-            weight.grad = laid_out_as(weight, gradient.get(str(i)))
-        norm = terms["gradient_norm"] if "gradient_norm" in terms else norm_of(list(gradient.values()))
-        self._finite &= (terms["loss"] + norm).abs() < torch.inf
-        step_unless(self.optimizer, ~self._finite if unless is None else ~self._finite | unless)
-        self.policy_version += 1
-        return terms
 
     def state_dict(self) -> dict[str, object]:
         """Return the state for a checkpoint: model, optimiser, configuration, number of gradient steps."""

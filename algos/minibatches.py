@@ -100,9 +100,8 @@ class EpochLearner(GradientLearner):
         n = self.config.n_minibatches
         bundled = self._is_bundled("minibatches", "gradient_step", "after_step")
         even = prepared.collected is None and prepared.rows.n_elems() % n == 0
-        if not (self._steps_can_be_stacked() and bundled and even):
-            return super()._each_step(prepared)
-        return self._take_stacks(self._stacks(prepared.rows), {})
+        steps = self._compiled_steps.take_stacks(self._stacks(prepared.rows), {}) if bundled and even else None
+        return super()._each_step(prepared) if steps is None else steps
 
     def _stacks(self, rows: Trajectories) -> Iterator[Trajectories]:
         """Yield the equally large minibatches of each epoch.  [n_minibatches, B, T]."""

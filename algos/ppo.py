@@ -17,7 +17,7 @@ from rlstruct.algos.algorithm import Algorithm
 from rlstruct.algos.bootstrapping import bootstrap_values, collected_values, next_values, output_of
 from rlstruct.algos.learner import evaluate_actions
 from rlstruct.algos.minibatches import EpochConfig, EpochLearner, Prepared
-from rlstruct.algos.optimising import PureAdam, Terms
+from rlstruct.algos.optimising import Terms
 from rlstruct.algos.training.config import TrainingConfig
 from rlstruct.core import TemporalDictTensor, Trajectories
 from rlstruct.functional.advantages import generalized_advantage
@@ -174,8 +174,9 @@ class PPOLearner(EpochLearner):
         """Replay the agent over a minibatch, and compute `losses`."""
         return losses(replay_agent(self.agent, minibatch), minibatch, self.config)
 
-    def _pure_adam(self) -> PureAdam | None:
-        return super()._pure_adam() if self.config.target_kl is None else None
+    def _may_compile_steps(self) -> bool:
+        """Leave steps to the optimiser if ``target_kl`` may skip them."""
+        return self.config.target_kl is None and super()._may_compile_steps()
 
     def _held(self, terms: Terms) -> Tensor | None:
         """Skip steps once the policy has moved beyond ``target_kl``, as ``skipped`` tells; they count in any case."""

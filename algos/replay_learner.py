@@ -234,12 +234,13 @@ class ReplayLearner(GradientLearner):
             return super()._each_step(prepared)
         if self._graph.make is not None and self.buffer.device == self.device:
             return [self._replayed(None) for _ in range(self.config.n_updates)]
-        if not (self._steps_can_be_stacked() and self.buffer.draws_uniformly()):
+        if not self.buffer.draws_uniformly():
             return super()._each_step(prepared)
         places = {f"copy/{i}/{j}": one for i, (average, *_) in enumerate(self.slow_copies())
                   for j, one in enumerate(average.copies())}  # fmt: skip
-        stacks = self.buffer.stacks(self.config.batch_size, self.config.n_updates)
-        return self._take_stacks(map(self._with_keys, stacks), {**places, _VERSION: self.version_now})
+        stacks = map(self._with_keys, self.buffer.stacks(self.config.batch_size, self.config.n_updates))
+        steps = self._compiled_steps.take_stacks(stacks, {**places, _VERSION: self.version_now})
+        return super()._each_step(prepared) if steps is None else steps
 
     def _with_keys(self, stack: DictTensor) -> DictTensor:
         """Add the random keys to a stack of samples, each of which draws them anew."""
@@ -250,9 +251,9 @@ class ReplayLearner(GradientLearner):
         keys = self._keys(len(names) * batch_size, n).view(n, len(names), batch_size)
         return stack + DictTensor(dict(zip(names, keys.unbind(1), strict=True)))
 
-    def _stacked_step(self, minibatch: DictTensor, state: Terms) -> tuple[Terms, Terms]:
+    def _pure_step(self, minibatch: DictTensor, state: Terms) -> tuple[Terms, Terms]:
         """Take a gradient step on a sample, and do what follows; see `GradientLearner`."""
-        terms, new = super()._stacked_step(self.prepare_sample(minibatch), state)
+        terms, new = super()._pure_step(self.prepare_sample(minibatch), state)
         latest: dict[Tensor, Tensor] = {
             weight: new.get(f"weight/{i}", weight.detach()) for i, weight in enumerate(self._weights)
         }
