@@ -385,7 +385,7 @@ TABLES: dict[str, tuple[str, Table]] = {
     "overview": ("", overview),
     **{f"published_{name}": ("", partial(published_table, name)) for name in published.TABLES},
     "sharing": ("", sharing),
-    "atari_exact": ("", lambda _: [atari_exact.render(json.loads(atari_exact.FILE.read_text()))]),
+    "atari_exact": ("", lambda _: [atari_exact.render()]),
     "strength": ("connect_four_strength", strength),
     "sac_peers": ("", partial(compared, "sac", {"stable-baselines3": "_sb3", "CleanRL": "_cleanrl"})),
     "pqn_peers": ("", partial(compared, "pqn", {"rejax 0.1.3": "_rejax"})),

@@ -6,6 +6,7 @@ import importlib
 import itertools
 import json
 import pathlib
+import re
 from types import ModuleType
 
 import numpy as np
@@ -83,7 +84,21 @@ def test_the_table_lists_all_games_and_is_what_the_results_say(monkeypatch: pyte
     page = (ROOT / "docs" / "atari.md").read_text()
     assert "<!-- atari_exact -->" in page
     assert script.rendered(page) == page, "run python benchmarks/tables.py"
-    assert sorted(MEASURED) == playable_games()
+    for file in (RESULTS, RESULTS.with_name("atari_exact_put_off.json")):
+        assert sorted(row["game"] for row in json.loads(file.read_text())["rows"]) == playable_games()
+
+
+def test_games_held_out_are_exact_and_no_test_names_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    games = importlib.import_module("atari_exact").HELD_OUT
+    for name in ("atari_exact_held_out.json", "atari_exact_held_out_put_off.json"):
+        rows = json.loads(RESULTS.with_name(name).read_text())["rows"]
+        assert {row["game"]: (row["n_frames"], row["differences"], row["n_wrong_pictures"]) for row in rows} == {
+            game: (1000, {}, 0) for game in games
+        }
+    named = "|".join([*games, *(game.title().replace("_", "") for game in games)])
+    texts = {file: file.read_text() for file in (ROOT / "tests").rglob("*.py")}
+    assert [str(file) for file, text in texts.items() if re.search(rf"[\"'/]({named})\b", text)] == []
 
 
 def test_consoles_do_not_see_their_neighbours() -> None:
