@@ -15,15 +15,16 @@ compares ways to share a GPU, in any order:
 time on the GPU run alone. A test file that runs out of time continues in the next test step, even in a later command;
 a skipped file (because a package is missing, for example) is tried again in the next command.
 
-torch, numpy, gymnasium, cloudpickle, pytest and hypothesis must be installed, or be in the folder that ``--site``
-names (build/packages, into which the archives of `.ci/pack_site.py` in build/site are unpacked). Without warp-lang
-and ale-py, the tests and benchmarks that need them are skipped. On a borrowed machine only paths that git ignores,
-like these, are sure to survive between commands. Every test file runs in its own process: if a test hangs, dies or
-breaks CUDA, only that test is lost, and the rest of its file runs in a new process. Benchmarks continue in the same
-way. Results are written as they arrive, to files named by device and commit: ``gpu_tests-….json`` (each test with its
-outcome, seconds and output), ``gpu-….json``, ``experiments-….json`` and ``sharing-….json`` (benchmarks),
-``gpu_run-….json`` (the outcome of each step) and ``gpu_run-….log``. Every two seconds they are copied to ``--copy``
-(by default, the folder that the environment variable OUT names, if it is set), so a killed command loses nothing.
+torch and numpy must be installed; gymnasium and cloudpickle too, or be in the folder that ``--site`` names
+(build/packages, into which the archives of `.ci/pack_site.py` in build/site are unpacked). Without pytest or
+hypothesis only the benchmarks run; without warp-lang or ale-py, tests that need them are skipped, and benchmarks leave
+out what needs them. On a borrowed machine only paths that git ignores, like these, are sure to survive between
+commands. Every test file runs in its own process: if a test hangs, dies or breaks CUDA, only that test is lost, and
+the rest of its file runs in a new process. Benchmarks continue in the same way. Results are written as they arrive, to
+files named by device and commit: ``gpu_tests-….json`` (each test with its outcome, seconds and output),
+``gpu-….json``, ``experiments-….json`` and ``sharing-….json`` (benchmarks), ``gpu_run-….json`` (the outcome of each
+step) and ``gpu_run-….log``. Every two seconds they are copied to ``--copy`` (by default, the folder that the
+environment variable OUT names, if it is set), so a killed command loses nothing.
 
 Exit code 0: all tests passed, and all benchmarks finished.
 """
@@ -51,8 +52,10 @@ from gpu_plan import STEPS, Step
 ROOT = Path(__file__).resolve().parent.parent
 REPORT = "RLSTRUCT_ON_GPU_REPORT"  # variable that names the file in which the plugin half of this script records
 BROKEN = 70  # exit code: CUDA is unusable from here on
-_NEEDED = ["torch", "numpy", "gymnasium", "cloudpickle", "pytest", "hypothesis"]  # to start any step
-_USED = ["pytest_timeout", "warp", "triton"]
+_NEEDED = ["torch", "numpy", "gymnasium", "cloudpickle"]  # to start any step
+_FOR_TESTS = ["pytest", "hypothesis"]  # to start a test file
+_FOR_SOME = ["warp", "ale_py"]  # for parts of tests and benchmarks, which leave them out
+_USED = [*_FOR_TESTS, *_FOR_SOME, "pytest_timeout", "triton"]
 _MOST_STARTS = 6  # processes per file
 Row = dict[str, Any]
 
@@ -179,11 +182,13 @@ class Session:
         if run.returncode:
             raise SystemExit(f"torch cannot be imported here:\n{run.stderr}")
         found: Row = json.loads(run.stdout.splitlines()[-1])
+        archives = f"the archives of .ci/pack_site.py into {self.options.archives}"
+        remedy = f"install it for {sys.executable}, or put {archives}."
         if "needed" in found:
-            raise SystemExit(
-                f"on_gpu.py: {', '.join(found['needed'])} not found: install it for {sys.executable}, or put the "
-                f"archives of .ci/pack_site.py into {self.options.archives}."
-            )
+            raise SystemExit(f"on_gpu.py: {', '.join(found['needed'])} not found: {remedy}")
+        for names, lost in ((_FOR_TESTS, "no test runs"), (_FOR_SOME, "what needs it is left out")):
+            if missing := [name for name in names if name in found["missing"]]:
+                print(f"on_gpu.py: {', '.join(missing)} not found, so {lost}: {remedy}", file=sys.stderr, flush=True)
         return found
 
     def run(self) -> bool:
@@ -244,6 +249,9 @@ class Session:
             True if that is so, False if the time was used up first.
         """
         name = str(file.relative_to(ROOT))
+        if missing := [package for package in _FOR_TESTS if package in self.here["missing"]]:
+            self._keep(name, [{"test": name, "outcome": "not run", "said": f"{', '.join(missing)} not found"}])
+            return False
         report = self.scratch / f"{name.replace('/', '-')}.jsonl"
         known: dict[str, Row] = {row["test"]: row for row in self.rows if row["file"] == name}
         for start in range(_MOST_STARTS):

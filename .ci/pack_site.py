@@ -6,11 +6,12 @@ On the GPU machine, `.ci/on_gpu.py` unpacks build/site into build/packages. git 
 commands on a borrowed machine. If only 64 MiB can be copied at a time, send the first two archives with the first
 command and the others with the second, which tests and times Atari.
 
-``1-packages.tar.xz`` and ``2-warp.tar.xz``, about 55 MB together, hold what collection and learning need on a GPU:
-gymnasium, and Warp with machine code for one architecture only. ``3-cpu.tar.xz``, about 20 MB, holds Warp's CPU
-compiler and ale-py with its ROMs, for tests that compare a GPU with the CPU. ``4-mujoco.tar.xz``, 7 MB, holds MuJoCo
-and MuJoCo Warp, for the tests of `MujocoWarpEnv`; JAX for CUDA is too large. torch, pytest and hypothesis are not
-packed: they must be installed. Versions are those of constraints.txt.
+``1-packages.tar.xz`` and ``2-warp.tar.xz``, 6 and 40 MB, hold what the first command needs besides torch and numpy:
+pytest, hypothesis, cloudpickle, gymnasium, ale-py with its ROMs, and Warp with machine code for one architecture only.
+With the 10 MB of the tree they stay below 64 MiB. ``3-cpu.tar.xz``, less than 20 MB, holds Warp's CPU compiler, for
+tests that compare a GPU with the CPU. ``4-mujoco.tar.xz``, 7 MB, holds MuJoCo and MuJoCo Warp, for the tests of
+`MujocoWarpEnv`; JAX for CUDA is too large. torch and numpy are not packed: they must be installed. Versions are those
+of constraints.txt, where it names one.
 """
 
 from __future__ import annotations
@@ -26,12 +27,14 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ("gymnasium", "farama-notifications", "warp-lang", "ale-py")
+PACKAGES = ("gymnasium", "farama-notifications", "cloudpickle", "warp-lang", "ale-py")
+PACKAGES += ("pytest", "iniconfig", "packaging", "pluggy", "pygments", "pytest-timeout")
+PACKAGES += ("hypothesis", "sortedcontainers")
 PACKAGES += ("mujoco-warp", "mujoco", "mujoco-core", "absl-py", "etils")
 UNUSED = re.compile(r"warp/(tests|examples)/|\.pyi$")
 ARCHIVES = {  # the first pattern that matches a file decides
     "4-mujoco": r"^(mujoco|absl|etils)",
-    "3-cpu": r"warp/bin/warp-clang|ale_py",
+    "3-cpu": r"warp/bin/warp-clang",
     "2-warp": r"warp/bin/warp\.so",
     "1-packages": r"",
 }
@@ -41,7 +44,7 @@ _CONTAINER, _CUBIN = 0xBA55ED50, 2  # magic number of fatbins; kind of a part wi
 
 def download(folder: Path, python: str) -> None:
     """Download the wheels and unpack them."""
-    pins = dict(re.findall(r"^([\w-]+)==(\S+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
+    pins = dict(re.findall(r"^([\w-]+)==([^\s;]+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
     pins["mujoco-core"] = pins["mujoco"]
     names = [f"{name}=={pins[name]}" if name in pins else name for name in PACKAGES]
     command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--only-binary=:all:", "-d", str(folder)]

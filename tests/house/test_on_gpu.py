@@ -410,3 +410,27 @@ def test_the_first_command_keeps_what_it_has_measured_whatever_goes_wrong(tmp_pa
     assert left_out["torch eager"] == "RuntimeError: CUDA error: unspecified launch failure"
     assert "warp" in left_out["Warp fused policy"]
     assert not (tmp_path / "tried").exists(), (tmp_path / "tried").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_without_pytest_and_ale_py_the_first_command_says_so_and_measures_the_rest(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules['pytest'] = sys.modules['ale_py'] = None")
+    out = tmp_path / "out"
+    command = [sys.executable, str(ROOT / ".ci" / "on_gpu.py"), "--quick", "--minutes", "9", "--tests", "test_fused"]
+    command += ["--out", str(out), "--cache", str(tmp_path / "cache"), "--commit", "abc", "--steps", "1", "4", "5"]
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    run = subprocess.run(command, capture_output=True, text=True, timeout=290, env=environment, check=False)
+    assert run.returncode == 1, run.stderr  # a test has not run
+    for said in ("pytest not found, so no test runs", "ale_py not found, so what needs it is left out"):
+        assert re.search(rf"^on_gpu\.py: {said}: install it for .*, or put the archives of ", run.stderr, re.MULTILINE)
+    steps = {row["step"]: row for row in json.loads(next(out.glob("gpu_run-*.json")).read_text())["rows"]}
+    assert steps["first tests"]["tests"] == {"not run": 1}
+    tests = json.loads(next(out.glob("gpu_tests-*.json")).read_text())
+    assert [row["said"] for row in tests["rows"]] == ["pytest not found"]
+    assert tests["unfinished"] == [row["file"] for row in tests["rows"]]  # for a later command that has pytest
+    reasons = [row["left_out"] for row in steps["Atari's layout"]["left_out"]]
+    assert len(reasons) == 2
+    assert all("ale_py" in reason for reason in reasons), reasons
+    rows = json.loads(next(out.glob("experiments-*.json")).read_text())["rows"]
+    assert {row["part"] for row in rows if "steps_per_second" in row} == {"serving"}
