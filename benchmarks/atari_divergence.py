@@ -2,6 +2,8 @@
 
     python benchmarks/atari_divergence.py [--games Breakout Pong] [--consoles 256] [--warm-up 100]
 
+Without ``--games`` it writes its counts to results/, of which `tables.py` makes the table of docs/atari.md.
+
 It needs a C compiler and no GPU. The kernels are compiled for an H100 (sm_90), and their PTX runs on the CPU for
 consoles in mid-play, whose games differ. The result is compared with that of the kernels of the CPU, bit by bit. "One
 console" is what a thread executes. For a warp there are two counts. "Slowest": the threads meet after every instruction
@@ -26,7 +28,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from common.reporting import Row, table
+from common.reporting import Row, table, write
 
 GAMES = ("Breakout", "Pong", "Seaquest", "SpaceInvaders")
 MULTIPROCESSORS, SCHEDULERS, REGISTERS, CLOCK = 132, 4, 65536, 1.755e9  # of an H100
@@ -41,8 +43,8 @@ class Cost:
     """Instructions of one frame in one kernel."""
 
     thread: float  # mean over the threads that do something
-    slowest: Mapping[int, float]  # mean over warps, by threads in a warp
-    branches: Mapping[int, float]  # likewise
+    slowest: Mapping[str, float]  # mean over warps, by threads in a warp
+    branches: Mapping[str, float]  # likewise
     threads: float  # for each console
 
 
@@ -110,10 +112,10 @@ class Emulator:
         paid = {}
         for width in widths:
             again()
-            paid[width] = float(kernel.paid(shape, inputs, width).mean())
+            paid[str(width)] = float(kernel.paid(shape, inputs, width).mean())
         again()
         passes = kernel.passes(shape, inputs)
-        slowest = {width: float(self._ptx.slowest(passes, width).mean()) for width in widths}
+        slowest = {str(width): float(self._ptx.slowest(passes, width).mean()) for width in widths}
         return Cost(passes[:, -1].sum() / math.prod(shape), slowest, paid, math.prod(shape) / shape[0])
 
 
@@ -133,7 +135,10 @@ def measure(emulator: Emulator, game: str, n: int, warm_up: int) -> Row:
         [asdict(cost) for cost in emulator.frame(consoles, torch.from_numpy(actions), draw=draw)]
         for actions, draw in zip(chosen, (False, True), strict=True)
     ]
-    return {"game": game, "plain": costs[0], "drawn": costs[1]}
+    return {
+        "game": game, "consoles": n, "warm_up": warm_up, "registers": emulator.registers,
+        "plain": costs[0], "drawn": costs[1],
+    }  # fmt: skip
 
 
 def threads_per_console(n: int, warps: int) -> int:
@@ -153,32 +158,47 @@ def seconds(cost: float, n_warps: float, warps: int) -> float:
     return max(by_latency, by_issue) / CLOCK
 
 
-def frames_per_second(row: Row, registers: Mapping[str, int], n: int, apart: int | None = None) -> float:
+def frames_per_second(row: Row, n: int, apart: int | None = None) -> float:
     """Return what n consoles reach; ``apart`` is the number of threads for each of them, None for the best."""
+    registers: Mapping[str, int] = row["registers"]
     warps = resident(registers["run_frame"])
     apart = threads_per_console(n, warps) if apart is None else apart
     total = 0.0
     for frame in ("plain", "drawn"):
         run, *lines = row[frame]
         width = min((width for width in WIDTHS if width >= 32 // apart), default=32)
-        total += seconds(run["branches"][width], n * apart / 32, warps) / 2
+        total += seconds(run["branches"][str(width)], n * apart / 32, warps) / 2
         for cost in lines:
-            total += seconds(cost["branches"][32], n * cost["threads"] / 32, resident(registers["draw_frame"])) / 2
+            total += seconds(cost["branches"]["32"], n * cost["threads"] / 32, resident(registers["draw_frame"])) / 2
     return n / total
 
 
-def tables(rows: Sequence[Row], registers: Mapping[str, int]) -> list[str]:
+def millions(row: Row, key: str, width: int | None = None) -> str:
+    """Tabulate millions of instructions, of a frame that is not drawn and one that is."""
+    counts = [row[frame][0][key] for frame in ("plain", "drawn")]
+    return ", ".join(f"{(one if width is None else one[str(width)]) / 1e6:.2f}" for one in counts)
+
+
+def page_table(rows: Sequence[Row]) -> list[str]:
+    """Tabulate "branches" and frames per second for the page, with a column for each game."""
+    body = [["a console alone", *(millions(row, "thread") for row in rows)]]
+    body += [[f"{width} consoles in a warp", *(millions(row, "branches", width) for row in rows)] for width in WIDTHS]
+    body += [
+        [f"thousand frames/s, {n:,} consoles", *(f"{frames_per_second(row, n) / 1e3:,.0f}" for row in rows)]
+        for n in SIZES
+    ]
+    head = " | ".join(row["game"] for row in rows)
+    return table(f"million instructions of a warp per frame (not drawn, drawn) | {head}", body)
+
+
+def tables(rows: Sequence[Row]) -> list[str]:
     """Tabulate instructions, and frames per second."""
-
-    def millions(row: Row, key: str, width: int) -> str:
-        return ", ".join(f"{row[frame][0][key][width] / 1e6:.2f}" for frame in ("plain", "drawn"))
-
     body = []
     for row in rows:
         alone = [row[frame][0]["thread"] / 1e6 for frame in ("plain", "drawn")]
-        paid = [row[frame][0]["branches"][32] / 1e8 for frame in ("plain", "drawn")]
+        paid = [row[frame][0]["branches"]["32"] / 1e8 for frame in ("plain", "drawn")]
         body.append([
-            row["game"], ", ".join(f"{one:.2f}" for one in alone),
+            row["game"], millions(row, "thread"),
             *(millions(row, key, width) for width in WIDTHS for key in ("slowest", "branches")),
             ", ".join(f"{one / all_:.0f} %" for one, all_ in zip(alone, paid, strict=True)),
         ])  # fmt: skip
@@ -186,10 +206,7 @@ def tables(rows: Sequence[Row], registers: Mapping[str, int]) -> list[str]:
     head += "".join(f" | {width} in a warp: slowest | branches" for width in WIDTHS) + " | useful lanes of 32"
     lines = [*table(head, body, 1), ""]
     body = [
-        [
-            row["game"],
-            *(f"{frames_per_second(row, registers, n, apart) / 1e3:,.0f}" for apart in (1, None) for n in SIZES),
-        ]
+        [row["game"], *(f"{frames_per_second(row, n, apart) / 1e3:,.0f}" for apart in (1, None) for n in SIZES)]
         for row in rows
     ]
     head = "thousand frames/s | " + " | ".join(
@@ -200,7 +217,7 @@ def tables(rows: Sequence[Row], registers: Mapping[str, int]) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--games", nargs="+", default=list(GAMES))
+    parser.add_argument("--games", nargs="+", default=None, help="only these, not written")
     parser.add_argument("--consoles", type=int, default=256)
     parser.add_argument(
         "--warm-up", type=int, default=100, help="each console has played 0 to this many steps of 4 frames"
@@ -209,8 +226,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         emulator = Emulator(Path(folder))
         print(f"registers: {emulator.registers}", flush=True)
-        rows = [measure(emulator, game, arguments.consoles, arguments.warm_up) for game in arguments.games]
-    print("\n".join(tables(rows, emulator.registers)))
+        rows: list[Row] = []
+        for game in arguments.games or GAMES:
+            rows.append(measure(emulator, game, arguments.consoles, arguments.warm_up))
+            print(f"{game}: the kernels of CPU and GPU do the same", flush=True)
+            if arguments.games is None:
+                write("atari_divergence", rows)
+    print("\n".join(tables(rows)))
 
 
 if __name__ == "__main__":

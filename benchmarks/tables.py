@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import atari_divergence
 import atari_exact
 import experiments
 import fast_sac
@@ -385,6 +386,7 @@ TABLES: dict[str, tuple[str, Table]] = {
     "overview": ("", overview),
     **{f"published_{name}": ("", partial(published_table, name)) for name in published.TABLES},
     "sharing": ("", sharing),
+    "atari_divergence": ("atari_divergence", atari_divergence.page_table),
     "atari_exact": ("", lambda _: [atari_exact.render()]),
     "strength": ("connect_four_strength", strength),
     "sac_peers": ("", partial(compared, "sac", {"stable-baselines3": "_sb3", "CleanRL": "_cleanrl"})),

@@ -1054,7 +1054,10 @@ def test_the_kernels_of_a_gpu_do_on_a_cpu_what_those_of_the_cpu_do(
     emulator = atari_divergence.Emulator(tmp_path)
     row = atari_divergence.measure(emulator, "Breakout", 32, 4)  # it compares them
     plain, drawn = row["plain"][0], row["drawn"][0]
-    assert plain["thread"] < plain["slowest"][2] < plain["slowest"][32] < plain["branches"][32] < 32 * plain["thread"]
+    slowest, branches = plain["slowest"], plain["branches"]
+    assert plain["thread"] < slowest["2"] < slowest["32"] < branches["32"] < 32 * plain["thread"]
     assert plain["thread"] < drawn["thread"]
-    lines = atari_divergence.tables([row], emulator.registers)
+    lines = atari_divergence.tables([row])
     assert sum("Breakout" in line for line in lines) == 2
+    rows = json.loads(json.dumps([row]))
+    assert f"| 32 consoles in a warp | {branches['32'] / 1e6:.2f}, " in "\n".join(atari_divergence.page_table(rows))
