@@ -152,10 +152,11 @@ class A2CLearner(GradientLearner):
 
     settings: ClassVar[type[TrainingConfig]] = A2CConfig
     config: A2CConfig
+    reuse_batches = True
 
     def __init__(self, model: nn.Module, agent: RL_Agent, config: A2CConfig) -> None:
         super().__init__(model, agent, config)
-        self.overlap, self.reuse_batches = config.overlap, config.window is None
+        self.overlap, self.reuse_batches = config.overlap, self.reuse_batches and config.window is None
         self._latest: list[Trajectories] = []  # the batches of the window, the oldest first
         if config.window is not None and self.statistics is not None:
             raise BadValueError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,7 +22,8 @@ _NEXT = "next minibatch"
 class CompiledSteps:
     """Gradient steps of a learner on the CPU, each compiled with the step of its Adam or AdamW.
 
-    On other devices the step of a fused optimiser is one kernel of the captured graph already.
+    On other devices the step of a fused optimiser is one kernel of the captured graph already. A learner has one of
+    these and calls it; both are one unit, in two files.
 
     Args:
         learner: whose network these steps train.
@@ -45,7 +46,7 @@ class CompiledSteps:
         self._adam = None
 
     def take(self, minibatch: Any) -> Terms | None:  # noqa: ANN401 - as of `GradientLearner.terms`
-        """Take one gradient step and return its terms, detached; None, and nothing was done, if it is not compiled."""
+        """Take one gradient step and return its terms, detached; None if it is not compiled: nothing has happened."""
         if (adam := self._adam or self._pure_adam()) is None:
             return None
         terms, new = self._single(minibatch, adam.state())
@@ -55,20 +56,20 @@ class CompiledSteps:
         self._learner.policy_version += 1
         return terms
 
-    def take_stacks(self, stacks: Iterable[Any], more: Terms) -> list[Terms] | None:
+    def take_stacks(self, stacks: Iterable[Any], more: Callable[[], Terms]) -> list[Terms] | None:
         """Take the gradient steps on stacks of minibatches, each stack in one call, without Python between steps.
 
         Args:
             stacks: all of the same form.  [n, ...]
-            more: what else `GradientLearner._pure_step` changes, each tensor by name.
+            more: returns what else `GradientLearner._pure_step` changes, each tensor by name.
 
         Returns:
-            The terms of each step; None, and nothing was done, if the steps are not compiled.
+            The terms of each step; None if the steps are not compiled: then nothing has happened.
         """
         if self._adam is None or self._next.make is None:
             return None
         number = torch.zeros((), dtype=torch.int64, device=self._learner.device)
-        state, steps = Donated({**self._adam.state(), **more, _NEXT: number}), []
+        state, steps = Donated({**self._adam.state(), **more(), _NEXT: number}), []
         for stack in stacks:
             number.zero_()
             steps += [terms for (terms,) in self._next.times(len(TreeSpec(stack).flatten(stack)[0]), stack, state)]

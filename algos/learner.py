@@ -83,7 +83,7 @@ class GradientLearner(ABC):
         overlap: start collecting the next batch before learning from this one. Worker processes then collect during
             the update, with weights that are one update older.
         reuse_batches: let the next batch be written over one that `update` has learned from. Set it to True in a
-            learner that keeps none, which saves a copy of what this process has collected.
+            learner that keeps none and writes to none, which saves a copy of what this process has collected.
         model: the argument; its weights are published to the batchers.
         agent: the argument.
         config: the argument.
@@ -136,7 +136,6 @@ class GradientLearner(ABC):
         self._uncompiled = False  # True once a warning has reported it
         self._gradients = self._part("loss and backward", self._differentiate)
         self._compiled_steps = CompiledSteps(self)
-        self._runners = [self._graph, *self._parts]
         self.statistics: Any = model if hasattr(model, "see_rewards") else None
         self._open_return: Tensor | None = None  # return of each unfinished episode, for the statistics  [B]
 
@@ -319,9 +318,9 @@ class GradientLearner(ABC):
         if self._is_updating:
             yield
             return
-        if any(runner.make is not None for runner in self._runners):
+        if any(runner.make is not None for runner in (self._graph, *self._parts)):
             self._start_over_if_replaced()
-        for runner in self._runners:
+        for runner in (self._graph, *self._parts):
             runner.weights_changed()
         self._compiled_steps.begin()
         self._is_updating = True
@@ -333,7 +332,7 @@ class GradientLearner(ABC):
 
     def close(self) -> None:
         """Drop captured and compiled code: a graph with an all-reduce must be released before its process group."""
-        for runner in self._runners:
+        for runner in (self._graph, *self._parts):
             runner.forget()
 
     def _executors(self) -> tuple[object, Make | None, Make | None]:

@@ -100,7 +100,7 @@ class EpochLearner(GradientLearner):
         n = self.config.n_minibatches
         bundled = self._is_bundled("minibatches", "gradient_step", "after_step")
         even = prepared.collected is None and prepared.rows.n_elems() % n == 0
-        steps = self._compiled_steps.take_stacks(self._stacks(prepared.rows), {}) if bundled and even else None
+        steps = self._compiled_steps.take_stacks(self._stacks(prepared.rows), dict) if bundled and even else None
         return super()._each_step(prepared) if steps is None else steps
 
     def _stacks(self, rows: Trajectories) -> Iterator[Trajectories]:

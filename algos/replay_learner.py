@@ -236,11 +236,15 @@ class ReplayLearner(GradientLearner):
             return [self._replayed(None) for _ in range(self.config.n_updates)]
         if not self.buffer.draws_uniformly():
             return super()._each_step(prepared)
-        places = {f"copy/{i}/{j}": one for i, (average, *_) in enumerate(self.slow_copies())
-                  for j, one in enumerate(average.copies())}  # fmt: skip
         stacks = map(self._with_keys, self.buffer.stacks(self.config.batch_size, self.config.n_updates))
-        steps = self._compiled_steps.take_stacks(stacks, {**places, _VERSION: self.version_now})
+        steps = self._compiled_steps.take_stacks(stacks, self._copies)
         return super()._each_step(prepared) if steps is None else steps
+
+    def _copies(self) -> Terms:
+        """Return what `_pure_step` changes besides weights and moments: the slow copies, and the number of steps."""
+        copies = {f"copy/{i}/{j}": one for i, (average, *_) in enumerate(self.slow_copies())
+                  for j, one in enumerate(average.copies())}  # fmt: skip
+        return {**copies, _VERSION: self.version_now}
 
     def _with_keys(self, stack: DictTensor) -> DictTensor:
         """Add the random keys to a stack of samples, each of which draws them anew."""

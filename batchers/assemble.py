@@ -40,8 +40,8 @@ def assemble(
     Auto-resetting environments give B rows of T steps, with fewer real steps where a vector environment spends some on
     restarts. Episodic ones give the rows that took part, shortened to the longest. ``observation/`` and
     ``_observation/`` of a key share memory unless an environment restarted. Padding is zero, except that the first
-    padded step of ``observation/`` repeats the final observation. With ``reuse``, a single part is not copied: the batch
-    is a view of it, which the next one overwrites.
+    padded step of ``observation/`` repeats the final observation. With ``reuse``, a single part is not copied: the
+    batch is a view of it, which the next one overwrites.
     """
     if device.type != "cpu" and parts[0].steps.running.is_cpu:
         # Worker processes write to shared CPU memory: join the parts there, then move the batch to CUDA in one copy.

@@ -228,8 +228,8 @@ class Collector:
             enter(_AGENT, 0)
             self._act, self._step_env = self._first.later_steps(buffer, state, self.agent_info)
             self._first = None
-        # What follows an episode becomes padding, zeros, in a batch that is not copied.
-        self._state, self._observation = state, buffer.slots[t].clone() if until_ended else buffer.slots[t]
+        # Its caller may get the buffer as the batch, with zeros where an episode has ended.
+        self._state, self._observation = buffer.copy_aliased(state), buffer.slots[t].clone()
         self._steps = self._steps + t
         return buffer, t
 
@@ -263,11 +263,6 @@ class Collector:
     def renew(self, buffer: RolloutBuffer | None = None) -> RolloutBuffer | None:
         """Write the next batch into another buffer of the same layout, or into new memory; return the previous one."""
         previous, self._buffer = self._buffer, buffer
-        if previous is not None:  # its memory passes to someone else, or is written again
-            self._observation, self._state = (
-                previous.copy_aliased(self._observation),
-                previous.copy_aliased(self._state),
-            )
         return previous
 
     def loop_state(self) -> LoopState:

@@ -6,7 +6,6 @@ The first batch takes its steps with checks that cost time. They also show what 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from gymnasium import spaces

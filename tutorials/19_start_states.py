@@ -1,8 +1,8 @@
 """Tutorial 19: learn faster from chosen start states.
 
 A chicken in Freeway gets a reward for crossing the road, 43 actions from its start. A random policy hardly ever gets
-there, so it has little to learn from. Here ALE walks up the road once, episodes start from some of its states, and PPO learns
-from those. Evaluations use Freeway's ordinary start. This takes a minute or two on a CPU:
+there, so it has little to learn from. Here ALE walks up the road once, episodes start from some of its states, and PPO
+learns from those. Evaluations use Freeway's ordinary start. This takes a minute or two on a CPU:
 
     python tutorials/19_start_states.py
 

@@ -28,7 +28,7 @@ class Curve:
     values: Sequence[float]  # the number at each step
 
     def points(self) -> tuple[list[float], list[float]]:
-        """Return each step once, with its later value, because nothing was selected by that."""
+        """Return each step once. Where it occurs twice, the later value counts: nothing was selected by it."""
         latest = dict(zip(self.steps, self.values, strict=True))
         return list(latest), list(latest.values())
 

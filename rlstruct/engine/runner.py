@@ -65,8 +65,8 @@ class Runner(Generic[R]):
     """A step and its fast executors, which return equal results.
 
     The first call creates the executor and compares both, or runs the step itself if the second one is to capture it;
-    later calls run the executor. If it cannot be created, or returns something else, the runner falls
-    back to the step permanently. When weights are replaced, the executor reads the new tensors or is created again.
+    later calls run the executor. If it cannot be created, or returns something else, the runner falls back to the step
+    permanently. When weights are replaced, the executor reads the new tensors or is created again.
 
     Args:
         step: takes and returns pytrees; depends only on them and on the weights of its owner.

@@ -138,8 +138,8 @@ class Simulation:
         now |= {"episode": carry["episode"], "elapsed": carry["elapsed"] + 1, "reward": reward}
         now |= {f"last_{key}": value for key, value in action.items()}
         truncated, done = self._ends(now["elapsed"], terminated)
-        asks = starts is not None and starts.most == 1 and done.is_cpu
-        all_go_on = asks and not done.numpy().any()  # sync: of CPU memory
+        looks = starts is not None and starts.most == 1 and done.is_cpu
+        all_go_on = looks and not done.numpy().any()  # sync: of CPU memory
         restart = self.restart if starts is None else starts.restart
         after = dict(now) if all_go_on else restart(carry, done, now)
         if starts is not None:
