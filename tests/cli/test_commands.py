@@ -388,6 +388,17 @@ def test_panels_stand_below_each_other_or_in_a_grid(tmp_path: pathlib.Path) -> N
     assert sizes[5] == (1760, 297)
 
 
+@pytest.mark.parametrize("n_runs", [1, 2])
+def test_a_step_that_occurs_twice_is_drawn_once(n_runs: int, tmp_path: pathlib.Path) -> None:
+    def pixels(curve: Curve) -> bytes:
+        draw_panels({"": {"PPO": [curve] * n_runs}}, tmp_path / "curve.png", metric="return")
+        with Image.open(tmp_path / "curve.png") as picture:
+            return picture.tobytes()
+
+    assert pixels(Curve([0, 50, 50], [1.0, 2.0, 3.0])) == pixels(Curve([0, 50], [1.0, 3.0]))
+    assert pixels(Curve([0, 50], [1.0, 2.0])) != pixels(Curve([0, 50], [1.0, 3.0]))
+
+
 def test_a_label_has_the_same_colour_in_all_panels(tmp_path: pathlib.Path) -> None:
     def colours(second: str) -> list[set[tuple[int, ...]]]:
         up, down = [Curve([0, 10], [0.0, 1.0])], [Curve([0, 10], [1.0, 0.0])]
