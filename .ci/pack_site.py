@@ -1,17 +1,18 @@
-"""Pack the packages that a GPU machine without a network needs into four small archives.
+"""Pack the packages that a GPU machine without a network needs into five small archives.
 
     python3 .ci/pack_site.py build/site        on a machine with a network; about 6 minutes on one core
 
 On the GPU machine, `.ci/on_gpu.py` unpacks build/site into build/packages. git ignores both, so they survive between
-commands on a borrowed machine. If only 64 MiB can be copied at a time, send the first two archives with the first
-command and the others with the second, which tests and times Atari.
+commands on a borrowed machine. If only 64 MiB can be copied at a time, which the files of the tree and the first two
+archives just fit, send those with the first command and the others with the second. If that machine has no pytest or
+hypothesis, the tests of the first command then run in the second one; to have them in the first, send 2-warp alone
+before, with a command that does nothing, and all others with the first.
 
-``1-packages.tar.xz`` and ``2-warp.tar.xz``, 6 and 40 MB, hold what the first command needs besides torch and numpy:
-pytest, hypothesis, cloudpickle, gymnasium, ale-py with its ROMs, and Warp with machine code for one architecture only.
-With the 10 MB of the tree they stay below 64 MiB. ``3-cpu.tar.xz``, less than 20 MB, holds Warp's CPU compiler, for
-tests that compare a GPU with the CPU. ``4-mujoco.tar.xz``, 7 MB, holds MuJoCo and MuJoCo Warp, for the tests of
-`MujocoWarpEnv`; JAX for CUDA is too large. torch and numpy are not packed: they must be installed. Versions are those
-of constraints.txt, where it names one.
+``1-packages.tar.xz`` and ``2-warp.tar.xz``, 56 MB together, hold what collection, learning and Atari need on a GPU:
+cloudpickle, gymnasium, ale-py with its ROMs, and Warp with machine code for one architecture only. ``3-cpu.tar.xz``
+holds Warp's CPU compiler, for tests that compare a GPU with the CPU; ``4-mujoco.tar.xz`` MuJoCo and MuJoCo Warp, for
+the tests of `MujocoWarpEnv` (JAX for CUDA is too large); ``5-tests.tar.xz`` pytest and hypothesis. torch and numpy are
+not packed: they must be installed. Versions are those of constraints.txt, where it names one.
 """
 
 from __future__ import annotations
@@ -31,13 +32,20 @@ PACKAGES = ("gymnasium", "farama-notifications", "cloudpickle", "warp-lang", "al
 PACKAGES += ("pytest", "iniconfig", "packaging", "pluggy", "pygments", "pytest-timeout")
 PACKAGES += ("hypothesis", "sortedcontainers")
 PACKAGES += ("mujoco-warp", "mujoco", "mujoco-core", "absl-py", "etils")
-UNUSED = re.compile(r"warp/(tests|examples)/|\.pyi$")
+UNUSED = re.compile(
+    r"warp/(tests|examples|fem|_src/fem)/|warp/native/.*\.(cpp|cu)$|\.pyi$"
+    r"|ale_py/libSDL2|gymnasium/.*\.png$"  # for a screen
+    r"|pygments/(lexers|styles|formatters)/(?!_|python|diff|terminal\.|default)"
+)
 ARCHIVES = {  # the first pattern that matches a file decides
+    "5-tests": r"^_?(pytest|hypothesis|iniconfig|packaging|pluggy|pygments|sortedcontainers)|^py\.py",
     "4-mujoco": r"^(mujoco|absl|etils)",
     "3-cpu": r"warp/bin/warp-clang",
     "2-warp": r"warp/bin/warp\.so",
     "1-packages": r"",
 }
+FIRST = ("1-packages", "2-warp")  # for the first command
+LIMIT = 64 << 20  # bytes that a borrowed machine takes at a time, with the files of the tree
 _PLATFORMS = ("manylinux_2_34_x86_64", "manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
 _CONTAINER, _CUBIN = 0xBA55ED50, 2  # magic number of fatbins; kind of a part with machine code
 
@@ -120,6 +128,13 @@ def main() -> None:
             chosen = [file for file in files if re.search(pattern, str(file.relative_to(site)))]
             files = [file for file in files if file not in chosen]
             pack(site, options.out / f"{name}.tar.xz", chosen)
+    names = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    sent = [ROOT / name for name in names.split("\0") if name]
+    sent += [options.out / f"{name}.tar.xz" for name in FIRST]
+    size = sum(file.stat().st_size for file in sent)
+    print(f"The first command sends {size:,} bytes: the files of the tree, {' and '.join(FIRST)}.")
+    if size > LIMIT:
+        print(f"That is more than {LIMIT:,} bytes: send 2-warp before, with a command that does nothing.")
 
 
 if __name__ == "__main__":
