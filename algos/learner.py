@@ -83,7 +83,7 @@ class GradientLearner(ABC):
         overlap: start collecting the next batch before learning from this one. Worker processes then collect during
             the update, with weights that are one update older.
         reuse_batches: let the next batch be written over one that `update` has learned from. Set it to True in a
-            learner that keeps none and writes to none, which saves a copy of what this process has collected.
+            learner that keeps none, which saves a copy of what a CUDA graph has collected.
         model: the argument; its weights are published to the batchers.
         agent: the argument.
         config: the argument.

@@ -40,8 +40,8 @@ def assemble(
     Auto-resetting environments give B rows of T steps, with fewer real steps where a vector environment spends some on
     restarts. Episodic ones give the rows that took part, shortened to the longest. ``observation/`` and
     ``_observation/`` of a key share memory unless an environment restarted. Padding is zero, except that the first
-    padded step of ``observation/`` repeats the final observation. With ``reuse``, a single part is not copied: the
-    batch is a view of it, which the next one overwrites.
+    padded step of ``observation/`` repeats the final observation. With ``reuse``, a batch that a graph collected is a
+    view of the graph's memory, which its next replay overwrites.
     """
     if device.type != "cpu" and parts[0].steps.running.is_cpu:
         # Worker processes write to shared CPU memory: join the parts there, then move the batch to CUDA in one copy.
@@ -60,7 +60,7 @@ def assemble(
         T, n_envs = max(T, n_steps), n_envs + running.shape[1]
         full = full and auto_reset and (not restarts_take_steps or bool(running[:n_steps].all()))  # sync: per batch
     collected = parts[0].collected
-    makes_copy = len(parts) > 1 or (collected.reused and not reuse)
+    makes_copy = len(parts) > 1 or (collected.reused and not (reuse and collected.executor == "graph"))
     if auto_reset:
         steps = join_rollouts(filled, T, copy=makes_copy)
         if full:

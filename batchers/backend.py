@@ -39,8 +39,7 @@ class Backend(Protocol):
         restarts_take_steps: see `VecEnv.restarts_take_steps`.
         actions: `rlstruct.indexed_actions.indices_of` the environments; known then, too.
         bounds: of the integers in their frames, see `rlstruct.spaces.integer_bounds`; known then, too.
-        queues: whether auto-resetting environments accept an order for a second batch before the first is returned. If
-            not, ``get(reuse=True)`` passes the memory of a batch on, which the next order overwrites.
+        queues: whether auto-resetting environments accept an order for a second batch before the first is returned.
         interrupted: state of the batcher if Ctrl-C arrives now: None if nothing is lost, ``"new"`` if `reset` must be
             called next, ``"failed"`` if only `close` can be called.
     """

@@ -266,8 +266,8 @@ class RL_Batcher:  # noqa: N801 - the name in rlstructures
         Args:
             blocking: whether to wait for the batch.
             timeout: seconds to wait; default: the constructor's.
-            reuse: let the next `execute` write over this batch. That saves a copy if there is one collector, in this
-                process; batches of workers are the same either way.
+            reuse: let the next `execute` write over this batch. That saves a copy of what a CUDA graph has collected;
+                other batches are the same either way.
 
         Returns:
             ``(trajectories, n_still_running)``: the steps, in memory that no later call changes unless ``reuse``, and
@@ -293,7 +293,6 @@ class RL_Batcher:  # noqa: N801 - the name in rlstructures
             self._clock.enter(2)
             infos, self._state = self._outstanding.popleft(), "executing" if self._outstanding else "ready"
             auto_reset, restarts = self._backend.auto_reset, self._backend.restarts_take_steps
-            reuse = reuse and not self._backend.queues  # a queued batch may be written already
             layout = {"auto_reset": auto_reset, "restarts_take_steps": restarts, "reuse": reuse}
             trajectories, self._n_running = assemble(parts, infos, self.device, **layout)
         finally:

@@ -228,8 +228,7 @@ class Collector:
             enter(_AGENT, 0)
             self._act, self._step_env = self._first.later_steps(buffer, state, self.agent_info)
             self._first = None
-        # Its caller may get the buffer as the batch, with zeros where an episode has ended.
-        self._state, self._observation = buffer.copy_aliased(state), buffer.slots[t].clone()
+        self._state, self._observation = state, buffer.slots[t]
         self._steps = self._steps + t
         return buffer, t
 
@@ -263,6 +262,11 @@ class Collector:
     def renew(self, buffer: RolloutBuffer | None = None) -> RolloutBuffer | None:
         """Write the next batch into another buffer of the same layout, or into new memory; return the previous one."""
         previous, self._buffer = self._buffer, buffer
+        if previous is not None:  # its memory passes to someone else, or is written again
+            self._observation, self._state = (
+                previous.copy_aliased(self._observation),
+                previous.copy_aliased(self._state),
+            )
         return previous
 
     def loop_state(self) -> LoopState:

@@ -63,8 +63,7 @@ class MemoryReport:
         final_observations: for each worker, reserved memory for the final observations of auto-resetting environments
             (on the CPU; elsewhere the buffer has them). Only the part for episodes that end is really used.
         batch: one batch returned by `get`, of all workers together. For auto-resetting environments this is an upper
-            bound: without restarts ``_observation/`` shares the memory of ``observation/``. With ``get(reuse=True)`` a
-            batch of this process is in the rollout buffer, and needs no more.
+            bound: without restarts ``_observation/`` shares the memory of ``observation/``.
         weights: buffers for weights on their way to worker processes: 0 before the first `update`, then one copy of
             the weights, another one if `update` is called during a batch, and at most three.
         processes: for each worker process, and last for the server that they are forked from, its present memory

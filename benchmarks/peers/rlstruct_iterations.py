@@ -64,7 +64,7 @@ class Training:
 
     def collect(self) -> Any:  # noqa: ANN401
         self.batcher.execute(self.info)
-        return self.batcher.get(reuse=self.learner.reuse_batches)[0]  # as `run_training` does
+        return self.batcher.get()[0]
 
     def iterate(self) -> None:
         self.learner.update(self.collect(), 0.0)

@@ -60,7 +60,7 @@ def test_restarts_take_as_many_operators_however_many_fields_a_state_has() -> No
     [("graph", "sim:0", "torch"), ("kernel", "cpu", "warp"), ("eager", "cpu", "torch")],
 )
 @pytest.mark.parametrize("reuse", [False, True])
-def test_a_batch_is_copied_only_if_the_next_one_will_overwrite_it(
+def test_a_batch_that_was_taken_at_once_is_copied_only_if_a_graph_will_overwrite_it(
     executor: str, device: str, backend: str, reuse: bool
 ) -> None:
     if executor == "kernel":
@@ -74,18 +74,15 @@ def test_a_batch_is_copied_only_if_the_next_one_will_overwrite_it(
         device=device,
     ) as batcher:
         batcher.reset()
-        batches = []
         for _ in range(3):
             batcher.execute()
             with Queued() as queued:
-                batches.append(batcher.get(reuse=reuse)[0])
+                batch, _ = batcher.get(reuse=reuse)
         assert batcher.stats().executors == (executor,)
         assert batcher.memory_report().rollout_buffers[0] > T * B
-    # Single steps write to memory that is used again, a graph always writes to its own, and a kernel to new memory.
-    one, other = (batch.steps["observation/frame"].untyped_storage().data_ptr() for batch in batches[1:])
-    assert (one == other) == (reuse and executor != "kernel")
-    one_key = batches[-1].steps["observation/rng"].numel()
-    if executor != "kernel" and not reuse:
+    one_key = batch.steps["observation/rng"].numel()
+    # Single steps write to small memory that is used again, and a graph always writes to its own memory.
+    if executor == "eager" or (executor == "graph" and not reuse):
         assert queued.numbers > 5 * one_key
-    elif executor != "eager":  # whose final observations are copied over those of restarts
+    else:
         assert queued.numbers < one_key  # numbers of the rows alone
