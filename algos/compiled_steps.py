@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from rlstruct.algos.optimising import PureAdam, Terms, norm_of
+from rlstruct.algos.optimising import PureAdam, Terms, loss_plus_norm
 from rlstruct.core.pytree import TreeSpec
 from rlstruct.engine.donated import Donated
 from rlstruct.engine.host_syncs import intended
@@ -80,8 +80,8 @@ class CompiledSteps:
         """Return the terms of a gradient step and the result of `PureAdam.compute`: a pure function."""
         learner = self._learner
         terms, gradient = learner._differentiate(minibatch)
-        norm = terms["gradient_norm"] if "gradient_norm" in terms else norm_of(list(gradient.values()))
-        return terms, PureAdam(learner.optimizer, learner._weights).compute(gradient, state, terms["loss"] + norm)
+        adam = PureAdam(learner.optimizer, learner._weights)
+        return terms, adam.compute(gradient, state, loss_plus_norm(terms, gradient))
 
     def _take_next(self, stack: Any, state: Terms) -> tuple[Terms, Terms]:  # noqa: ANN401 - as of `take`
         """Take the gradient step on the next minibatch of a stack: a pure function."""

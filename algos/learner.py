@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from rlstruct import renamed
 from rlstruct.algos.compiled_steps import CompiledSteps
 from rlstruct.algos.distributed.process_group import DistributedLearnerGroup, Terms, learner_group
-from rlstruct.algos.optimising import initial_rate, laid_out_as, load_optimizer, norm_of, step_unless
+from rlstruct.algos.optimising import initial_rate, laid_out_as, load_optimizer, loss_plus_norm, norm_of, step_unless
 from rlstruct.algos.training.config import TrainingConfig
 from rlstruct.batchers.arguments import check_call, check_factory
 from rlstruct.core import DictTensor, TemporalDictTensor, Trajectories
@@ -279,8 +279,7 @@ class GradientLearner(ABC):
         """
         for i, weight in enumerate(self._weights):
             weight.grad = laid_out_as(weight, gradient.get(str(i)))
-        norm = terms["gradient_norm"] if "gradient_norm" in terms else norm_of(list(gradient.values()))
-        self._finite &= (terms["loss"] + norm).abs() < torch.inf
+        self._finite &= loss_plus_norm(terms, gradient).abs() < torch.inf
         step_unless(self.optimizer, ~self._finite if unless is None else ~self._finite | unless)
         self.policy_version += 1
         return terms
@@ -318,9 +317,10 @@ class GradientLearner(ABC):
         if self._is_updating:
             yield
             return
-        if any(runner.make is not None for runner in (self._graph, *self._parts)):
+        runners = self._graph, *self._parts
+        if any(runner.make is not None for runner in runners):
             self._start_over_if_replaced()
-        for runner in (self._graph, *self._parts):
+        for runner in runners:
             runner.weights_changed()
         self._compiled_steps.begin()
         self._is_updating = True

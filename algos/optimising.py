@@ -225,3 +225,9 @@ def norm_of(gradient: list[Tensor]) -> Tensor:
     values = [one.coalesce().values() if one.is_sparse else one for one in gradient]
     norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(values)))
     return norm
+
+
+def loss_plus_norm(terms: Terms, gradient: Terms) -> Tensor:
+    """Return a number that is finite only if the loss and the gradient, by number of the weight, are.  []."""
+    norm = terms["gradient_norm"] if "gradient_norm" in terms else norm_of(list(gradient.values()))
+    return terms["loss"] + norm

@@ -145,8 +145,8 @@ def overview(_: Rows) -> list[str]:
                 seconds = statistics.median(row["learning_seconds"] for row in rows)
                 reached = f"{mean}{'*' * (name == 'defaults')}: {entry.n_env_steps // 1000:,}k, {seconds:,.0f} s"
                 cells[TASKS[entry.task].env].setdefault(entry.task.partition("_")[0], reached)
-    algorithms = [name for name in CONFIGS if any(name in found for found in cells.values())]
-    lines = [[task, *(found.get(name, "") for name in algorithms)] for task, found in cells.items()]
+    algorithms = [name for name in CONFIGS if any(name in row for row in cells.values())]
+    lines = [[task, *(row.get(name, "") for name in algorithms)] for task, row in cells.items()]
     return table(" | ".join(["task", *map(str.upper, algorithms)]), lines, 1 + len(algorithms))
 
 
