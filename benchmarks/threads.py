@@ -23,6 +23,7 @@ from learning_speed import TASKS as ITERATIONS
 
 TASKS = {name: ITERATIONS[name] for name in ("ppo Breakout-MinAtar", "ppo CartPole-v1", "pqn Breakout-MinAtar")}
 TASKS["dqn CartPole-v1"] = {"n_envs": 32, "n_timesteps": 1}
+TASKS["ppo CartPole-v1, 512-512"] = {"n_envs": 64, "n_timesteps": 32}  # 530,000 weights, and both threads by default
 
 
 def entries(name: str, threads: int, options: argparse.Namespace) -> list[Entry]:
@@ -34,7 +35,9 @@ def entries(name: str, threads: int, options: argparse.Namespace) -> list[Entry]
             Entry(name, "rlstruct_loops.py", sac_updates.TASK, ("sac_compiled",), variables=ours),
             Entry("sbx", "sbx_sac.py", sac_updates.TASK, ("steps",), options.sbx, variables),
         ]
-    algorithm, environment = name.split()
+    algorithm, environment, *units = name.replace(",", "").split()
+    if units:
+        ours, variables = ({**of, "UNITS": units[0].split("-")[0]} for of in (ours, variables))
     task = {**TASKS[name], "n_processes": 0, "environment": environment}
     return [
         Entry(name, "rlstruct_iterations.py", task, (algorithm, "iteration", "float32"), variables=ours),

@@ -18,6 +18,8 @@ NETWORKS = {
     **{("pqn", f"{game}-MinAtar"): (64, 64) for game in GAMES},
 }
 """Sizes of the hidden layers, with ReLU. PPO's actor and critic have a network each; PQN's has layer normalisation."""
+if "UNITS" in os.environ:
+    NETWORKS = dict.fromkeys(NETWORKS, (int(os.environ["UNITS"]),) * 2)
 CAPACITY = 100_000
 """Steps that DQN's replay buffer holds."""
 
