@@ -82,7 +82,7 @@ class Still(VecEnv):
 def plan(rounds: int) -> list[Row]:
     """Measure what a batch costs on a cluster whose workers have nothing to do."""
     cases = {"tiny batches, one worker": (1, 1, 4), "tiny batches, two workers": (2, 1, 4)}
-    cases |= {"16 MiB a worker, one worker": (1, 600, N_FRAME), "16 MiB a worker, two workers": (2, 600, N_FRAME)}
+    cases |= {"32 MiB a worker, one worker": (1, 600, N_FRAME), "32 MiB a worker, two workers": (2, 600, N_FRAME)}
     rows: list[Row] = []
     for name, (k, n_envs, n_bytes) in cases.items():
         with RL_Batcher(

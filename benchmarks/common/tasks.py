@@ -82,7 +82,7 @@ class Balance:
     def observe(self, qpos: Tensor, qvel: Tensor) -> Tensor:
         return torch.cat([qpos, qvel], dim=1)
 
-    def logits_and_value(self, qpos: Tensor, qvel: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+    def reward_and_terminated(self, qpos: Tensor, qvel: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
         return torch.ones_like(qpos[:, 0]), (qpos[:, 1].abs() > 0.2) | (qpos[:, 0].abs() > 2.4)
 
 
