@@ -109,7 +109,7 @@ PRESETS: Registry[tuple[str, str], Preset] = Registry({
         evaluation_interval=250_000, evaluation_timesteps=200, evaluation_stochastic=False,
     ), {"initial_log_std": 1.0}),
     ("a2c", "LunarLander-v3"): Preset(A2CConfig(
-        n_env_steps=300_000, discount=0.995, learning_rate=0.003, vtrace=True, n_updates=4, n_minibatches=4,
+        n_env_steps=300_000, learning_rate=0.003, vtrace=True, n_updates=4, n_minibatches=4,
         evaluation_interval=20_000, evaluation_timesteps=200, evaluation_stochastic=False, target_return=220.0,
         evaluation_episodes=50, evaluation_processes=0,
     )),

@@ -202,7 +202,7 @@ TASKS: dict[str, Task] = {
         "a2c", _MEMORY, DISCRETE, (2, 2), HiddenVelocities, 150.0,
         "A2C without memory there, which should stay below", tuned_on=(),
     ),
-    "a2c_lunar_lander": _tuned("a2c", "LunarLander-v3", (8, 4), None, **_LUNAR_LANDER, tuned_on=(100, 101, 102)),
+    "a2c_lunar_lander": _tuned("a2c", "LunarLander-v3", (8, 4), None, **_LUNAR_LANDER, tuned_on=(100, 101, 102, 103)),
     "dqn_lunar_lander": _tuned("dqn", "LunarLander-v3", (8, 4), 100.0, **_LUNAR_LANDER, tuned_on=(100, 101)),
     "a2c_breakout": _tuned("a2c", "Breakout-MinAtar", (400, 3), 10.0, "A2C on MinAtar's Breakout"),
     "dqn_breakout": _tuned("dqn", "Breakout-MinAtar", (400, 3), 10.0, "DQN on MinAtar's Breakout"),
