@@ -32,8 +32,9 @@ test: $(INSTALLED) ## run the tests that a change needs, about five minutes on t
 
 test-all: $(INSTALLED) ## run these, tutorials, site, benchmarks, compilers, groups of learners; then half a minute of soak
 	$(PYTEST) -m "not exhaustive" $(ARGS)
-	PYTHONPATH=tests $(RUN) tests/batchers/soak.py --seconds 30
-	RLSTRUCT_PORTABLE=1 $(PYTEST) -m "not exhaustive" tests/batchers/test_weights.py tests/batchers/test_system.py
+	PYTHONPATH=tests $(RUN) tests/batchers/soak.py --seconds 30 & soak=$$!; \
+	RLSTRUCT_PORTABLE=1 $(PYTEST) --numprocesses 0 -m "not exhaustive" tests/batchers/test_weights.py; code=$$?; \
+	wait $$soak && exit $$code
 
 torch: ## run the core tests with the oldest and the newest torch, each in an environment of its own
 	bash .ci/torch_versions

@@ -15,6 +15,7 @@ import hypothesis
 import pytest
 import torch
 
+gc.disable()  # until all files of tests have been imported: nothing of that can be freed
 ROOT = os.path.dirname(__file__)
 # pytest puts it on the path, where ./rlstruct hides an rlstruct that is installed or laid out elsewhere.
 sys.path[:] = [place for place in sys.path if place != ROOT]
@@ -103,6 +104,10 @@ def seconds_allowed(item: pytest.Item) -> float:
     marker = item.get_closest_marker("timeout")
     seconds = marker.args[0] if marker else item.config.getini("timeout")
     return float(seconds) if item.get_closest_marker("slow") else 0.0
+
+
+def pytest_collection_finish() -> None:
+    gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -50,6 +50,7 @@ WAYS = {
     "eager": {"graph": False}, "graph": {"graph": True}, "compiled": {"graph": False, "compile_update": True},
     "compiled, graph": {"graph": True, "compile_update": True},
 }  # fmt: skip
+QUICK = {"n_timesteps": 8, "n_epochs": 1, "n_minibatches": 2}  # of PPO and PQN: short updates
 SECONDS = 45  # for some ways at one size, compiling included
 N_PROCESSES = 8  # in the part ``profiling``
 FELL_BACK = ".* slower and with equal results"  # warnings of captures and compilers; a rung would have a wrong name
@@ -196,11 +197,12 @@ def rate_training(run: Run, configs: Mapping[str, EpochConfig], backend: str, **
 
 def learning(run: Run) -> None:
     """Measure PPO and PQN with learning in 4,096 environments, as graphs on a GPU: the first numbers of a training."""
-    device, sizes = str(run.device), {"n_envs": 64 if run.quick else 4096, "n_timesteps": 32}
+    device = str(run.device)
+    sizes: dict[str, Any] = {"n_envs": 64, **QUICK} if run.quick else {"n_envs": 4096, "n_timesteps": 32}
     configs = {"PPO": PPOConfig(learner_device=device, **sizes), "PQN": PQNConfig(learner_device=device, **sizes)}
     for where in run.todo("learning", 20, ({"task": name} for name in configs)):
         task = where["task"]
-        rate_training(run, {task: configs[task]}, "torch", part="learning", task=task, N=sizes["n_envs"])
+        rate_training(run, {task: configs[task]}, "torch", part="learning", task=task, N=configs[task].n_envs)
 
 
 def trained(run: Run) -> None:
@@ -212,7 +214,7 @@ def trained(run: Run) -> None:
     device, on_gpu = str(run.device), run.device.type == "cuda"
     common = PPOConfig(learner_device=device, n_timesteps=32, learning_rate=0.003)
     sizes = [64] if run.quick else [4096, 1 << 16, 1 << 18] if on_gpu else [1024]
-    tasks = {f"{n:,} environments": replace(common, n_envs=n) for n in sizes}
+    tasks = {f"{n:,} environments": replace(common, n_envs=n, **(QUICK if run.quick else {})) for n in sizes}
     if not on_gpu and not run.quick:
         tasks["preset"] = PPOConfig(learner_device=device)
     turns = [["eager", "graph"], ["eager", "compiled", "compiled, graph"]] if on_gpu else [["eager", "compiled"]]

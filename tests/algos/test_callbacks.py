@@ -491,10 +491,10 @@ class Saves(Callback):
 @pytest.mark.slow
 def test_a_policy_is_saved_with_the_weights_of_the_evaluation_that_it_names(tmp_path: Path) -> None:
     """Also while worker processes judge newer weights, and not before an evaluation of a resumed training."""
-    saves, remembers = Saves(tmp_path / "saved.pt", seconds=0.05), Remembers()
+    saves, remembers = Saves(tmp_path / "saved.pt", seconds=0.1), Remembers()
     after_every_update = {"evaluation_interval": 128, "evaluation_episodes": 1}
-    train([remembers, Saves(tmp_path / "other.pt")], n_env_steps=8192, **after_every_update)
-    train([saves], n_env_steps=8192, evaluation_processes=1)
+    train([remembers, Saves(tmp_path / "other.pt")], n_env_steps=4096, **after_every_update)
+    train([saves], n_env_steps=4096, evaluation_processes=1)
     named = [env_steps for env_steps, _ in saves.found]
     assert named[0] == 0
     assert len(set(named)) >= 2  # three seconds of updates are long enough for an evaluation

@@ -418,7 +418,7 @@ def test_without_pytest_and_ale_py_the_first_command_says_so_and_measures_the_re
     (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules['pytest'] = sys.modules['ale_py'] = None")
     out = tmp_path / "out"
     command = [sys.executable, str(ROOT / ".ci" / "on_gpu.py"), "--quick", "--minutes", "9", "--tests", "test_fused"]
-    command += ["--out", str(out), "--cache", str(tmp_path / "cache"), "--commit", "abc", "--steps", "1", "4", "5"]
+    command += ["--out", str(out), "--cache", str(tmp_path / "cache"), "--commit", "abc", "--steps", "1", "4", "9"]
     environment = os.environ | {"PYTHONPATH": str(tmp_path)}
     run = subprocess.run(command, capture_output=True, text=True, timeout=290, env=environment, check=False)
     assert run.returncode == 1, run.stderr  # a test has not run
@@ -432,5 +432,5 @@ def test_without_pytest_and_ale_py_the_first_command_says_so_and_measures_the_re
     reasons = [row["left_out"] for row in steps["Atari's layout"]["left_out"]]
     assert len(reasons) == 2
     assert all("ale_py" in reason for reason in reasons), reasons
-    rows = json.loads(next(out.glob("experiments-*.json")).read_text())["rows"]
-    assert {row["part"] for row in rows if "steps_per_second" in row} == {"serving"}
+    rows = json.loads(next(out.glob("gpu-*.json")).read_text())["rows"]
+    assert {row["part"] for row in rows if "steps_per_second" in row} == {"trained"}
