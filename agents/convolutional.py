@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from numbers import Real
 from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 
-from rlstruct.agents.networks import MLP, ActionLogits, Activation, MeanAndDeviation, create_activation, initialise
+from rlstruct.agents.networks import (
+    MLP,
+    ActionLogits,
+    Activation,
+    MeanAndDeviation,
+    create_activation,
+    initialise,
+    is_size,
+)
 from rlstruct.errors import BadValueError
 from rlstruct.policies.blueprint import KeepsArguments
 
@@ -54,7 +63,7 @@ class ConvolutionalTrunk(KeepsArguments, nn.Module):
 
     Raises:
         ValueError: the shape does not have two or three axes, the frame is too small for the convolutions, there are no
-            layers of this name, or ``highest`` is not positive.
+            layers of this name, a size is not a whole number from 1, or ``highest`` is not positive.
     """
 
     frame_shape: Final[tuple[int, ...]]
@@ -93,10 +102,20 @@ class ConvolutionalTrunk(KeepsArguments, nn.Module):
             )
         layers, usual = LAYERS[layers] if isinstance(layers, str) else (layers, 255)
         self.highest = usual if highest is None else highest
-        if not self.highest > 0:
+        if not isinstance(self.highest, Real) or not self.highest > 0:
             raise BadValueError(
                 f"ConvolutionalTrunk: highest is {highest}, expected the byte that becomes 1, such as 255."
             )
+        raw: Any = layers  # the command line may pass other types
+        if not isinstance(raw, Iterable) or not all(
+            isinstance(layer, Iterable) and len([*layer]) == 3 and all(map(is_size, layer)) for layer in raw
+        ):
+            raise BadValueError(
+                f"ConvolutionalTrunk: layers is {layers!r}, expected filters, kernel and stride of each convolution, "
+                f"whole numbers from 1, such as {list(map(list, MINATAR))}."
+            )
+        if not is_size(n_features):
+            raise BadValueError(f"ConvolutionalTrunk: n_features is {n_features!r}, expected a whole number from 1.")
         modules: list[nn.Module] = []
         size = (height, width)
         for filters, kernel, stride in layers:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from itertools import pairwise
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, Final
@@ -32,6 +32,11 @@ ACTIVATIONS: Final[dict[str, Callable[[], nn.Module]]] = {
     "tanh": nn.Tanh,
 }
 """Activations by the names that ``--network activation=`` takes; `torch.nn` has others."""
+
+
+def is_size(value: object) -> bool:
+    """Return True for a whole number from 1; the command line may pass other types."""
+    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= 1
 
 
 def create_activation(activation: Activation) -> nn.Module:
@@ -81,8 +86,7 @@ class MLP(KeepsArguments, nn.Module):
     ) -> None:
         super().__init__()
         raw: Any = hidden  # the command line may pass other types
-        widths_are = isinstance(raw, Iterable) and not isinstance(raw, str)
-        if not (widths_are and all(isinstance(width, Integral) and int(width) >= 1 for width in raw)):
+        if not isinstance(raw, Iterable) or isinstance(raw, str | Set) or not all(map(is_size, raw)):
             raise BadValueError(
                 f"MLP: hidden is {hidden!r}, expected a sequence of whole numbers, 1 or more: (64, 64)."
             )
@@ -218,6 +222,8 @@ class Recurrent(KeepsArguments, nn.Module, ABC):
         layer_norm: bool = False,
     ) -> None:
         super().__init__()
+        if not is_size(n_hidden):
+            raise BadValueError(f"{type(self).__name__}: n_hidden is {n_hidden!r}, expected a whole number from 1.")
         self.n_hidden = n_hidden
         self.trunk: nn.Module = nn.Identity()
         if isinstance(n_inputs, nn.Module):

@@ -85,8 +85,9 @@ class RecurrentQAgent(RecurrentAgent):
     def replay_sequence(self, trajectories: Trajectories) -> tuple[DictTensor, DictTensor] | None:
         """Call the network's ``sequence``; see `RecurrentAgent.replay_sequence`."""
         info, steps = trajectories.info, trajectories.steps
-        epsilons = info.truncate_key("agent_info/").prepend_key("observation/")  # [B]
-        repeated = {key: value.unsqueeze(1).expand(-1, steps.n_steps()) for key, value in epsilons.items()}
+        epsilons = info.truncate_key("agent_info/").prepend_key("observation/")  # [B, ...]
+        n_steps = steps.n_steps()
+        repeated = {key: one.unsqueeze(1).expand(-1, n_steps, *one.shape[1:]) for key, one in epsilons.items()}
         steps = TemporalDictTensor.unchecked({**dict(steps.items()), **repeated}, steps.lengths)
         return super().replay_sequence(Trajectories.unchecked(info, steps))
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
+from numbers import Real
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import layer_norm
 
 from rlstruct.agents.model_agent import ModelAgent
-from rlstruct.agents.networks import MLP, Activation, as_features, create_activation
+from rlstruct.agents.networks import MLP, Activation, as_features, create_activation, is_size
 from rlstruct.core import DictTensor
 from rlstruct.errors import BadValueError
 from rlstruct.functional import random, squashed
@@ -175,8 +176,10 @@ def _support(n_atoms: int, value_range: Sequence[float] | None) -> Tensor | None
     """Return equidistant returns [M]; None for a single one."""
     if n_atoms == 1 and value_range is None:
         return None
-    low, high = map(float, value_range) if value_range is not None and len(value_range) == 2 else (0.0, 0.0)
-    if n_atoms < 2 or not -torch.inf < low < high < torch.inf:
+    raw: Any = value_range  # the command line may pass other types
+    ends = [*raw] if isinstance(raw, Iterable) else []
+    low, high = ends if len(ends) == 2 and all(isinstance(end, Real) for end in ends) else (0.0, 0.0)
+    if not is_size(n_atoms) or n_atoms < 2 or not -torch.inf < low < high < torch.inf:
         raise BadValueError(
             f"Critics: n_atoms is {n_atoms} and value_range {value_range}, expected 1 and None, or 2 or more and two "
             "ascending numbers. Let the range span the discounted returns, times reward_scale: n_atoms=101, "

@@ -115,7 +115,13 @@ def losses(agent: RL_Agent, target_agent: RL_Agent, batch: DictTensor, config: D
 
 def action_values(agent: RL_Agent, observation: DictTensor) -> Tensor:
     """Return the values of all actions from a greedy agent without state.  [K, A]."""
-    output, _ = agent(DictTensor(), observation, DictTensor())
+    try:
+        output, _ = agent(DictTensor(), observation, DictTensor())
+    except BadKeyError as error:
+        raise BadKeyError(
+            f"DQN: {type(agent).__name__}: {error} A sample of the replay buffer has single steps, without the agent's "
+            "state: train an agent with a memory by PQN, PPO or A2C, or take rlstruct.agents.StackingAgent."
+        ) from error
     if "action_values" not in output.keys():
         raise BadKeyError(
             f"DQN: the agent returns {list(output.keys())}, expected 'action_values' [B, A] among them. Take "

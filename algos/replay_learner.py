@@ -18,6 +18,7 @@ from rlstruct.algos.prioritised_replay import PrioritisedReplayBuffer
 from rlstruct.algos.replay_buffer import ReplayBuffer, min_capacity
 from rlstruct.algos.training.config import TrainingConfig
 from rlstruct.core import DictTensor, Trajectories
+from rlstruct.errors import warn_user
 from rlstruct.options import option
 from rlstruct.profiling import operation
 from rlstruct.rl_agent import RL_Agent
@@ -165,6 +166,11 @@ class ReplayLearner(GradientLearner):
     ) -> None:
         self._networks = dict(networks or {})
         super().__init__(model, agent, config)
+        if config.learning_starts > config.n_env_steps:
+            warn_user(
+                f"{type(self).__name__}: learning_starts is {config.learning_starts}, and the training ends after "
+                f"n_env_steps = {config.n_env_steps}, so it takes no gradient step. Set learning_starts to fewer steps."
+            )
         self.overlap = config.overlap
         self._filling = False  # the buffer, before the first gradient step
         options: dict[str, Any] = {"discount": config.discount, "seed": self._own_seed(), **settings}

@@ -64,7 +64,7 @@ class SACConfig(ReplayConfig):
     learning_starts: int = option(1000, at_least=0)
     replay_capacity: int = 1_000_000
     n_step: int = option(1, at_least=1)
-    critic_reduction: Literal["min", "mean"] = "min"
+    critic_reduction: Literal["min", "mean"] = option("min")
     hold_noise: bool = False
 
 

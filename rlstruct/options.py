@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
+import math
 import operator
 import os
 import re
@@ -55,9 +56,9 @@ class Range:
                 raise BadTypeError(", ".join(filter(None, [text, str(self)])) + ".")
             number = float(value)
             fits = (self.at_least is None or number >= self.at_least) and (self.above is None or number > self.above)
-            if fits and (self.at_most is None or number <= self.at_most):
+            if fits and (self.at_most is None or number <= self.at_most) and not math.isnan(number):
                 return
-        raise BadValueError(f"{where}: {name} is {value!r}, expected {self}.")
+        raise BadValueError(f"{where}: {name} is {value!r}, expected {str(self) or 'a number'}.")
 
     def __str__(self) -> str:
         """Describe the values in words; "" for any number."""
@@ -240,15 +241,18 @@ def nearest(word: str, words: Iterable[str]) -> str:
 
 @functools.cache
 def _ranges(cls: type) -> dict[str, Range]:
-    """Return the range of each declared field of a class, with its annotation; names and switches have none."""
-    hints = get_type_hints(cls)
+    """Return the range of each field that is a number, a switch or a choice, by its annotation; others have none."""
+    hints, bounds = get_type_hints(cls), declared(cls, "range")
     ranges: dict[str, Range] = {}
-    for name, bounds in declared(cls, "range").items():
+    for name in getattr(cls, "__dataclass_fields__", {}):
         hint = hints[name]
         parts = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
         choices = tuple(value for part in parts if get_origin(part) is Literal for value in get_args(part))
-        if choices or {int, float} & {*parts}:
-            ranges[name] = replace(bounds, choices=choices, whole=float not in parts, or_none=type(None) in parts)
+        choices += (True, False) if bool in parts else ()
+        plain = all(part in (int, float, bool, type(None)) or get_origin(part) is Literal for part in parts)
+        if choices or {int, float} & {*parts} if name in bounds else plain:
+            known = {"choices": choices, "whole": float not in parts, "or_none": type(None) in parts}
+            ranges[name] = replace(bounds.get(name, Range()), **known)
     return ranges
 
 

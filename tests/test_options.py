@@ -72,6 +72,25 @@ def test_a_wrong_value_is_refused(
     assert str(caught.value) == f"{kind.__name__}: {message}"
 
 
+@pytest.mark.parametrize(
+    ("kind", "changes", "error", "message"),
+    [
+        (SACConfig, {"critic_reduction": "max"}, ValueError, "critic_reduction is 'max', expected 'min' or 'mean'."),
+        (SACConfig, {"hold_noise": "no"}, ValueError, "hold_noise is 'no', expected True or False."),
+        (DQNConfig, {"double": None}, ValueError, "double is None, expected True or False."),
+        (PPOConfig, {"reward_scale": float("nan")}, ValueError, "reward_scale is nan, expected a number."),
+        (PPOConfig, {"reward_scale": "1"}, TypeError, "reward_scale is '1', a str; expected a number."),
+        (PPOConfig, {"learning_rate": float("nan")}, ValueError, "learning_rate is nan, expected at least 0."),
+    ],
+)
+def test_switches_choices_and_numbers_without_bounds_are_checked_too(
+    kind: type[Options], changes: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error) as caught:
+        kind(**changes)
+    assert str(caught.value) == f"{kind.__name__}: {message}"
+
+
 def test_an_unknown_setting_is_refused_and_the_nearest_named() -> None:
     with pytest.raises(TypeError, match=r"^SmallOven: there is no setting 'degree'\. Did you mean 'degrees'\?"):
         SmallOven(degree=200.0)  # type: ignore[call-arg]

@@ -20,7 +20,10 @@ Precision = Literal["float32", "bfloat16"]
 AnyConfig = TypeVar("AnyConfig", bound="TrainingConfig")
 
 
-_NEWER = {"n_learners": 1, "initial_steps": 0, "weight_decay": 0.0, "n_step": 1, "critic_reduction": "min"}
+_NEWER = {
+    "n_learners": 1, "initial_steps": 0, "weight_decay": 0.0,
+    "n_step": 1, "critic_reduction": "min", "hold_noise": False,
+}  # fmt: skip
 """Settings that older checkpoints lack, and what their trainings did."""
 
 _ELSEWHERE = {

@@ -48,7 +48,8 @@ class Bfloat16Products(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func not in PRODUCTS or _has_few_outputs(func, [*args, *kwargs.values()]):
+        writes = kwargs.get("out") is not None  # into a tensor that keeps its dtype
+        if func not in PRODUCTS or writes or _has_few_outputs(func, [*args, *kwargs.values()]):
             return func(*args, **kwargs)
         result = func(*map(self._round, args), **{name: self._round(value) for name, value in kwargs.items()})
         return result.to(torch.float32) if result.dtype is torch.bfloat16 else result

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -49,6 +51,21 @@ def test_the_axis_of_the_channels_is_read_as_said() -> None:
     torch.testing.assert_close(first(frame), last(frame.permute(0, 2, 3, 1)))
     flat = ConvolutionalTrunk((12, 11))
     assert flat(torch.rand(2, 12, 11) < 0.5).shape == (2, 512)  # one channel, bool as MinAtar has it
+
+
+@pytest.mark.parametrize(
+    "layers", [[[16, 3, 0]], [[16, 3, -1]], [[0, 3, 1]], [[16, 3]], [16, 3, 1], 16, [["16", 3, 1]], [[16.0, 3, 1]]]
+)
+def test_layers_that_are_none_are_refused(layers: Any) -> None:
+    with pytest.raises(ValueError, match=r"^ConvolutionalTrunk: layers is .*, expected filters, kernel and stride of"):
+        ConvolutionalTrunk((10, 10), layers=layers)
+
+
+def test_other_sizes_that_are_none_are_refused() -> None:
+    settings: Any
+    for settings in ({"n_features": 0}, {"n_features": 1e2}, {"highest": "abc"}, {"highest": 0}):
+        with pytest.raises(ValueError, match=rf"^ConvolutionalTrunk: {next(iter(settings))} is .*, expected"):
+            ConvolutionalTrunk((10, 10), **settings)
 
 
 def test_layers_that_do_not_fit_and_odd_shapes_are_named() -> None:

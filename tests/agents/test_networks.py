@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
 
-from rlstruct.agents import MLP, ActorCritic, RecurrentActorCritic
+from rlstruct.agents import MLP, ActorCritic, RecurrentActorCritic, RecurrentQNetwork
 
 
 def test_orthogonal_layers_keep_lengths_up_to_their_gain() -> None:
@@ -54,6 +56,17 @@ def test_actor_and_critic_share_no_weight() -> None:
     logits.sum().backward()
     assert all(weight.grad is not None for weight in model.actor.parameters())
     assert all(weight.grad is None for weight in model.critic.parameters())
+
+
+def test_sizes_that_are_none_are_refused() -> None:
+    hidden: Any
+    for hidden in (0, (0,), {64}, "64", (True,), (1.5,)):
+        with pytest.raises(ValueError, match=r"^MLP: hidden is .*, expected a sequence of whole numbers, 1 or more"):
+            MLP(3, 2, hidden=hidden)
+    n_hidden: Any
+    for n_hidden in (0, 1.5, "4"):
+        with pytest.raises(ValueError, match=r"^RecurrentQNetwork: n_hidden is .*, expected a whole number from 1\."):
+            RecurrentQNetwork(4, 2, n_hidden=n_hidden)
 
 
 def test_recurrent_outputs_depend_on_the_hidden_state() -> None:

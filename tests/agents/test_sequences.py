@@ -72,7 +72,8 @@ def collect(create_agent: Any, model: nn.Module, game: str) -> Trajectories:
             return RandomEnv(IMAGES, VECTORS, 3, seed)
         return make(game, 3, seed=seed, time_limit=9)
 
-    info = DictTensor({"epsilon": torch.tensor([0.0, 0.5, 1.0])} if create_agent is RecurrentQAgent else {})
+    values = {"epsilon": torch.tensor([0.0, 0.5, 1.0]), "goal": torch.ones(3, 2)}  # also what no bundled agent reads
+    info = DictTensor(values if create_agent is RecurrentQAgent else {})
     with RL_Batcher(12, lambda: create_agent(model, copy_model=False), create_env, seed=0) as batcher:
         batcher.reset()
         batcher.execute(info)  # the next batch begins in the middle of episodes

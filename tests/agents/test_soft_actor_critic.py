@@ -153,9 +153,12 @@ def test_plain_critics_keep_no_more_weights_than_before() -> None:
 
 @pytest.mark.parametrize(
     ("n_atoms", "value_range"),
-    [(0, None), (5, None), (1, (0.0, 1.0)), (5, (1.0, 1.0)), (5, (0.0, math.inf)), (5, (0.0, 1.0, 2.0))],
+    [
+        *((0, None), (5, None), (1, (0.0, 1.0)), (5, (1.0, 1.0)), (5, (0.0, math.inf)), (5, (0.0, 1.0, 2.0))),
+        *((2.5, (0.0, 1.0)), ("abc", (0.0, 1.0)), (5, 5), (5, ("0", "1")), (5, "01")),  # of the command line
+    ],
 )
-def test_returns_that_are_no_range_are_refused(n_atoms: int, value_range: tuple[float, ...] | None) -> None:
+def test_returns_that_are_no_range_are_refused(n_atoms: Any, value_range: Any) -> None:
     with pytest.raises(ValueError, match="expected 1 and None, or 2 or more and two ascending numbers"):
         SoftActorCritic(3, LOW, HIGH, n_atoms=n_atoms, value_range=value_range)
 

@@ -12,7 +12,7 @@ from replaying_learners import learn_once
 from torch import Tensor, nn
 
 from rlstruct import DictTensor
-from rlstruct.agents import QAgent, QNetwork
+from rlstruct.agents import QAgent, QNetwork, RecurrentQAgent, RecurrentQNetwork
 from rlstruct.algos import dqn
 from rlstruct.algos.dqn import DQNConfig, DQNLearner, train
 from rlstruct.algos.prioritised_replay import PrioritisedReplayBuffer
@@ -136,6 +136,19 @@ def test_one_update_moves_the_model_and_never_syncs(
         assert learner.buffer.correction == pytest.approx(0.7)
         leaves = learner.buffer.priority.to("cpu")
         assert len(leaves[leaves > 0].unique()) > 5  # they were all 1
+
+
+def test_an_agent_with_a_memory_is_told_which_algorithms_learn_with_one() -> None:
+    def remember() -> nn.Module:
+        return RecurrentQNetwork(4, 2, n_hidden=4)
+
+    with pytest.raises(KeyError, match=r"DQN: RecurrentQAgent: .* train an agent with a memory by PQN, PPO or A2C"):
+        train(SMALL, remember, RecurrentQAgent, create_env)
+
+
+def test_a_training_without_a_gradient_step_warns() -> None:
+    with pytest.warns(UserWarning, match=r"learning_starts is 601, and the training ends after n_env_steps = 600"):
+        assert train_small(learning_starts=601).losses == {}
 
 
 def test_hard_target_updates_copy_and_soft_ones_follow(filled: Any) -> None:

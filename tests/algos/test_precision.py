@@ -85,6 +85,13 @@ def test_each_tensor_is_rounded_once_and_again_after_it_has_changed(monkeypatch:
         assert torch.equal(x @ w, first * 2.0)
 
 
+def test_a_product_that_writes_into_a_tensor_writes_float32() -> None:
+    x, w, result = torch.randn(7, 33), torch.randn(33, 40), torch.full((7, 40), torch.nan)
+    with Bfloat16Products():
+        assert torch.mm(x, w, out=result) is result
+    torch.testing.assert_close(result, x @ w)
+
+
 def test_gradients_reach_weights_that_were_read_without_them_before() -> None:
     x, w = torch.ones(2, 3), torch.ones(3, 3, requires_grad=True)
     with Bfloat16Products():

@@ -147,11 +147,22 @@ def test_a_training_that_died_in_its_last_evaluation_is_completed_with_its_polic
     assert rlstruct.load(run.path).act(torch.zeros(4)).shape == ()
 
 
+# What SAC and PPO had in 0.3.0.
+SETTINGS_OF_0_3 = """
+    n_env_steps n_timesteps n_envs n_processes compile_agent compile_update graph discount reward_scale
+    learning_rate final_learning_rate_fraction adam_epsilon max_gradient_norm evaluation_episodes
+    evaluation_processes evaluation_interval evaluation_timesteps evaluation_stochastic evaluation_step_limit
+    checkpoint_interval target_return log_interval threads learner_device batcher_device evaluation_device
+    sharing thread_percentage cluster seed batch_size n_updates overlap critic_learning_rate replay_capacity
+    replay_device learning_starts target_update_rate target_entropy n_epochs n_minibatches trace_decay
+    value_coefficient entropy_coefficient clip value_clip whiten_advantages target_kl
+""".split()  # noqa: SIM905
+
+
 @pytest.mark.parametrize("name", ["sac", "ppo"])
 def test_checkpoints_from_before_a_setting_existed_are_resumed(name: str) -> None:
     config = TASKS[name][1]
-    newer = {"n_learners", "initial_steps", "weight_decay", "n_step", "critic_reduction"}
-    older = {key: value for key, value in dataclasses.asdict(config).items() if key not in newer}
+    older = {key: value for key, value in dataclasses.asdict(config).items() if key in SETTINGS_OF_0_3}
     kept = ("format", "model", "optimizer", "policy_version", "training", "run")
     checkpoint = {**dict.fromkeys(kept), "config": older, "env_steps": 0}
     check_resumed(checkpoint, config)

@@ -282,7 +282,7 @@ def test_a_stopped_run_goes_on_as_if_it_had_not_been_stopped(monkeypatch: pytest
 
 
 def test_the_description_of_a_training_fits_80_columns(capsys: Capture) -> None:
-    train("dqn", "--env", "Asterix-MinAtar", "--preset", "none", *SMALL)
+    train("dqn", "--env", "Asterix-MinAtar", "--preset", "none", "--learning-starts", "40", *SMALL)
     said = capsys.readouterr().out
     assert "dqn on Asterix-MinAtar: convolutional network of action values, duelling,\n  learner on cpu\n" in said
     assert max(map(len, said.splitlines())) <= 80

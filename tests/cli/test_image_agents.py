@@ -40,7 +40,8 @@ def _elsewhere(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_images_are_trained_on_resumed_and_evaluated(algorithm: str, env: str, words: list[str], agent: str) -> None:
-    fewer = ["--n-minibatches", "2"] if algorithm in ("ppo", "pqn") else []
+    fewer = {"dqn": ["--learning-starts", "40"]}.get(algorithm, [])
+    fewer += ["--n-minibatches", "2"] if algorithm in ("ppo", "pqn") else []
     options = [*SMALL, *fewer, "--network", *NARROW, *words]
     assert main(["train", algorithm, "--env", env, "--n-env-steps", "96", *options]) == 0
     (run,) = pathlib.Path("runs").iterdir()
