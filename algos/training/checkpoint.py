@@ -6,20 +6,24 @@ import errno
 import importlib
 import importlib.util
 import os
-from collections.abc import Callable, Mapping
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Mapping, Set
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from rlstruct.core import DictTensor, TemporalDictTensor, Trajectories
-from rlstruct.errors import BadValueError, MissingFileError, UsageError, warn_user
+from rlstruct.errors import BadTypeError, BadValueError, MissingFileError, UsageError, warn_user
 from rlstruct.policies.loading import read_plain
 
 FORMAT = 2
 _NEEDED = ("format", "model", "optimizer", "config", "policy_version", "env_steps", "training", "run")
+
+_PLAIN = {str, int, float, complex, bool, bytes, bytearray, type(None), torch.Size, torch.dtype, torch.device}
 
 fcntl: Any = importlib.import_module("fcntl") if importlib.util.find_spec("fcntl") else None  # Windows has none
 _CANNOT_LOCK = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS}  # errors of file systems without locks
@@ -57,10 +61,35 @@ def restored(tensors: Mapping[str, Tensor]) -> Trajectories:
 def write_checkpoint(path: Path, state: Mapping[str, object]) -> None:
     """Replace a checkpoint of tensors and plain values, nested in dicts and lists.
 
-    Tensors are moved to the CPU, so that the file can be read on any machine.
+    Tensors are moved to the CPU, so that the file can be read on any machine, and numbers of numpy become Python's.
+
+    Raises:
+        TypeError: a value is something else, which `read_checkpoint` would refuse; the old checkpoint stays.
     """
-    moved = on_cpu(dict(state))
+    state = tree_map_only(np.generic, lambda number: number.item(), dict(state))  # sync: none, numpy's
+    allowed = {one[0] if isinstance(one, tuple) else one for one in torch.serialization.get_safe_globals()}
+    _check_plain(state, "", allowed)
+    moved = on_cpu(state)
     replace_file(path, lambda file: _save(moved, file))
+
+
+def _check_plain(value: object, place: str, allowed: Set[object]) -> None:
+    """Raise TypeError for what ``torch.load(…, weights_only=True)`` does not read; ``allowed`` are further classes."""
+    if isinstance(value, Tensor) or type(value) in _PLAIN or type(value) in allowed:
+        return
+    if type(value) in (dict, OrderedDict, Counter):
+        entries = [(f"[{key!r}]", one) for key, one in value.items()]  # type: ignore[attr-defined]
+        entries += [(f", key {key!r}", key) for key in value if type(key) not in _PLAIN]  # type: ignore[attr-defined]
+    elif type(value) in (list, tuple, set):
+        entries = [(f"[{i}]", one) for i, one in enumerate(value)]  # type: ignore[arg-type]
+    else:
+        raise BadTypeError(
+            f"checkpoint: {place or 'the state'} is a {type(value).__name__}, which a checkpoint cannot hold; expected "
+            "tensors and plain values: numbers, strings, lists and dicts. Convert arrays with torch.from_numpy, and "
+            "store a module's state_dict()."
+        )
+    for name, one in entries:
+        _check_plain(one, f"{place}{name}", allowed)
 
 
 def on_cpu(state: object) -> object:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar
 
@@ -212,6 +212,13 @@ def load_config(path: str | Path, cls: type[AnyConfig]) -> AnyConfig:
         stored = json.loads(file.read_text())
     except json.JSONDecodeError as error:
         raise BadValueError(f"load_config: {file} is damaged: {error}.") from None
+    if {"algorithm", "task", "config"} <= stored.keys():  # of ``rlstruct train``
+        stored = stored["config"]
+    defaults = {one.name: one.default for one in fields(cls)}
+    stored = {
+        name: tuple(value) if isinstance(value, list) and isinstance(defaults.get(name), tuple) else value
+        for name, value in stored.items()
+    }
     try:
         return cls(**stored)
     except TypeError as error:

@@ -204,6 +204,8 @@ class TrainingLoop:
             self._finished = False
             self.iterate()
         seconds = time.perf_counter() - self._start
+        ended = self.env_steps >= self.config.n_env_steps or self._target_reached()
+        stopped = None if ended else self.callbacks.context.reason
         if not self._finished:
             self.history.read()
             if self._evaluating:
@@ -214,7 +216,7 @@ class TrainingLoop:
         self.callbacks.call("on_end")
         learned = self.learner.model, evaluations[0], evaluations[-1], tuple(evaluations)
         counts = self.env_steps, seconds, torch.get_num_threads()
-        return TrainingResult(*learned, self.history.losses, *counts, self.callbacks.context.reason)
+        return TrainingResult(*learned, self.history.losses, *counts, stopped)
 
     @operation("iteration")
     def iterate(self) -> None:

@@ -17,6 +17,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, is_dataclass
 from datetime import datetime
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from rlstruct.algos.training.checkpoint import lock_file, read_checkpoint, repla
 from rlstruct.algos.training.evaluation import Evaluation
 from rlstruct.algos.training.learning_curve import draw_learning_curve, in_order
 from rlstruct.algos.training.loggers import CreateLogger, create_bar, find_loggers, flat_settings
-from rlstruct.errors import BadTypeError, BadValueError, MissingFileError, import_extra
+from rlstruct.errors import BadTypeError, BadValueError, MissingFileError, UsageError, import_extra
 from rlstruct.profiling import operation
 
 _COUNTERS = ("env_steps", "policy_version", "seconds", "steps_per_second")
@@ -84,8 +85,8 @@ class RunFolder:
         find_loggers(loggers)
         for module in ("tqdm", "matplotlib"):
             import_extra(module, "train", "RunFolder")
-        self.path, self.checkpoint, self._closed = Path(root), None, True
-        if launched_rank():
+        self.path, self.checkpoint, self._closed, self._writes = Path(root), None, True, not launched_rank()
+        if not self._writes:
             return
         self.path = _new_folder(self.path, name)
         with contextlib.ExitStack() as undo:  # do not leave a folder without settings or log
@@ -123,8 +124,8 @@ class RunFolder:
             ImportError: the extra ``train`` is not installed.
         """
         folder = cls.__new__(cls)
-        folder.path, folder.checkpoint, folder._closed = Path(path), None, True
-        if launched_rank():
+        folder.path, folder.checkpoint, folder._closed, folder._writes = Path(path), None, True, not launched_rank()
+        if not folder._writes:
             return folder  # rank 0 sends the other learners their part of the checkpoint
         if not (folder.path / "config.json").exists():
             raise MissingFileError(
@@ -170,8 +171,22 @@ class RunFolder:
             policy_version: number of gradient steps so far.
             values: numbers by name; ``return`` is shown next to the bar.
             at: time of the update, from `time.perf_counter`.
+
+        Raises:
+            TypeError: a value is no number, or a count no whole one.
+            RuntimeError: the folder is closed.
         """
-        row = {"env_steps": env_steps, "policy_version": policy_version, "seconds": at - self._start}
+        if not self._is_open("log"):
+            return
+        counts = {"env_steps": env_steps, "policy_version": policy_version}
+        for name, value in {**values, **counts}.items():
+            if not isinstance(value, Integral if name in counts else Real):
+                noun = "whole number" if name in counts else "number"
+                raise BadTypeError(
+                    f"RunFolder.log: {name} is {value!r}, a {type(value).__name__}; expected a {noun}. Pass "
+                    "tensor.item() of a tensor."
+                )
+        row: dict[str, float] = {"env_steps": env_steps, "policy_version": policy_version, "seconds": at - self._start}
         if self._last is not None and at > self._last[1]:
             row["steps_per_second"] = (env_steps - self._last[0]) / (at - self._last[1])
         self._last = (env_steps, at)
@@ -184,6 +199,8 @@ class RunFolder:
 
     def advance(self, env_steps: int) -> None:
         """Move the progress bar forward, never back: lines are logged a few updates late."""
+        if not self._is_open("advance"):
+            return
         self._bar.update(max(0, min(env_steps, self._bar.total or env_steps) - self._bar.n))
 
     def show_evaluation(self, n_episodes: int, n_ended: int, n_steps: int) -> None:
@@ -194,6 +211,8 @@ class RunFolder:
 
     def log_evaluation(self, result: Evaluation) -> None:
         """Write one line for an evaluation, at the environment steps of its weights."""
+        if not self._is_open("log_evaluation"):
+            return
         numbers = (result.mean_return, result.std_return, result.mean_length, result.seconds)
         row: dict[str, float] = {"env_steps": result.env_steps, "policy_version": result.policy_version}
         row |= {"seconds": time.perf_counter() - self._start}
@@ -226,12 +245,27 @@ class RunFolder:
             state: tensors and plain values, nested in dicts and lists, which `resume` returns as ``checkpoint``; in a
                 loop of your own whatever you need. `rlstruct.load` needs the network's weights as ``model``. The
                 position of the log is added as ``run``.
+
+        Raises:
+            TypeError: the state has something else, which could not be read again; the old checkpoint stays.
+            RuntimeError: the folder is closed.
         """
+        if not self._is_open("save_checkpoint"):
+            return
         with (self.path / "metrics.csv").open("ab") as file:
             os.fsync(file.fileno())  # the lines that a checkpoint counts must survive a power failure
         seconds = time.perf_counter() - self._start
         log = {"n_lines": len(self._rows), "seconds": seconds, "n_env_steps": self._n_env_steps}
         write_checkpoint(self.path / "checkpoint.pt", {**state, "run": log})
+
+    def _is_open(self, method: str) -> bool:
+        """Return False in a process that does not write; raise if the folder has been closed."""
+        if self._writes and self._closed:
+            raise UsageError(
+                f"RunFolder.{method}: {self.path} is closed, and another process may write there. Continue it with "
+                "RunFolder.resume(path)."
+            )
+        return self._writes
 
     def close(self, *, draw: bool = True) -> None:
         """Draw the learning curve and close all files. Calling it again does nothing.
@@ -306,7 +340,7 @@ def read_lines(path: Path, n: int | None = None) -> list[dict[str, float]]:
         lines = [
             {name: int(cell) if cell.isdigit() else float(cell) for name, cell in row.items() if cell} for row in cells
         ]
-    except (OSError, TypeError, ValueError) as error:
+    except (AttributeError, OSError, TypeError, ValueError) as error:  # AttributeError: a line with more cells
         raise BadValueError(f"{path} is damaged: {error}. Restore a copy, or train again.") from error
     if n is not None and len(lines) < n:
         raise BadValueError(

@@ -164,10 +164,11 @@ class Recorder:
 
     def close(self) -> None:
         """Write the open window, and when this process stopped recording."""
-        if self._is_on:
-            self._end_window()
-        self.forget()
         with contextlib.suppress(FileNotFoundError):  # the folder was removed before this process ended
+            if self._is_on:
+                self._end_window()
+        self.forget()
+        with contextlib.suppress(FileNotFoundError):
             _write(self._folder / f"{os.getpid()}.closed", str(clock_ns()))
         if self._end_samples is not None:
             self._end_samples()

@@ -52,8 +52,8 @@ def profile(
 def settings(path: str | os.PathLike[str], *, window: float = 1.0, operators: float = RECORDED_FRACTION) -> str:
     """Create the folder, and return the value of `VARIABLE` that makes a process record into it."""
     folder = Path(path).resolve()
-    if not 0.0 < window < math.inf:
-        raise BadValueError(f"profile: window is {window}, expected a finite number of seconds, more than 0.")
+    if not 1e-3 <= window < math.inf:
+        raise BadValueError(f"profile: window is {window}, expected a finite number of seconds, at least 0.001.")
     if not 0.0 <= operators <= 1.0:
         raise BadValueError(f"profile: operators is {operators}, expected a share of the time, from 0 to 1.")
     if list(folder.glob("*.operations.json")):

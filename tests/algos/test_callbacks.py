@@ -110,6 +110,11 @@ class Stops(Callback):
             context.stop("it was asked to")
 
 
+def test_a_callback_that_stops_after_the_last_update_has_stopped_nothing() -> None:
+    result = train([Stops(5)], n_env_steps=5 * 128)
+    assert (result.stopped, result.env_steps) == (None, 5 * 128)
+
+
 def test_a_callback_stops_the_training(tmp_path: Path) -> None:
     journal = Journal()
     with new_folder(tmp_path) as run:

@@ -71,7 +71,9 @@ def test_the_next_evaluation_plays_fresh_episodes() -> None:
 
 def test_sampling_evaluations_get_the_settings_of_the_end_of_the_training() -> None:
     small = {"n_envs": 2, "n_processes": 0, "n_env_steps": 16, "n_timesteps": 8, "evaluation_processes": 0}
-    config = DQNConfig(**small, evaluation_episodes=20, evaluation_stochastic=True, final_epsilon=1.0)
+    config = DQNConfig(
+        **small, evaluation_episodes=20, evaluation_stochastic=True, final_epsilon=1.0, learning_starts=16
+    )
     create_env = partial(make, "CartPole-v1")
     sampled = dqn.train(config, lambda: QNetwork(4, 2), QAgent, create_env).before
     best = dqn.train(replace(config, evaluation_stochastic=False), lambda: QNetwork(4, 2), QAgent, create_env).before

@@ -24,6 +24,7 @@ def test_the_same_seed_gives_the_same_training_and_leaves_torchs_generator_alone
 
 
 @ALL
+@pytest.mark.filterwarnings("ignore:.*learning_starts is 150, and the training ends")
 def test_a_target_that_the_first_evaluation_just_reaches_ends_the_training(name: str) -> None:
     target = train(name, None, n_env_steps=1).before.mean_return
     result = train(name, None, target_return=target)

@@ -307,11 +307,20 @@ def test_without_a_checkpoint_everything_begins_anew(tmp_path: Path) -> None:
         assert metrics(again.path) == []
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Scaled(A2CConfig):
+    scales: tuple[float, ...] = (1.0, 2.0)
+
+
 def test_settings_are_read_back(tmp_path: Path) -> None:
     for name in TASKS:
         with new_folder(tmp_path, name) as run:
             assert load_config(run.path, type(config_of(name))) == config_of(name)
     file = tmp_path / "config.json"
+    file.write_text('{"algorithm": "a2c", "task": {}, "config": {"n_envs": 3}}')  # of `rlstruct train`
+    assert load_config(tmp_path, A2CConfig) == A2CConfig(n_envs=3)
+    file.write_text('{"scales": [1.0, 3.0]}')
+    assert load_config(file, Scaled) == Scaled(scales=(1.0, 3.0))
     file.write_text('{"n_envs": 2, "n_env_step": 5}')
     with pytest.raises(ValueError, match=r"A2CConfig: there is no setting 'n_env_step'\. Did you mean 'n_env_steps'"):
         load_config(file, A2CConfig)

@@ -11,9 +11,11 @@ import resource
 import subprocess
 import sys
 import time
+from collections import Counter, deque
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import numpy as np
 import pytest
 import torch
 from fake_envs import create_counting_env
@@ -200,6 +202,80 @@ def test_a_checkpoint_of_any_device_is_read_on_the_cpu(tmp_path: Path) -> None:
     assert loaded["counters"] == [1, 2.5]
     for name, weight in expected.items():
         torch.testing.assert_close(loaded["model"][name], weight, rtol=0, atol=0)
+
+
+def test_what_a_checkpoint_cannot_hold_is_named_and_leaves_the_old_one(tmp_path: Path) -> None:
+    with make_folder(tmp_path) as folder:
+        folder.save_checkpoint({"model": {}, "best": np.mean([1.0, 2.0]), "counts": Counter("ab"), "pair": (1, b"x")})
+        before = (folder.path / "checkpoint.pt").read_bytes()
+        refused: dict[str, Any] = {
+            r"checkpoint: \['best'\]\[1\] is a ndarray": {"best": [1.0, np.ones(2)]},
+            r"checkpoint: \['file'\] is a PosixPath, which a checkpoint cannot hold": {"file": tmp_path},
+            r"checkpoint: \['model'\] is a Linear.*store a module's state_dict": {"model": torch.nn.Linear(1, 1)},
+            r"checkpoint: \['last'\] is a deque": {"last": deque([1])},
+            r"checkpoint: \['rate'\] is a function": {"rate": lambda: 0.5},
+            r"checkpoint: \['a'\], key .*\[1\] is a PosixPath": {"a": {(1, tmp_path): 1}},
+        }
+        for text, state in refused.items():
+            with pytest.raises(TypeError, match=text):
+                folder.save_checkpoint(state)
+        assert (folder.path / "checkpoint.pt").read_bytes() == before
+        assert not list(folder.path.glob("*.unfinished"))
+    with RunFolder.resume(folder.path, progress=False) as again:
+        assert again.checkpoint is not None
+        assert (again.checkpoint["best"], type(again.checkpoint["best"])) == (1.5, float)
+
+
+@pytest.mark.parametrize(
+    ("values", "counts", "text"),
+    [
+        (
+            {"loss": torch.tensor(1.0)},
+            (1, 1),
+            r"loss is tensor\(1\.\), a Tensor; expected a number\. Pass tensor\.item",
+        ),
+        ({"note": "high"}, (1, 1), r"note is 'high', a str; expected a number"),
+        ({}, (torch.tensor(1), 1), r"env_steps is tensor\(1\), a Tensor; expected a whole number"),
+        ({}, (1, 0.5), r"policy_version is 0\.5, a float; expected a whole number"),
+    ],
+)
+def test_lines_that_could_not_be_read_again_are_refused(tmp_path: Path, values: Any, counts: Any, text: str) -> None:
+    with make_folder(tmp_path) as folder:
+        folder.log(1, 1, {"loss": np.float32(0.5)}, at=time.perf_counter())
+        with pytest.raises(TypeError, match=f"RunFolder.log: {text}"):
+            folder.log(*counts, values, at=time.perf_counter())
+        assert len(read(folder)) == 1
+
+
+def test_a_closed_folder_is_not_written_to(tmp_path: Path) -> None:
+    with make_folder(tmp_path) as folder:
+        pass
+    with pytest.raises(RuntimeError, match=r"RunFolder.log: .* is closed.*RunFolder\.resume"):
+        folder.log(1, 1, {}, at=0.0)
+    with pytest.raises(RuntimeError, match=r"RunFolder.save_checkpoint: .* is closed"):
+        folder.save_checkpoint({})
+
+
+def test_other_ranks_of_torchrun_write_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"WORLD_SIZE": "2", "RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    with make_folder(tmp_path) as folder:
+        folder.log(1, 1, {"loss": 1.0}, at=time.perf_counter())
+        folder.advance(1)
+        folder.log_evaluation(Evaluation(1, 1, (1.0,), (2,), 0.1))
+        folder.save_config(Config())
+        folder.save_checkpoint({"model": {}})
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_line_with_too_many_cells_is_damage(tmp_path: Path) -> None:
+    with make_folder(tmp_path) as folder:
+        folder.log(1, 1, {}, at=time.perf_counter())
+        folder.save_checkpoint(COUNTERS)
+    file = folder.path / "metrics.csv"
+    file.write_text(file.read_text().rstrip() + ",1,2,3,4,5,6,7\n")
+    with pytest.raises(ValueError, match=r"metrics\.csv is damaged"):
+        RunFolder.resume(folder.path)
 
 
 def test_a_disk_that_is_full_from_the_start_leaves_no_folder(tmp_path: Path) -> None:

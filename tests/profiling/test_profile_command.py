@@ -51,7 +51,7 @@ def test_a_script_is_profiled_and_compared(tmp_path: pathlib.Path, capfd: pytest
         (["--out", "{tmp}/p", "no_such_program"], "neither a command of rlstruct, nor a script, nor a program"),
         (
             ["--out", "{tmp}/p", "--window", "0", "train"],
-            "window is 0.0, expected a finite number of seconds, more than 0",
+            "window is 0.0, expected a finite number of seconds, at least 0.001",
         ),
         (["--out", "{tmp}/p", "true"], "holds no profile, expected files"),
     ],

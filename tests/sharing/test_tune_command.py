@@ -59,6 +59,11 @@ def test_a_training_is_tuned_and_repeated_with_the_answer(capsys: Capture) -> No
     assert f"paste: --n-processes 0 --n-envs {config.n_envs} --n-timesteps {config.n_timesteps}" in said
     assert config.n_envs in (4, 8)
     assert config.n_timesteps in (4, 8)
+    (pathlib.Path("runs/tuned") / "metrics.csv").touch()  # a training has begun there
+    before = pathlib.Path("runs/tuned/config.json").read_bytes()
+    assert main(["tune", "a2c", "--env", "CartPole-v1", *SMALL, *options]) == 2
+    assert "it is the folder of a training, whose settings would be lost" in capsys.readouterr().err.replace("\n", " ")
+    assert pathlib.Path("runs/tuned/config.json").read_bytes() == before
     # The same again is reported from the cache.
     assert main(["tune", "a2c", "--env", "CartPole-v1", "--learn", *SMALL, "--n-timesteps", "4", "8"]) == 0
     assert "from the cache" in capsys.readouterr().out

@@ -63,7 +63,7 @@ def run(arguments: Sequence[str]) -> None:
     try:
         window = float(text := options.get("window", "1"))
     except ValueError:
-        raise UserError(f"--window {text}: expected a number of seconds, more than 0.") from None
+        raise UserError(f"--window {text}: expected a number of seconds, at least 0.001.") from None
     try:
         variable = settings(folder, window=window)
     except (ValueError, FileExistsError) as error:

@@ -150,6 +150,13 @@ def _parse(cls: type[Any], words: Sequence[str], program: str) -> Any:  # noqa: 
     check_output("--cache", options.search.cache)
     if options.search.out is not None:
         check_output("--out", options.search.out, folder=cls is TuneTraining)
+        if cls is TuneTraining and any(
+            (options.search.out / name).exists() for name in ("checkpoint.pt", "metrics.csv")
+        ):
+            raise UserError(
+                f"--out {options.search.out}: it is the folder of a training, whose settings would be lost. Pass "
+                "another folder."
+            )
     return options
 
 
