@@ -102,11 +102,13 @@ class ConvolutionalTrunk(KeepsArguments, nn.Module):
             )
         layers, usual = LAYERS[layers] if isinstance(layers, str) else (layers, 255)
         self.highest = usual if highest is None else highest
-        if not isinstance(self.highest, Real) or not self.highest > 0:
+        # The command line may pass other types.
+        raw: Any = layers
+        raw_highest: Any = highest
+        if highest is not None and not (isinstance(raw_highest, Real) and highest > 0):
             raise BadValueError(
                 f"ConvolutionalTrunk: highest is {highest}, expected the byte that becomes 1, such as 255."
             )
-        raw: Any = layers  # the command line may pass other types
         if not isinstance(raw, Iterable) or not all(
             isinstance(layer, Iterable) and len([*layer]) == 3 and all(map(is_size, layer)) for layer in raw
         ):

@@ -67,7 +67,8 @@ def write_checkpoint(path: Path, state: Mapping[str, object]) -> None:
         TypeError: a value is something else, which `read_checkpoint` would refuse; the old checkpoint stays.
     """
     state = tree_map_only(np.generic, lambda number: number.item(), dict(state))  # sync: none, numpy's
-    allowed = {one[0] if isinstance(one, tuple) else one for one in torch.serialization.get_safe_globals()}
+    safe: list[Any] = torch.serialization.get_safe_globals()
+    allowed = {one[0] if isinstance(one, tuple) else one for one in safe}
     _check_plain(state, "", allowed)
     moved = on_cpu(state)
     replace_file(path, lambda file: _save(moved, file))

@@ -223,6 +223,7 @@ PRESETS: Registry[tuple[str, str], Preset] = Registry({
             n_env_steps=2_000_000, n_envs=64, n_timesteps=4, learning_rate=0.0005, target_update_rate=0.02, n_updates=8,
             replay_capacity=200_000, learning_starts=5_000, epsilon_fraction=0.05, epsilon_exponent=1.0,
             evaluation_interval=100_000, evaluation_timesteps=200, **_STEP_LIMITS.get(game, {}),
+            n_step=1 if game in ("Breakout-MinAtar", "Asterix-MinAtar") else 3,
         ), {"hidden": (128, 128)})
         for game in _MINATAR
     },

@@ -178,7 +178,7 @@ class RunFolder:
         """
         if not self._is_open("log"):
             return
-        counts = {"env_steps": env_steps, "policy_version": policy_version}
+        counts: dict[str, Any] = {"env_steps": env_steps, "policy_version": policy_version}
         for name, value in {**values, **counts}.items():
             if not isinstance(value, Integral if name in counts else Real):
                 noun = "whole number" if name in counts else "number"

@@ -297,7 +297,7 @@ def _minatar(algorithm: str, game: str, **words: Any) -> Task:  # noqa: ANN401 -
     """Make a task of one of MinAtar's games; networks have convolutions unless the preset says how wide they are."""
     n_channels, n_actions = _GAMES[game]
     env = f"{game}-MinAtar"
-    words = {"preset": env if algorithm == "ppo" else "Breakout-MinAtar", "target": None, **words}
+    words = {"preset": env if algorithm in ("ppo", "dqn") else "Breakout-MinAtar", "target": None, **words}
     network = words.setdefault("network", PRESETS[algorithm, words["preset"]].network)
     convolutional = "hidden" not in network
     inputs = (10, 10, n_channels) if convolutional else 100 * n_channels
@@ -310,6 +310,8 @@ _CHOSEN_WITH = {
     **{("ppo", game): (100, 101) for game in _GAMES},
     ("ppo", "Breakout"): (100, 101, 102),
     ("ppo", "Asterix"): (101,),
+    ("dqn", "Breakout"): (100,),
+    ("dqn", "Asterix"): (100, 101),
 }
 # gymnax's rules: no action sticks, and episodes end after 1,000 steps, of Freeway after 2,500.
 TASKS |= {
