@@ -36,7 +36,7 @@ ACTIVATIONS: Final[dict[str, Callable[[], nn.Module]]] = {
 
 def is_size(value: object) -> bool:
     """Return True for a whole number from 1; the command line may pass other types."""
-    return isinstance(value, Integral) and type(value) is not bool and int(value) >= 1
+    return not isinstance(value, bool) and isinstance(value, Integral) and int(value) >= 1
 
 
 def create_activation(activation: Activation) -> nn.Module:

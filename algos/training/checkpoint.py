@@ -68,21 +68,21 @@ def write_checkpoint(path: Path, state: Mapping[str, object]) -> None:
     """
     state = tree_map_only(np.generic, lambda number: number.item(), dict(state))  # sync: none, numpy's
     safe: list[Any] = torch.serialization.get_safe_globals()
-    allowed = {one[0] if isinstance(one, tuple) else one for one in safe}
+    allowed: set[object] = {one if callable(one) else one[0] for one in safe}
     _check_plain(state, "", allowed)
     moved = on_cpu(state)
     replace_file(path, lambda file: _save(moved, file))
 
 
-def _check_plain(value: object, place: str, allowed: Set[object]) -> None:
+def _check_plain(value: Any, place: str, allowed: Set[object]) -> None:  # noqa: ANN401
     """Raise TypeError for what ``torch.load(…, weights_only=True)`` does not read; ``allowed`` are further classes."""
     if isinstance(value, Tensor) or type(value) in _PLAIN or type(value) in allowed:
         return
     if type(value) in (dict, OrderedDict, Counter):
-        entries = [(f"[{key!r}]", one) for key, one in value.items()]  # type: ignore[attr-defined]
-        entries += [(f", key {key!r}", key) for key in value if type(key) not in _PLAIN]  # type: ignore[attr-defined]
+        entries = [(f"[{key!r}]", one) for key, one in value.items() if type(one) not in _PLAIN]
+        entries += [(f", key {key!r}", key) for key in value if type(key) not in _PLAIN]
     elif type(value) in (list, tuple, set):
-        entries = [(f"[{i}]", one) for i, one in enumerate(value)]  # type: ignore[arg-type]
+        entries = [(f"[{i}]", one) for i, one in enumerate(value) if type(one) not in _PLAIN]
     else:
         raise BadTypeError(
             f"checkpoint: {place or 'the state'} is a {type(value).__name__}, which a checkpoint cannot hold; expected "
