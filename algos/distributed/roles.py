@@ -7,6 +7,7 @@ that runs in a process, groups of roles sum tensors, and messages go from role t
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
 import os
 import pickle
@@ -36,6 +37,7 @@ from rlstruct.core import DictTensor, TemporalDictTensor, Trajectories
 from rlstruct.errors import BadTypeError, BadValueError, LearnerError
 
 _SECONDS_TO_FIND_THE_CAUSE = 0.5  # an error may only follow from the end of another process
+_PIECE_BYTES = 4 * 2**20  # torch's TCPStore refuses values above 8 MiB, and closes the connection
 
 
 class Role(ABC):
@@ -54,7 +56,10 @@ class Role(ABC):
 
     @abstractmethod
     def run(self) -> Any:  # noqa: ANN401 - anything that can be pickled
-        """Do the work of this process; `launch_roles` returns the result, which must be possible to pickle."""
+        """Do the work of this process; `launch_roles` returns the result, which must be possible to pickle.
+
+        Tensors in it, also in structures, dicts, lists and tuples, arrive on the CPU.
+        """
 
     def size(self, role: str | None = None) -> int:
         """Return how many processes have a role; by default how many there are in all."""
@@ -162,7 +167,10 @@ def _results(store: Store, members: Sequence[tuple[str, int, Role]], processes: 
             text = store.get(f"error {failed[0]}").decode()
             raise LearnerError(f"launch_roles: {_title(members, failed[0])} failed:\n{text}", ranks=(failed[0],))
         time.sleep(0.01)
-    return [store.get(f"result {rank}") for rank in range(len(members))]
+    return [
+        b"".join(store.get(f"result {rank} {i}") for i in range(int(store.get(f"result {rank}"))))
+        for rank in range(len(members))
+    ]
 
 
 def _title(members: Sequence[tuple[str, int, Role]], rank: int) -> str:
@@ -181,9 +189,12 @@ def _play(members: Sequence[tuple[str, int, Role]], device: str) -> None:
     store = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False, wait_for_workers=False)
     try:
         role._messages = Messages(rank, store, [(one, i) for one, i, _ in members], device)
-        result = cloudpickle.dumps(role.run())
+        result = cloudpickle.dumps(_on_cpu(role.run()))
         role._messages.group.peers.close()  # the others may end as soon as all results are stored
-        store.set(f"result {rank}", result)
+        starts = range(0, len(result), _PIECE_BYTES)
+        for i, start in enumerate(starts):
+            store.set(f"result {rank} {i}", result[start : start + _PIECE_BYTES])
+        store.set(f"result {rank}", str(len(starts)))  # last: the result is complete
     except Exception as error:
         store.set(f"error {rank}", "".join(traceback.format_exception(error)))
     _leave(store)
@@ -299,10 +310,14 @@ class Messages:
 def _on_cpu(value: object) -> object:
     """Move tensors to the CPU, also in structures, dicts, lists and tuples, without the rest of a view's memory."""
     if isinstance(value, dict):
-        return {key: _on_cpu(one) for key, one in value.items()}
+        moved_dict = copy.copy(value)  # of the same class, such as OrderedDict
+        for key, one in value.items():
+            moved_dict[key] = _on_cpu(one)
+        return moved_dict
     if isinstance(value, (list, tuple)) and (type(value) in (list, tuple) or hasattr(value, "_make")):
         return getattr(value, "_make", type(value))(map(_on_cpu, value))  # a named tuple has the former
     if isinstance(value, Tensor):
         moved = value.detach().to("cpu")
-        return moved.clone() if moved.untyped_storage().nbytes() > moved.nbytes else moved
+        is_view = moved.layout is torch.strided and moved.untyped_storage().nbytes() > moved.nbytes
+        return moved.clone() if is_view else moved
     return value.to("cpu") if isinstance(value, (DictTensor, TemporalDictTensor, Trajectories)) else value

@@ -6,6 +6,7 @@ import os
 import signal
 import time
 import tracemalloc
+from collections import OrderedDict
 from typing import Any, NamedTuple
 
 import torch
@@ -134,3 +135,17 @@ class Fails(Role):
 class Cores(Role):
     def run(self) -> tuple[list[int], int]:
         return sorted(os.sched_getaffinity(0)), torch.get_num_threads()
+
+
+class ReturnsMuch(Role):
+    """Returns 12 MB, in a dict of another class."""
+
+    def run(self) -> OrderedDict[str, torch.Tensor]:
+        return OrderedDict({"values": torch.arange(3_000_000, dtype=torch.float32)})
+
+
+class ReturnsLittle(Role):
+    """Returns the start of a large tensor, and a sparse one."""
+
+    def run(self) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.arange(4_000_000)[:2], torch.eye(2).to_sparse()

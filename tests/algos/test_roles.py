@@ -6,9 +6,11 @@ import os
 import subprocess
 import sys
 import time
+from collections import OrderedDict
 from pathlib import Path
 
 import pytest
+import torch
 from role_tasks import (
     Collector,
     Cores,
@@ -16,6 +18,8 @@ from role_tasks import (
     Fails,
     Late,
     ReceivesViews,
+    ReturnsLittle,
+    ReturnsMuch,
     SaysGoodbye,
     SendsViews,
     Step,
@@ -60,6 +64,16 @@ def test_last_messages_arrive_late_and_none_has_to_be_received() -> None:
 def test_lists_and_tuples_of_views_arrive_without_the_rest_and_a_role_is_no_learner_of_torchrun() -> None:
     results = launch_roles({"sends": [SendsViews()], "receives": [ReceivesViews()]})
     assert results == {"sends": [0], "receives": [([tuple, Step, list], [4, 4, 4])]}
+
+
+def test_results_may_be_large_and_a_view_comes_without_the_rest() -> None:
+    results = launch_roles({"much": [ReturnsMuch()], "little": [ReturnsLittle()]})
+    (much,), ((few, sparse),) = results["much"], results["little"]
+    assert type(much) is OrderedDict
+    torch.testing.assert_close(much["values"], torch.arange(3_000_000, dtype=torch.float32))
+    assert few.tolist() == [0, 1]
+    assert few.untyped_storage().nbytes() == 16
+    torch.testing.assert_close(sparse.to_dense(), torch.eye(2))
 
 
 def test_a_missing_main_guard_is_explained(tmp_path: Path) -> None:
