@@ -90,7 +90,7 @@ class Role(ABC):
         """Wait for the next message of another process, and return its value.
 
         Raises:
-            LearnerError: that process, or any other, failed or died.
+            LearnerError: that process, or any other, failed or died, or that process has ended without another message.
         """
         return self._messages.receive(role, index)
 
@@ -190,7 +190,7 @@ def _play(members: Sequence[tuple[str, int, Role]], device: str) -> None:
     try:
         role._messages = Messages(rank, store, [(one, i) for one, i, _ in members], device)
         result = cloudpickle.dumps(_on_cpu(role.run()))
-        role._messages.group.peers.close()  # the others may end as soon as all results are stored
+        role._messages.close()  # the others may end as soon as all results are stored
         starts = range(0, len(result), _PIECE_BYTES)
         for i, start in enumerate(starts):
             store.set(f"result {rank} {i}", result[start : start + _PIECE_BYTES])
@@ -246,6 +246,11 @@ class Messages:
         # By receiver: the key in the store, until the message has arrived; the work, and the memory that it reads.
         self._sending = defaultdict[int, deque[tuple[str, Any, Tensor]]](deque)
 
+    def close(self) -> None:
+        """Stop watching the others, and let them know that this process takes part in no more messages and sums."""
+        self.group.peers.close()
+        self._store.set(f"ended {self._rank}", "")
+
     def ranks(self, role: str | None) -> list[int]:
         """Return the ranks of all processes of a role; by default of all."""
         ranks = [rank for rank, (one, _) in enumerate(self._members) if role in (None, one)]
@@ -282,18 +287,31 @@ class Messages:
     def receive(self, role: str, index: int) -> Any:  # noqa: ANN401 - what was sent
         """See `Role.receive`."""
         source = self._rank_of(role, index, "receive")
-        key, begin = f"{source} {self._rank} {self._received[source]}", time.monotonic()
-        looked = begin
-        while not self._store.check([key]):  # torch's own wait prints warnings once its time is over
-            if (now := time.monotonic()) > looked + 1.0:
-                self.group.peers.check(now - begin)
-                looked = now
-            time.sleep(0.0 if now < begin + 0.01 else 1e-3)
+        key = f"{source} {self._rank} {self._received[source]}"
+        self._wait_for(key, source, "sending another message. Send as many messages as are received.")
         packed = torch.empty(int(self._store.get(key)), dtype=torch.uint8, device="cpu")
         self._received[source] += 1
         dist.recv(packed, source)
         self._store.delete_key(key)  # the sender may free its copy
         return pickle.loads(packed.numpy().tobytes())  # sync: none, it is on the CPU
+
+    def _wait_for(self, key: str, source: int, missing: str) -> None:
+        """Wait until another process has stored a key; raise LearnerError if it has ended without ``missing``."""
+        begin = looked = time.monotonic()
+        while not self._store.check([key]):  # torch's own wait prints warnings once its time is over
+            if (now := time.monotonic()) > looked + 1.0:
+                self.group.peers.check(now - begin)
+                # It may have stored the key and ended since the last look.
+                if self._store.check([f"ended {source}"]) and not self._store.check([key]):
+                    raise LearnerError(
+                        f"{self._title(self._rank)}: {self._title(source)} has ended without {missing}", ranks=(source,)
+                    )
+                looked = now
+            time.sleep(0.0 if now < begin + 0.01 else 1e-3)
+
+    def _title(self, rank: int) -> str:
+        role, index = self._members[rank]
+        return f"{role} {index}"
 
     def _rank_of(self, role: str, index: int, method: str) -> int:
         if (role, index) not in self._members:

@@ -130,6 +130,8 @@ class Fails(Role):
             self.send(1, "critic", 3)
         elif self.how == "sums elsewhere":
             self.all_reduce(torch.ones(1), "waits")
+        else:
+            assert self.how == "ends"
 
 
 class Cores(Role):

@@ -101,6 +101,15 @@ def test_one_that_fails_ends_all_and_is_named(how: str, message: str) -> None:
     assert time.monotonic() - begin < 60.0
 
 
+def test_a_message_from_one_that_has_ended_is_not_awaited() -> None:
+    begin = time.monotonic()
+    with pytest.raises(
+        LearnerError, match=r"waits 0: other 0 has ended without sending another message\. Send as many"
+    ):
+        launch_roles({"waits": [Waits()], "other": [Fails("ends")]})
+    assert time.monotonic() - begin < 60.0
+
+
 def test_each_computes_with_its_part_of_the_cores() -> None:
     cores = sorted(os.sched_getaffinity(0))
     results = launch_roles({"cores": [Cores(), Cores()]})["cores"]
