@@ -34,6 +34,7 @@ from rlstruct.batchers.workers.placement import SHARING, Mode
 from rlstruct.batchers.workers.processes import GUARD, NO_MAIN_GUARD, has_ended
 from rlstruct.batchers.workers.system import check_platform
 from rlstruct.core import DictTensor, TemporalDictTensor, Trajectories
+from rlstruct.device import resolve_device
 from rlstruct.errors import BadTypeError, BadValueError, LearnerError
 
 _SECONDS_TO_FIND_THE_CAUSE = 0.5  # an error may only follow from the end of another process
@@ -116,18 +117,20 @@ def launch_roles(
         What each ``run`` returned, with the keys and the order of ``roles``.
 
     Raises:
+        BadTypeError: ``roles`` is no dict of lists of objects whose class derives from `Role`.
+        BadValueError: ``roles`` is empty, there is no such ``device``, or it cannot be shared in this way.
         LearnerError: a process failed or died; the message has its traceback, and the others are ended.
+        SharingError: this machine cannot share the device in this mode.
     """
     check_platform("launch_roles")
-    members = [(role, i, one) for role, each in roles.items() for i, one in enumerate(each)]
-    for role, i, one in members:
-        if not isinstance(one, Role):
-            raise BadTypeError(
-                f"launch_roles: roles[{role!r}][{i}] is a {type(one).__name__}, expected an object of a class that "
-                "derives from rlstruct.sharing.Role and has a method run()."
-            )
-    if not members:
-        raise BadValueError("launch_roles: roles is empty, expected at least one object, such as {'learner': [Mine()]}")
+    members, device = _members(roles), str(device)  # also of a torch.device
+    try:
+        resolve_device(device)
+    except BadValueError as error:
+        raise BadValueError(
+            f"launch_roles: device is {device!r}, expected a device of this machine, such as 'cpu', or 'cuda' for all "
+            f"visible GPUs. Pass one of those that are listed here: {error}"
+        ) from error
     shares = SHARING["roles"](torch.device(device), len(members), sharing, thread_percentage)
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     processes = LearnerProcesses()
@@ -144,6 +147,33 @@ def launch_roles(
     for (role, _, _), result in zip(members, results, strict=True):
         by_role[role].append(pickle.loads(result))
     return by_role
+
+
+def _members(roles: Mapping[str, Sequence[Role]]) -> list[tuple[str, int, Role]]:
+    """Return name, index and object of each role, by rank; raise BadTypeError or BadValueError for wrong arguments."""
+    if not isinstance(roles, Mapping):
+        raise BadTypeError(
+            f"launch_roles: roles is a {type(roles).__name__}, expected a dict of lists of roles by their name. Pass "
+            "for example {'learner': [Mine()]}."
+        )
+    for role, each in roles.items():
+        if not isinstance(role, str):
+            raise BadTypeError(f"launch_roles: roles has the key {role!r}, expected a name. Pass {str(role)!r}.")
+        if not isinstance(each, Sequence) or isinstance(each, (str, bytes)):
+            raise BadTypeError(
+                f"launch_roles: roles[{role!r}] is a {type(each).__name__}, expected a list with one object for each "
+                f"process. Pass {{{role!r}: [...]}}, also for a single one."
+            )
+    members = [(role, i, one) for role, each in roles.items() for i, one in enumerate(each)]
+    for role, i, one in members:
+        if not isinstance(one, Role):
+            raise BadTypeError(
+                f"launch_roles: roles[{role!r}][{i}] is a {type(one).__name__}, expected an object of a class that "
+                "derives from rlstruct.sharing.Role and has a method run()."
+            )
+    if not members:
+        raise BadValueError("launch_roles: roles is empty, expected at least one object, such as {'learner': [Mine()]}")
+    return members
 
 
 def _results(store: Store, members: Sequence[tuple[str, int, Role]], processes: LearnerProcesses) -> list[bytes]:

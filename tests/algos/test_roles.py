@@ -123,3 +123,17 @@ def test_bad_roles_are_refused() -> None:
         launch_roles({"a": [3]})  # type: ignore[list-item]
     with pytest.raises(ValueError, match="roles is empty"):
         launch_roles({"a": []})
+    with pytest.raises(TypeError, match=r"roles is a list, expected a dict of lists .* Pass for example"):
+        launch_roles([Waits()])  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"roles\['a'\] is a Waits, expected a list .* Pass {'a': \[...\]}"):
+        launch_roles({"a": Waits()})  # type: ignore[dict-item]
+    with pytest.raises(TypeError, match=r"roles has the key 3, expected a name. Pass '3'"):
+        launch_roles({3: [Waits()]})  # type: ignore[dict-item]
+
+
+@pytest.mark.parametrize("device", ["gpu", "cuda:99"])
+def test_a_device_that_does_not_exist_is_refused(device: str) -> None:
+    before = torch.cuda.is_initialized()
+    with pytest.raises(ValueError, match=f"launch_roles: device is '{device}', expected .*Devices here: cpu"):
+        launch_roles({"waits": [Waits()]}, device=device)
+    assert torch.cuda.is_initialized() == before

@@ -462,6 +462,7 @@ class ShowingRole(Role):
 @pytest.mark.slow
 def test_roles_are_clients_of_a_daemon_on_each_gpu(h100: FakeMps, monkeypatch: pytest.MonkeyPatch) -> None:
     list_gpus(h100, "GPU 0: NVIDIA H100 (UUID: GPU-11)\nGPU 1: NVIDIA H100 (UUID: GPU-22)\n")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     roles = {"collector": [ShowingRole(), ShowingRole()], "trainer": [ShowingRole()]}
     results = launch_roles(roles, device="cuda", sharing="mps", thread_percentage=25)
     assert {role: len(each) for role, each in results.items()} == {"collector": 2, "trainer": 1}
@@ -503,6 +504,7 @@ def test_a_number_that_may_be_another_gpu_is_refused(
     h100: FakeMps, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     first, every = torch.device("cuda:0"), torch.device("cuda")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     list_gpus(h100, "GPU 0: NVIDIA T4 (UUID: GPU-11)\nGPU 1: NVIDIA H100 (UUID: GPU-22)\n")
     monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
     said = (
