@@ -228,12 +228,16 @@ class DistributedLearnerGroup(LearnerGroup):
         leaving.start()
         leaving.join(_CLOSING_SECONDS)
 
+    def check_others(self, waited: float) -> None:
+        """Raise LearnerError if another learner is lost; called once a second during a wait."""
+        self.peers.check(waited)
+
     def poll(self, work: dist.Work | None) -> None:
         """Like `wait`, but also for NCCL, whose own timed wait would abort the group."""
         begin = looked = time.monotonic()
         while work is not None and not work.is_completed():
             if (now := time.monotonic()) > looked + 1.0:
-                self.peers.check(now - begin)
+                self.check_others(now - begin)
                 looked = now
             time.sleep(0.0 if now < begin + 0.01 else 1e-4)
         self.wait(work)
@@ -249,12 +253,12 @@ class DistributedLearnerGroup(LearnerGroup):
                 if broken:  # the cause may take a moment to show
                     end = time.monotonic() + 3.0
                     while time.monotonic() < end:
-                        self.peers.check(0.0)
+                        self.check_others(0.0)
                         time.sleep(0.05)
                     raise LearnerError(f"run_training: learner {self.rank} lost another one: {error}") from error
                 broken = work.is_completed()  # it may have completed just as the second ended: wait once more
                 if not broken:
-                    self.peers.check(time.monotonic() - begin)
+                    self.check_others(time.monotonic() - begin)
 
 
 @contextlib.contextmanager

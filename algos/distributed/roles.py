@@ -35,7 +35,7 @@ from rlstruct.batchers.workers.processes import GUARD, NO_MAIN_GUARD, has_ended
 from rlstruct.batchers.workers.system import check_platform
 from rlstruct.core import DictTensor, TemporalDictTensor, Trajectories
 from rlstruct.device import resolve_device
-from rlstruct.errors import BadTypeError, BadValueError, LearnerError
+from rlstruct.errors import BadTypeError, BadValueError, LearnerError, ShapeMismatchError
 
 _SECONDS_TO_FIND_THE_CAUSE = 0.5  # an error may only follow from the end of another process
 _PIECE_BYTES = 4 * 2**20  # torch's TCPStore refuses values above 8 MiB, and closes the connection
@@ -73,8 +73,13 @@ class Role(ABC):
             x: of the same shape and dtype everywhere, on any device.
             role: this process must have it.
 
+        Shapes and dtypes are compared before the first sum of each shape and dtype, which takes about a millisecond
+        longer.
+
         Raises:
-            LearnerError: one of the others failed or died.
+            BadValueError: this process does not have the role.
+            LearnerError: one of the others failed or died, or has ended without taking part in this sum.
+            ShapeMismatchError: another process passes another shape or dtype.
         """
         return self._messages.all_reduce(x, role)
 
@@ -159,7 +164,7 @@ def _members(roles: Mapping[str, Sequence[Role]]) -> list[tuple[str, int, Role]]
     for role, each in roles.items():
         if not isinstance(role, str):
             raise BadTypeError(f"launch_roles: roles has the key {role!r}, expected a name. Pass {str(role)!r}.")
-        if not isinstance(each, Sequence) or isinstance(each, (str, bytes)):
+        if not isinstance(each, Sequence):
             raise BadTypeError(
                 f"launch_roles: roles[{role!r}] is a {type(each).__name__}, expected a list with one object for each "
                 f"process. Pass {{{role!r}: [...]}}, also for a single one."
@@ -245,6 +250,17 @@ def _take_cores(rank: int, size: int) -> None:
     torch.set_num_threads(max(1, len(cores) // size))
 
 
+class _Everyone(DistributedLearnerGroup):
+    """All processes of `launch_roles`, which find out during a sum if another one takes no part in it."""
+
+    messages: Messages | None = None
+
+    def check_others(self, waited: float) -> None:
+        super().check_others(waited)
+        if self.messages is not None:
+            self.messages.check_sum()
+
+
 class Messages:
     """Groups and messages of the processes of `launch_roles`, on torch.distributed.
 
@@ -267,19 +283,22 @@ class Messages:
         store.set(f"facts {rank}", json.dumps(own))
         store.wait([f"facts {i}" for i in range(len(members))], timedelta(seconds=JOIN_SECONDS))
         facts = [json.loads(store.get(f"facts {i}")) for i in range(len(members))]
-        self.group = DistributedLearnerGroup(rank, rank, PrefixStore("all", store), facts)
+        self.group = _Everyone(rank, rank, PrefixStore("all", store), facts)
         self._groups = {
             role: dist.new_group(self.ranks(role), backend="gloo")
             for role in dict.fromkeys(role for role, _ in members)
         }
-        self._sent, self._received = Counter[int](), Counter[int]()
+        self._sent, self._received, self._n_sums = Counter[int](), Counter[int](), Counter[str]()
+        self._agreed: set[tuple[str, torch.Size, torch.dtype]] = set()  # what all partners have summed before
+        self._summing: tuple[str, int, str, list[int]] | None = None  # group, number, shape and dtype, partners
         # By receiver: the key in the store, until the message has arrived; the work, and the memory that it reads.
         self._sending = defaultdict[int, deque[tuple[str, Any, Tensor]]](deque)
+        self.group.messages = self
 
     def close(self) -> None:
         """Stop watching the others, and let them know that this process takes part in no more messages and sums."""
         self.group.peers.close()
-        self._store.set(f"ended {self._rank}", "")
+        self._store.set(f"ended {self._rank}", json.dumps(self._n_sums))
 
     def ranks(self, role: str | None) -> list[int]:
         """Return the ranks of all processes of a role; by default of all."""
@@ -290,17 +309,55 @@ class Messages:
 
     def all_reduce(self, x: Tensor, role: str | None) -> Tensor:
         """See `Role.all_reduce`."""
-        if role is None:
-            return self.group.all_reduce_sum(x)
-        if self._rank not in self.ranks(role):
+        ranks = self.ranks(role)
+        if self._rank not in ranks:
             mine, index = self._members[self._rank]
             raise BadValueError(
                 f"Role.all_reduce: {mine} {index} sums over the role {role!r}, which it does not have. Pass {mine!r}, "
                 "or nothing for the sum over all processes."
             )
-        total = x.detach().to("cpu", copy=True)
-        self.group.wait(dist.all_reduce(total, group=self._groups[role], async_op=True))
+        group = repr(role)  # that of all is no role's
+        self._summing = group, self._n_sums[group], f"{list(x.shape)} {x.dtype}", [r for r in ranks if r != self._rank]
+        self._n_sums[group] += 1
+        if (group, x.shape, x.dtype) not in self._agreed:
+            self._agree(*self._summing)
+            self._agreed.add((group, x.shape, x.dtype))
+        if role is None:
+            total = self.group.all_reduce_sum(x)
+        else:
+            total = x.detach().to("cpu", copy=True)
+            self.group.wait(dist.all_reduce(total, group=self._groups[role], async_op=True))
+        self._summing = None
         return total.to(x.device)
+
+    def _agree(self, group: str, number: int, layout: str, partners: Sequence[int]) -> None:
+        """Wait for the shapes and dtypes that the partners sum; raise if one differs. gloo would add raw bytes."""
+        self._store.set(f"sum {group} {number} {self._rank}", layout)
+        for rank in partners:
+            missing = "taking part in a sum. Call all_reduce equally often in each process."
+            self._wait_for(f"sum {group} {number} {rank}", rank, missing)
+        self.check_sum()
+
+    def check_sum(self) -> None:
+        """Raise if a partner of the current sum has ended before it, or has another shape or dtype."""
+        if self._summing is None:
+            return
+        group, number, layout, partners = self._summing
+        for rank in partners:
+            key = f"sum {group} {number} {rank}"
+            if self._store.check([key]) and (other := self._store.get(key).decode()) != layout:
+                self._store.set(f"sum {group} {number} {self._rank}", layout)  # so that the partner raises as well
+                raise ShapeMismatchError(
+                    f"Role.all_reduce: {self._title(self._rank)} sums {layout} and {self._title(rank)} sums {other}, "
+                    "expected the same shape and dtype in each process. Pad or convert one of the two tensors."
+                )
+            ended = f"ended {rank}"
+            if self._store.check([ended]) and json.loads(self._store.get(ended)).get(group, 0) <= number:
+                raise LearnerError(
+                    f"Role.all_reduce: {self._title(rank)} has ended without taking part in a sum of "
+                    f"{self._title(self._rank)}. Call all_reduce equally often in each process.",
+                    ranks=(rank,),
+                )
 
     def send(self, value: object, role: str, index: int) -> None:
         """See `Role.send`."""

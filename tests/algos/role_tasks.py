@@ -7,11 +7,13 @@ import signal
 import time
 import tracemalloc
 from collections import OrderedDict
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
 from rlstruct.algos.distributed.launch import launched_rank
+from rlstruct.errors import ShapeMismatchError
 from rlstruct.sharing import Role
 
 
@@ -151,3 +153,30 @@ class ReturnsLittle(Role):
 
     def run(self) -> tuple[torch.Tensor, torch.Tensor]:
         return torch.arange(4_000_000)[:2], torch.eye(2).to_sparse()
+
+
+class Sums(Role):
+    """Sums tensors one after the other, and returns the sums."""
+
+    def __init__(self, *tensors: torch.Tensor) -> None:
+        self.tensors = tensors
+
+    def run(self) -> list[list[float]]:
+        return [self.all_reduce(x).tolist() for x in self.tensors]
+
+
+class Reports(Sums):
+    """Writes the error of a sum to a file, and waits until the other one has written its error as well."""
+
+    def __init__(self, folder: Path, *tensors: torch.Tensor) -> None:
+        super().__init__(*tensors)
+        self.folder = folder
+
+    def run(self) -> list[list[float]]:
+        try:
+            return super().run()
+        except ShapeMismatchError as error:
+            (self.folder / f"{self.role}.txt").write_text(str(error))
+            while len(list(self.folder.glob("*.txt"))) < 2:
+                time.sleep(0.01)
+            raise

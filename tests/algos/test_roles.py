@@ -18,12 +18,14 @@ from role_tasks import (
     Fails,
     Late,
     ReceivesViews,
+    Reports,
     ReturnsLittle,
     ReturnsMuch,
     SaysGoodbye,
     SendsViews,
     Step,
     Streams,
+    Sums,
     Trainer,
     Waits,
 )
@@ -107,6 +109,33 @@ def test_a_message_from_one_that_has_ended_is_not_awaited() -> None:
         LearnerError, match=r"waits 0: other 0 has ended without sending another message\. Send as many"
     ):
         launch_roles({"waits": [Waits()], "other": [Fails("ends")]})
+    assert time.monotonic() - begin < 60.0
+
+
+@pytest.mark.parametrize(
+    ("mine", "others", "layouts"),
+    [
+        ([torch.ones(2)], [torch.ones(300)], ["[2] torch.float32", "[300] torch.float32"]),
+        ([torch.ones(2)], [torch.ones(2).int()], ["[2] torch.float32", "[2] torch.int32"]),
+        # One has summed such tensors before, and does not compare again before it waits for the sum.
+        ([torch.ones(2)] * 2, [torch.ones(2), torch.ones(3)], ["[2] torch.float32", "[3] torch.float32"]),
+    ],
+)
+def test_sums_of_different_tensors_raise_in_each_process(
+    mine: list[torch.Tensor], others: list[torch.Tensor], layouts: list[str], tmp_path: Path
+) -> None:
+    expected = "Role.all_reduce: {} 0 sums {} and {} 0 sums {}, expected the same shape and dtype in each process."
+    with pytest.raises(LearnerError, match="ShapeMismatchError"):
+        launch_roles({"a": [Reports(tmp_path, *mine)], "b": [Reports(tmp_path, *others)]})
+    assert (tmp_path / "a.txt").read_text().startswith(expected.format("a", layouts[0], "b", layouts[1]))
+    assert (tmp_path / "b.txt").read_text().startswith(expected.format("b", layouts[1], "a", layouts[0]))
+
+
+@pytest.mark.parametrize("repeats", [1, 2])
+def test_a_sum_with_one_that_has_ended_is_not_awaited(repeats: int) -> None:
+    ones, begin = torch.ones(2), time.monotonic()
+    with pytest.raises(LearnerError, match=r"b 0 has ended without taking part in a sum.*Call all_reduce equally"):
+        launch_roles({"a": [Sums(*[ones] * repeats)], "b": [Sums(*[ones] * (repeats - 1))]})
     assert time.monotonic() - begin < 60.0
 
 
