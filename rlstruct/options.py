@@ -251,8 +251,8 @@ def _ranges(cls: type) -> dict[str, Range]:
         choices += (True, False) if bool in parts else ()
         plain = all(part in (int, float, bool, type(None)) or get_origin(part) is Literal for part in parts)
         if choices or {int, float} & {*parts} if name in bounds else plain:
-            known = {"choices": choices, "whole": float not in parts, "or_none": type(None) in parts}
-            ranges[name] = replace(bounds.get(name, Range()), **known)
+            bound = bounds.get(name, Range())
+            ranges[name] = replace(bound, choices=choices, whole=float not in parts, or_none=type(None) in parts)
     return ranges
 
 

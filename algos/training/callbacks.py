@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import io
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
 
-from rlstruct.algos.training.checkpoint import write_checkpoint
+from rlstruct.algos.training.checkpoint import plain, write_checkpoint
 from rlstruct.algos.training.evaluation import Evaluation
 from rlstruct.core import Trajectories
 from rlstruct.errors import BadTypeError, BadValueError, UsageError
@@ -248,18 +245,14 @@ def _named(one: Callback, method: str) -> Iterator[None]:
 
 def _plain(one: Callback) -> object:
     """Return a callback's state, with numpy's numbers converted to Python's. Raise if a checkpoint cannot hold it."""
-    state = tree_map_only(np.generic, lambda number: number.item(), one.state_dict())  # sync: none, numpy's
-    file = io.BytesIO()
+    state = one.state_dict()
     try:
-        torch.save(state, file)
-        file.seek(0)
-        torch.load(file, weights_only=True)
-    except Exception:  # pickle and torch fail in many ways
+        return plain(state)
+    except BadTypeError:
         raise BadTypeError(
             f"{type(one).__name__}.state_dict: a checkpoint cannot hold {state!r}, expected tensors and plain values: "
             "numbers, strings, lists and dicts. Convert arrays with torch.from_numpy or tolist()."
         ) from None
-    return state
 
 
 def for_others(callbacks: Sequence[Callback]) -> list[Callback]:

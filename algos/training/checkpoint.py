@@ -66,12 +66,16 @@ def write_checkpoint(path: Path, state: Mapping[str, object]) -> None:
     Raises:
         TypeError: a value is something else, which `read_checkpoint` would refuse; the old checkpoint stays.
     """
-    state = tree_map_only(np.generic, lambda number: number.item(), dict(state))  # sync: none, numpy's
-    safe: list[Any] = torch.serialization.get_safe_globals()
-    allowed: set[object] = {one if callable(one) else one[0] for one in safe}
-    _check_plain(state, "", allowed)
-    moved = on_cpu(state)
+    moved = on_cpu(plain(dict(state)))
     replace_file(path, lambda file: _save(moved, file))
+
+
+def plain(state: object) -> object:
+    """Return a state with numbers of numpy as Python's; raise TypeError if a checkpoint cannot hold something in it."""
+    converted: object = tree_map_only(np.generic, lambda number: number.item(), state)  # sync: none, numpy's
+    safe: list[Any] = torch.serialization.get_safe_globals()
+    _check_plain(converted, "", {one if callable(one) else one[0] for one in safe})
+    return converted
 
 
 def _check_plain(value: Any, place: str, allowed: Set[object]) -> None:  # noqa: ANN401
