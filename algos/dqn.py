@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from rlstruct import renamed
+from rlstruct.algos.agent_outputs import ACTION_VALUES, Alternatives
 from rlstruct.algos.algorithm import Algorithm
 from rlstruct.algos.learner import CreateAgent, agent_around
 from rlstruct.algos.prioritised_replay import PrioritisedReplayBuffer
@@ -119,8 +120,9 @@ def action_values(agent: RL_Agent, observation: DictTensor) -> Tensor:
         output, _ = agent(DictTensor(), observation, DictTensor())
     except BadKeyError as error:
         raise BadKeyError(
-            f"DQN: {type(agent).__name__}: {error} A sample of the replay buffer has single steps, without the agent's "
-            "state: train an agent with a memory by PQN, PPO or A2C, or take rlstruct.agents.StackingAgent."
+            f"DQN: {type(agent).__name__}: {error} The loss calls a greedy agent, stochastic=False, on single steps of "
+            "the replay buffer, without random keys, agent_info and state. Draw numbers only if self.stochastic, "
+            "and train an agent with a memory by PQN, PPO or A2C, or take rlstruct.agents.StackingAgent."
         ) from error
     if "action_values" not in output.keys():
         raise BadKeyError(
@@ -142,6 +144,7 @@ class DQNLearner(ReplayLearner):
     """
 
     settings: ClassVar[type[TrainingConfig]] = DQNConfig
+    outputs: Alternatives = ACTION_VALUES
     config: DQNConfig
 
     def __init__(self, model: nn.Module, create_agent: CreateAgent, config: DQNConfig) -> None:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from rlstruct import renamed
+from rlstruct.algos.agent_outputs import Alternatives, check_outputs, lacking
 from rlstruct.algos.compiled_steps import CompiledSteps
 from rlstruct.algos.distributed.process_group import DistributedLearnerGroup, Terms, learner_group
 from rlstruct.algos.optimising import initial_rate, laid_out_as, load_optimizer, loss_plus_norm, norm_of, step_unless
@@ -30,6 +31,7 @@ from rlstruct.errors import BadKeyError, BadTypeError, BadValueError, ShapeMisma
 from rlstruct.functional import categorical, gaussian, random
 from rlstruct.functional.schedules import linear_schedule
 from rlstruct.profiling import operation
+from rlstruct.replay import replay_agent
 from rlstruct.rl_agent import RL_Agent, frame_of
 
 if TYPE_CHECKING:
@@ -80,6 +82,8 @@ class GradientLearner(ABC):
         settings: the class of the algorithm's configuration.
         whole_episodes: True if every batch starts new episodes. Otherwise each batch continues where the last one
             stopped, in environments that reset themselves.
+        outputs: what the algorithm learns from among an agent's outputs, see `rlstruct.algos.agent_outputs`. The first
+            batch is checked for them, unless this is empty.
         overlap: start collecting the next batch before learning from this one. Worker processes then collect during
             the update, with weights that are one update older.
         reuse_batches: let the next batch be written over one that `update` has learned from. Set it to True in a
@@ -97,6 +101,7 @@ class GradientLearner(ABC):
 
     settings: ClassVar[type[TrainingConfig]] = TrainingConfig
     whole_episodes: ClassVar[bool] = False
+    outputs: Alternatives = ()
     overlap: bool = False
     reuse_batches: bool = False
 
@@ -130,7 +135,7 @@ class GradientLearner(ABC):
         self._graph: Runner[Terms] = Runner(
             self._captured, self._owner, self.device, graph, failed=warn_uncaptured, stream=stream, operation="graph"
         )
-        self._is_updating = False
+        self._is_updating = self._checked = False
         self._parts: list[Runner[Any]] = []  # of a gradient step; see `_part`
         self._frozen: dict[str, object] | None = None  # what executors hold, since the first update
         self._uncompiled = False  # True once a warning has reported it
@@ -160,11 +165,42 @@ class GradientLearner(ABC):
         Returns:
             Detached numbers on one device, with the same names in every update; empty if nothing was learned.  [] each
         """
+        self._check_first(trajectories)
         batch = self._scaled(trajectories.to(self.device))
         self.anneal(fraction_done)
         terms = self._replayed(batch)
         self._see_frames(batch)
         return terms
+
+    def check_agent(self, trajectories: Trajectories) -> None:
+        """Raise unless the agent returns the ``outputs`` that this algorithm learns from.
+
+        Args:
+            trajectories: collected by the agent, on any device.  [B, T]
+
+        Raises:
+            KeyError: outputs are missing, in the batch and when the agent acts again as in the loss.
+            ValueError: an output has another shape than its name asks for.
+            TypeError: an output does not hold floats.
+        """
+        if not self.outputs:
+            return
+        returned = trajectories.steps.truncate_key("action/").specs()
+        if lacking(returned, self.outputs):  # an agent may return some only where they are needed
+            steps = trajectories.steps.slice(0, 1).temporal_slice(0, 1)
+            first = Trajectories(trajectories.info.slice(0, 1), steps).to(self.device)
+            with torch.enable_grad(), torch.random.fork_rng(devices=[]):
+                returned = replay_agent(self.agent, first).specs()
+        check_outputs(self.agent, returned, self.outputs)
+
+    def check_first_update(self, numbers: Mapping[str, float]) -> None:  # noqa: B027 - optional
+        """Warn if the numbers of a training's first update show a mistake; by default nothing is checked."""
+
+    def _check_first(self, trajectories: Trajectories) -> None:
+        """Check the agent once, by the first batch."""
+        if not self._checked:
+            self.check_agent(trajectories)
+            self._checked = True
 
     def prepare(self, trajectories: Trajectories) -> tuple[Any, dict[str, Tensor]]:
         """Compute what stays constant during an update; by default nothing is added to the batch.

@@ -6,6 +6,7 @@ proximal policy optimization" (ICLR blog track, 2022), which docs/algorithms/ppo
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from rlstruct import renamed
+from rlstruct.algos.agent_outputs import POLICY_AND_VALUE, Alternatives, name_of
 from rlstruct.algos.algorithm import Algorithm
 from rlstruct.algos.bootstrapping import bootstrap_values, collected_values, next_values, output_of
 from rlstruct.algos.learner import evaluate_actions
@@ -20,6 +22,7 @@ from rlstruct.algos.minibatches import EpochConfig, EpochLearner, Prepared
 from rlstruct.algos.optimising import Terms
 from rlstruct.algos.training.config import TrainingConfig
 from rlstruct.core import TemporalDictTensor, Trajectories
+from rlstruct.errors import warn_user
 from rlstruct.functional.advantages import generalized_advantage
 from rlstruct.functional.policy_gradient import (
     actor_critic_terms,
@@ -34,6 +37,7 @@ from rlstruct.profiling import operation
 from rlstruct.replay import replay_agent, replay_with_states
 from rlstruct.rl_agent import RL_Agent
 
+_MOST_RATIO_ERROR = 0.1  # that products in bfloat16 or TF32 may cause
 _ADVANTAGE, _LOG_PROBABILITY = "learner/advantage", "action/log_probability"
 
 
@@ -115,6 +119,7 @@ class PPOLearner(EpochLearner):
     """Learner of PPO."""
 
     settings: ClassVar[type[TrainingConfig]] = PPOConfig
+    outputs: Alternatives = POLICY_AND_VALUE
     config: PPOConfig
 
     def __init__(self, model: nn.Module, agent: RL_Agent, config: PPOConfig) -> None:
@@ -161,6 +166,16 @@ class PPOLearner(EpochLearner):
         kept |= {_ADVANTAGE: advantage, "learner/target": target, "learner/value": value}
         self._stopped.zero_()
         return self.rows_of(trajectories, kept), {"explained_variance": 1.0 - variance}
+
+    def check_first_update(self, numbers: Mapping[str, float]) -> None:
+        """Warn if the agent's log-probabilities were not those of its replay, before any gradient step."""
+        if (error := numbers.get("ratio_error", 0.0)) > _MOST_RATIO_ERROR:
+            warn_user(
+                f"PPO: before the first gradient step, the ratio of an action's probability to that at its collection "
+                f"differs from 1 by up to {error:.2g}, expected about 0. {name_of(self.agent)} returned another "
+                "'log_probability' than that of its 'action', or acts differently when replayed, for example with "
+                "dropout. check_agent of rlstruct.testing tests both."
+            )
 
     def of_epoch(self, rows: Trajectories, sizes: list[int]) -> Trajectories:
         """Whiten the advantages of each minibatch if the settings ask for it, with a single all-reduce for all."""

@@ -12,6 +12,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from rlstruct.algos.agent_outputs import ACTION_VALUES, Alternatives
 from rlstruct.algos.algorithm import Algorithm
 from rlstruct.algos.bootstrapping import collected_values, next_values
 from rlstruct.algos.learner import CreateAgent, agent_around
@@ -80,6 +81,7 @@ class PQNLearner(EpochLearner):
     """Learner of PQN."""
 
     settings: ClassVar[type[TrainingConfig]] = PQNConfig
+    outputs: Alternatives = ACTION_VALUES
     config: PQNConfig
 
     @classmethod

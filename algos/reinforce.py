@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from rlstruct import renamed
+from rlstruct.algos.agent_outputs import POLICY_AND_VALUE, Alternatives
 from rlstruct.algos.algorithm import Algorithm
 from rlstruct.algos.bootstrapping import output_of, replay_with_next_values
 from rlstruct.algos.learner import GradientLearner, evaluate_actions
@@ -91,6 +92,7 @@ class ReinforceLearner(GradientLearner):
 
     whole_episodes: ClassVar[bool] = True
     settings: ClassVar[type[TrainingConfig]] = ReinforceConfig
+    outputs: Alternatives = POLICY_AND_VALUE
     config: ReinforceConfig
 
     def update(self, trajectories: Trajectories, fraction_done: float) -> dict[str, Tensor]:

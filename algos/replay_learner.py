@@ -181,6 +181,7 @@ class ReplayLearner(GradientLearner):
 
         Returns the means of the results of `after_step` over these steps; empty while the buffer fills.  [] each
         """
+        self._check_first(trajectories)
         if self.statistics is not None:
             self._see_frames(self._scaled(trajectories.to(self.device)))
         steps = trajectories.steps

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
+from rlstruct.algos.agent_outputs import Alternatives
 from rlstruct.algos.algorithm import Algorithm
 from rlstruct.algos.replay_learner import PolyakAverage, ReplayConfig, ReplayLearner, SlowCopy
 from rlstruct.algos.training.config import TrainingConfig
@@ -174,6 +175,7 @@ class SACLearner(ReplayLearner):
     """
 
     settings: ClassVar[type[TrainingConfig]] = SACConfig
+    outputs: Alternatives = (("log_probability",),)
     config: SACConfig
     random_keys = "observation/rng", "_observation/rng"
 

@@ -86,7 +86,12 @@ def train_table(name: str, only: list[str], seeds: list[int], options: argparse.
 
 def train_peers(name: str, task: str, seeds: list[int], options: argparse.Namespace) -> None:
     """Train the other libraries that have the task, as far as they are here, and write their results by this name."""
-    interpreters = {"rejax": options.rejax, "sb3": options.peers, "cleanrl": options.cleanrl and options.peers}
+    interpreters = {
+        "rejax": options.rejax,
+        "sb3": options.peers,
+        "sbx": options.sbx,
+        "cleanrl": options.cleanrl and options.peers,
+    }
     for library in published.peers_of(task):
         if interpreters[library]:
             script = PEERS / ("rejax_returns.py" if library == "rejax" else "mujoco_returns.py")
@@ -106,6 +111,7 @@ if __name__ == "__main__":
     parser.add_argument("--only", nargs="+", default=[], choices=list(TASKS), metavar="TASK", help="some of its tasks")
     parser.add_argument("--peers", metavar="PYTHON", help="interpreter of the other libraries (`make peers`)")
     parser.add_argument("--cleanrl", metavar="FOLDER", help="checkout of CleanRL")
+    parser.add_argument("--sbx", metavar="PYTHON", help="interpreter that has sbx")
     parser.add_argument("--rejax", metavar="PYTHON", help="interpreter that has rejax")
     parser.add_argument("--draw", action="store_true", help="only draw the pictures of README and docs from results/")
     options = parser.parse_args()

@@ -151,6 +151,7 @@ class Evaluator:
         show: called at the start of an evaluation and after each of its batches, with the numbers of episodes, of ended
             episodes, and of steps.
         agent_info: settings with which the agent acts, such as an epsilon; None for none.  [B]
+        check: called once, with the first batch; it raises if the agent does not suit the training.
     """
 
     def __init__(
@@ -160,8 +161,9 @@ class Evaluator:
         step_limit: int | None = None,
         show: Callable[[int, int, int], object] | None = None,
         agent_info: DictTensor | None = None,
+        check: Callable[[Trajectories], object] | None = None,
     ) -> None:
-        self._show = show
+        self._show, self._check = show, check
         self._agent_info = None if agent_info is None or agent_info.empty() else agent_info
         self.batcher = batcher
         self.step_limit = step_limit
@@ -244,6 +246,9 @@ class Evaluator:
         trajectories, _ = self.batcher.get(blocking=blocking)
         if trajectories is None or self._started is None:
             return None
+        if self._check is not None:
+            self._check(trajectories)
+            self._check = None
         self._count(trajectories)
         self._n_steps += trajectories.steps.n_steps()
         cut, n_episodes = self._lengths == 0, len(self._lengths)

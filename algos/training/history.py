@@ -76,6 +76,8 @@ class TrainingHistory:
             numbers = {**dict(zip(update.terms, row, strict=True)), "policy_lag": float(update.policy_lag)}
             if not all(map(math.isfinite, numbers.values())):
                 self._refuse(update, numbers)
+            if not self.losses:
+                self._learner.check_first_update(numbers)
             for name, number in numbers.items():
                 self.losses.setdefault(name, []).append(number)
             if mean_return is not None and update is self._unread[-1]:

@@ -127,8 +127,8 @@ def run_training(
             evaluation = stack.enter_context(phase("evaluation")(evaluating)())
             show = None if run is None else run.show_evaluation
             sampling = learner.agent_info(1.0, evaluation.n_envs()) if config.evaluation_stochastic else DictTensor()
-            limit = config.evaluation_step_limit
-            evaluator = Evaluator(evaluation, step_limit=limit, show=show, agent_info=sampling)
+            limit, check = config.evaluation_step_limit, learner.check_agent
+            evaluator = Evaluator(evaluation, step_limit=limit, show=show, agent_info=sampling, check=check)
         loop = TrainingLoop(config, learner, batcher, evaluator, run)
         loop.create_agent, loop.callbacks = create_agent, Callbacks(callbacks, loop, create_agent)
         loop.seeds = seeds

@@ -79,7 +79,7 @@ _CLASSIC: dict[str, dict[str, Any]] = {
 }
 _GAMES = "breakout", "asterix", "freeway", "spaceinvaders", "seaquest"
 _MUJOCO = "halfcheetah", "hopper", "walker2d", "ant", "swimmer", "inverteddoublependulum"
-LIBRARIES = {"rejax": "rejax", "sb3": "stable-baselines3", "cleanrl": "CleanRL"}
+LIBRARIES = {"rejax": "rejax", "sb3": "stable-baselines3", "sbx": "sbx", "cleanrl": "CleanRL"}
 """Other libraries that are trained here, by the ending of the names of their results."""
 # Mean returns of 500 episodes of gymnasium's in which every action is random (Acrobot: 100).
 _RANDOM = {"cartpole": 23, "acrobot": -500, "pendulum": -1216, "lunar_lander": -182, "lunar_lander_continuous": -207}
@@ -126,7 +126,7 @@ def peers_of(task: str) -> list[str]:
     if algorithm in ("ppo", "dqn", "pqn") and name in in_gymnax:
         return ["rejax"]
     if name in _MUJOCO:
-        return {"sac": ["sb3", "cleanrl"], "ppo": ["cleanrl"]}.get(algorithm, [])
+        return {"sac": ["sb3", "sbx", "cleanrl"], "ppo": ["cleanrl"]}.get(algorithm, [])
     return []
 
 

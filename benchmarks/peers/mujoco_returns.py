@@ -1,6 +1,7 @@
 """Train another library on a MuJoCo task, and evaluate the final policy; prints a line of JSON.
 
-``mujoco_returns.py sb3 ENV SEED STEPS sac`` trains stable-baselines3's SAC with its defaults, which are the paper's.
+``mujoco_returns.py sb3|sbx ENV SEED STEPS sac`` trains SAC of stable-baselines3, or of sbx, which is JAX, with their
+defaults, which are the paper's.
 ``mujoco_returns.py cleanrl ENV SEED STEPS sac|ppo CHECKOUT`` runs ``sac_continuous_action.py`` or
 ``ppo_continuous_action.py`` of a CleanRL checkout, unchanged and with its own settings, as ``training.py`` does.
 
@@ -14,6 +15,7 @@ import json
 import statistics
 import sys
 import time
+from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
@@ -41,10 +43,11 @@ def evaluate(act: Act, env_id: str, seed: int) -> list[float]:
     return returns
 
 
-def sb3(env_id: str, seed: int, n_steps: int) -> Act:
-    from stable_baselines3 import SAC
-
-    model = SAC("MlpPolicy", env_id, seed=seed, device="cpu", learning_starts=LEARNING_STARTS)
+def sb3(library: str, env_id: str, seed: int, n_steps: int) -> Act:
+    """Train SAC of stable-baselines3, or of sbx, which has the same interface."""
+    model = import_module({"sb3": "stable_baselines3"}.get(library, library)).SAC(
+        "MlpPolicy", env_id, seed=seed, device="cpu", learning_starts=LEARNING_STARTS
+    )
     model.learn(n_steps)
     return lambda observation: model.predict(observation, deterministic=True)[0]
 
@@ -89,11 +92,11 @@ if __name__ == "__main__":
             (env,) = names["envs"].envs
             last = {"last_100": round(statistics.fmean(env.get_wrapper_attr("return_queue")), 1)}
     else:
-        act = sb3(*settings)
+        act = sb3(library, *settings)
     seconds = time.perf_counter() - start
     with torch.no_grad():
         returns = evaluate(act, env_id, int(seed))
-    package = "gymnasium" if library == "cleanrl" else "stable-baselines3"
+    package = {"cleanrl": "gymnasium", "sb3": "stable-baselines3", "sbx": "sbx-rl"}[library]
     versions = {name: version(name) for name in (package, "mujoco", "torch")}
     print(json.dumps({
         "final_return": round(float(np.mean(returns)), 1), "final_std": round(float(np.std(returns)), 1), **last,

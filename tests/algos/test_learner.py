@@ -10,11 +10,11 @@ import pytest
 import torch
 from fake_agents import HistoryAgent
 from fake_envs import create_counting_env
-from resume_tasks import create_episodic_sim, create_network, create_sim
+from resume_tasks import create_network, create_sim
 
-from rlstruct import DictTensor, RL_Agent, Trajectories, replay_agent
+from rlstruct import RL_Agent, Trajectories, replay_agent
 from rlstruct.agents import ActorCritic, ActorCriticAgent, RecurrentActorCritic, RecurrentAgent
-from rlstruct.algos import a2c, mean_terms, ppo, reinforce
+from rlstruct.algos import a2c, mean_terms
 from rlstruct.algos.bootstrapping import replay_with_next_values
 from rlstruct.algos.training.loop import run_training
 from rlstruct.batchers import RL_Batcher
@@ -91,39 +91,6 @@ class LearningFromACopy(a2c.A2CLearner):
 def test_counts_among_the_terms_are_averaged() -> None:
     steps = [{"n_wrong": torch.tensor(n), "all": torch.tensor(n > 3)} for n in (3, 4)]
     assert {name: float(mean) for name, mean in mean_terms(steps).items()} == {"n_wrong": 3.5, "all": 0.5}
-
-
-class WithoutValue(ActorCriticAgent):
-    dropped: tuple[str, ...] = ("value",)
-
-    def __call__(self, *arguments: Any, **named: Any) -> Any:
-        answer, state = super().__call__(*arguments, **named)
-        return DictTensor({key: answer[key] for key in answer.keys() if key not in self.dropped}), state
-
-
-class LogitsAlone(WithoutValue):
-    dropped = "value", "log_probability"
-
-
-@pytest.mark.parametrize(
-    ("algorithm", "create_env", "settings"),
-    [
-        (a2c, create_sim, {}),
-        (ppo, create_sim, {}),
-        (reinforce, create_episodic_sim, {}),
-        (reinforce, create_episodic_sim, {"bootstrap": False}),
-    ],
-)
-@pytest.mark.parametrize("create_agent", [WithoutValue, LogitsAlone])
-def test_the_error_for_an_agent_without_values_names_what_is_missing(
-    algorithm: Any, create_env: Any, settings: dict[str, Any], create_agent: Any
-) -> None:
-    config = algorithm.train.learner.settings(
-        n_env_steps=64, n_timesteps=60, n_processes=0, evaluation_processes=0, **settings
-    )
-    words = rf"{create_agent.__name__}\.__call__: returned .*'action_logits'.*, expected 'value' as well"
-    with pytest.raises(KeyError, match=words):
-        algorithm.train(config, create_network, create_agent, create_env)
 
 
 @pytest.mark.parametrize(
