@@ -22,6 +22,7 @@ ACTION_VALUES: Alternatives = (("action_values",),)
 class _Form(NamedTuple):
     wanted: str
     fix: str
+    example: str  # agent that returns it
     n_axes: tuple[int, ...]  # that it may have behind that of the environments
     per_action: bool = False  # along the last axis
 
@@ -29,14 +30,18 @@ class _Form(NamedTuple):
 _NUMBER, _ENTRIES = "[B], one number per environment", "[B, D], one number per entry of the action"
 _CHOICES = "[B, A], one number for each of at least two actions"
 _FORMS = {
-    "value": _Form(_NUMBER, "Return a single value of each environment's observation.", (0,)),
-    "log_probability": _Form(_NUMBER, "Sum over the entries of an action: sum(-1).", (0,)),
-    "action_values": _Form(_CHOICES, "Return the values of all actions.", (1,), per_action=True),
+    "value": _Form(_NUMBER, "Return a single value of each environment's observation.", "ActorCriticAgent", (0,)),
+    "log_probability": _Form(_NUMBER, "Sum over the entries of an action: sum(-1).", "SquashedGaussianAgent", (0,)),
+    "action_values": _Form(_CHOICES, "Return the values of all actions.", "QAgent", (1,), per_action=True),
     "action_logits": _Form(
-        f"{_CHOICES}, or [B, K, A] for K actions at once", "Return the logits of all actions.", (1, 2), per_action=True
+        f"{_CHOICES}, or [B, K, A] for K actions at once",
+        "Return the logits of all actions.",
+        "ActorCriticAgent",
+        (1, 2),
+        per_action=True,
     ),
-    "action_mean": _Form(_ENTRIES, "Keep the axis of the entries, even if there is one.", (1,)),
-    "action_log_std": _Form(_ENTRIES, "Keep the axis of the entries, even if there is one.", (1,)),
+    "action_mean": _Form(_ENTRIES, "Keep the axis of the entries, even if there is one.", "GaussianAgent", (1,)),
+    "action_log_std": _Form(_ENTRIES, "Keep the axis of the entries, even if there is one.", "GaussianAgent", (1,)),
 }
 
 
@@ -75,7 +80,8 @@ def check_outputs(agent: RL_Agent, returned: Mapping[str, TensorSpec], alternati
         wanted = ", or ".join(" and ".join(f"{name!r} {_shape(name)}" for name in names) for names in least)
         raise BadKeyError(
             f"{name_of(agent)}.__call__: returned {sorted(returned)}, expected {wanted} as well, from which the "
-            "algorithm learns. docs/your_own.md lists the outputs that each algorithm needs."
+            f"algorithm learns. Return it next to 'action', as rlstruct.agents.{_FORMS[least[0][0]].example} does; "
+            "docs/your_own.md lists the outputs that each algorithm needs."
         )
     for name, form in _FORMS.items():
         if name not in returned:
