@@ -1,4 +1,4 @@
-"""Outputs of agents that an algorithm cannot learn from, each told in the first evaluation, before the first update."""
+"""Outputs of agents that an algorithm cannot learn from are refused in the first evaluation, before any update."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Mine(ModelAgent[Net]):
 
 
 class Watched(RL_Agent_CheckDevice):
-    """The same agent, watched: what it does wrong is still told of the agent itself."""
+    """The same agent, watched: messages still name the agent itself."""
 
     def __init__(self, *arguments: Any, **words: Any) -> None:
         super().__init__(Mine(*arguments, **words), words["device"])
@@ -126,14 +126,14 @@ WRONG = {
 
 @pytest.mark.parametrize("name", WRONG)
 @pytest.mark.parametrize("create", [Mine, Watched])
-def test_wrong_outputs_are_told_by_name_and_shape(name: str, create: type[Any]) -> None:
+def test_wrong_outputs_are_refused_by_name_and_shape(name: str, create: type[Any]) -> None:
     algorithms, change, message = WRONG[name]
     for algorithm, config in algorithms:
         with pytest.raises((KeyError, ValueError, TypeError), match=rf"Mine\.__call__: .*{message}"):
             train(algorithm, config, change, create)
 
 
-def test_they_are_told_by_the_first_batch_of_a_loop_of_ones_own() -> None:
+def test_the_first_batch_of_a_loop_of_ones_own_is_checked() -> None:
     create = partial(Mine, change=sets("value", column))
     learner = a2c.train.learner.create(Net(), create, A2CConfig())
     steps = collected(create(learner.model))

@@ -225,13 +225,13 @@ def test_other_libraries_are_trained_on_the_tasks_that_they_have(monkeypatch: py
     learn = importlib.import_module("learn")
     ran: list[Any] = []
     monkeypatch.setattr(learn.learning, "run_peer", lambda *words: ran.append(words))
-    options = argparse.Namespace(rejax="jax/python", peers="peers/python", cleanrl=None)
+    options = argparse.Namespace(rejax="jax/python", peers="peers/python", sbx="sbx/python", cleanrl=None)
     for task in ("ppo_freeway_plain", "ppo_seaquest_plain", "a2c_breakout_plain", "ppo_ant", "sac_hopper"):
         learn.train_peers(f"{task}_1k", task, [200], options)
     games, mujoco = learn.PEERS / "rejax_returns.py", learn.PEERS / "mujoco_returns.py"
     rejax = ("ppo_freeway_plain_1k", learn.TASKS["ppo_freeway_plain"], [200], ("jax/python", games, "rejax"), ["ppo"])
     sb3 = ("sac_hopper_1k", learn.TASKS["sac_hopper"], [200], ("peers/python", mujoco, "sb3"), ["sac"])
-    assert ran == [rejax, sb3]
+    assert ran == [rejax, sb3, (*sb3[:3], ("sbx/python", mujoco, "sbx"), ["sac"])]
     ran.clear()
     options.cleanrl = "checkout"
     learn.train_peers("ant", "ppo_ant", [200], options)
