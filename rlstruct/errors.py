@@ -14,7 +14,7 @@ from importlib import metadata
 from typing import Any
 
 # Modules that are never the source of a warning.
-_PASSED = re.compile(r"contextlib$|rlstruct(\.(?!cli\.)|$)")
+_PASSED = re.compile(r"(torch\.utils\._)?contextlib$|rlstruct(\.(?!cli\.)|$)")
 PAGE = "See docs: "
 """Start of the note that names the page of the documentation."""
 

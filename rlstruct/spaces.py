@@ -23,6 +23,8 @@ Element: TypeAlias = Any
 Bounds: TypeAlias = Mapping[str, tuple[Any, Any]]
 """Smallest and largest value of keys that hold integers: a number for all entries, or nested lists like the shape."""
 
+ROUNDING = 1e-5
+"""Relative excess over a bound that may come from rounding: frames and actions are often float32, bounds float64."""
 NO_KERNELS = (torch.uint16, torch.uint32, torch.uint64)  # torch can neither clamp nor compare these
 _PLAIN = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 

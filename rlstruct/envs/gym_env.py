@@ -68,6 +68,8 @@ class GymEnv(RowsEnv):
     ) -> None:
         self.envs = _checked(envs, type(self).__name__)
         super().__init__(len(self.envs), self.envs[0].observation_space, self.envs[0].action_space, info)
+        if all(map(_clips, self.envs)):
+            self._watched = 0
         seed = None if seed is None else check_seed(type(self).__name__, "seed", seed, len(self.envs))
         self._seeds: list[int | None] = [None if seed is None else seed + j for j in range(len(self.envs))]
         if seed is not None:
@@ -250,6 +252,13 @@ class GymEnvInf(GymEnv):
     """
 
     auto_reset = True
+
+
+def _clips(env: gymnasium.Env[Any, Any]) -> bool:
+    """Return True if a ClipAction is among the wrappers of an environment, which may have its bounds restored."""
+    while isinstance(env, gymnasium.Wrapper) and not isinstance(env, gymnasium.wrappers.ClipAction):
+        env = env.env
+    return isinstance(env, gymnasium.wrappers.ClipAction)
 
 
 def _raised_by_gymnasium(error: Exception) -> bool:

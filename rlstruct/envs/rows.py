@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from abc import abstractmethod
 from collections.abc import Sequence
 from numbers import Number
@@ -9,19 +10,21 @@ from typing import Any
 
 import numpy as np
 import torch
+from gymnasium.spaces import Box
 
 from rlstruct.core import DictTensor, expect
 from rlstruct.engine.validity import StepChecks
 from rlstruct.envs.codec import Arrays, SpaceCodec
 from rlstruct.envs.info_numbers import InfoNumbers
-from rlstruct.errors import BadTypeError, ShapeMismatchError, UsageError, tag_environment
-from rlstruct.spaces import Space
+from rlstruct.errors import BadTypeError, ShapeMismatchError, UsageError, tag_environment, warn_user
+from rlstruct.spaces import ROUNDING, Leaf, Space
 from rlstruct.vec_env import FLAGS, Ended, IdleGuard, ObservationBuffer, StepResult, VecEnv, check_action, expect_on_cpu
 
 Array = np.ndarray[Any, Any]
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
 RESET_RETURNS = "two values, (observation, info)"
 STEP_RETURNS = "five values, (observation, reward, terminated, truncated, info)"
+_WATCHED_STEPS = 1000  # a Gaussian agent leaves the usual bounds much earlier
 
 Options = list[dict[str, Any]]
 """Reset options of each environment."""
@@ -87,6 +90,8 @@ class RowsEnv(VecEnv):
         self._running = torch.ones(n, dtype=torch.bool, device="cpu")  # callers hold it: replace it, never write to it
         self._idle = IdleGuard(self._where)
         self._checks = StepChecks(self._where, self)
+        # Number of steps whose actions are still compared with the bounds of the action space.
+        self._watched = _WATCHED_STEPS if any(isinstance(leaf.space, Box) for leaf in self._actions.leaves) else 0
 
     @property
     def device(self) -> torch.device:
@@ -148,7 +153,17 @@ class RowsEnv(VecEnv):
         self._last = None  # from now on the caller owns the last observation
         for array, column in zip(out.last_action, columns):  # noqa: B905 - of one space; strict takes half as long again
             array[:] = column
+        if self._watched:
+            self._watched -= 1
+            self._watch(columns)
         return columns
+
+    def _watch(self, columns: Arrays) -> None:
+        """Warn if an action is outside a Box, and stop watching then."""
+        for leaf, column in zip(self._actions.leaves, columns, strict=True):
+            if isinstance(leaf.space, Box) and not _inside(column, leaf):
+                _warn_of_clipping(self._where, leaf.key, str(leaf.space))
+                self._watched = 0
 
     def _new(self) -> ObservationBuffer:
         """Allocate a buffer."""
@@ -185,3 +200,19 @@ def old_api(who: str, answer: object, expected: str) -> TypeError:
     if isinstance(answer, tuple):
         got = f"{len(answer)} values, ({', '.join(type(value).__name__ for value in answer)})"
     return BadTypeError(f"{who} returned {got}, expected gymnasium's {expected}. Port it from the old gym API.")
+
+
+def _inside(column: Array, leaf: Leaf) -> bool:
+    """Return True if all actions [B, ...] are within the bounds of a Box, up to rounding, or NaN."""
+    low, high = (bound.astype(np.float64) for bound in leaf.bounds())
+    outside = (column < low - ROUNDING * (1 + abs(low))) | (column > high + ROUNDING * (1 + abs(high)))
+    return not outside.any()
+
+
+@functools.cache  # once in a process
+def _warn_of_clipping(where: str, key: str, space: str) -> None:
+    warn_user(
+        f"{where}: the agent's {key!r} is outside {space}. Unless the environment clips its actions itself, wrap it in "
+        "gymnasium.wrappers.ClipAction, as rlstruct train does; the trajectories keep the actions as sampled. This "
+        "warning appears once."
+    )

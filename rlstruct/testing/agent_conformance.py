@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
+from gymnasium.spaces import Box
 from torch import Tensor, nn
 
 from rlstruct.core import DictTensor, TemporalDictTensor, Trajectories
@@ -22,7 +23,7 @@ from rlstruct.functional.random import step_keys
 from rlstruct.indexed_actions import env_for
 from rlstruct.replay import replay_agent
 from rlstruct.rl_agent import RL_Agent, RL_Agent_CheckDevice
-from rlstruct.spaces import leaves
+from rlstruct.spaces import advice_on, leaves
 from rlstruct.testing.conformance import (
     check_bounds,
     check_layout,
@@ -48,6 +49,10 @@ _MEMORY = (
     "Where initial_state is True an episode begins, and the agent must forget the one before: masked_dicttensor(state, "
     "self.initial_state(agent_info, B), observation['initial_state']) does that. If the agent remembers on purpose, "
     "call check_agent(..., remembers=True)."
+)
+_CLIP = (
+    "Wrap the environment in gymnasium.wrappers.ClipAction, as an agent that samples from a normal distribution needs, "
+    "or keep the action inside the space."
 )
 _STATE = "Return the keys, dtypes and shapes of initial_state."
 
@@ -353,7 +358,8 @@ class _Kit:
         fix = "Return what the action space requires, one row for each environment."
         check_present(where, action, layout_of(expected), fix, self.B)
         for key, leaf in expected.items():
-            check_bounds(where, key, on_cpu(action[key]), leaf)
+            fix = _CLIP if isinstance(leaf.space, Box) else advice_on(leaf.space)
+            check_bounds(where, key, on_cpu(action[key]), leaf, fix)
         fix = "Return the same keys, dtypes and shapes in each call."
         check_layout(f"{where}, action", action, before.specs(), fix, self.B)
 

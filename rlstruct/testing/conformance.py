@@ -16,10 +16,7 @@ from rlstruct import renamed
 from rlstruct.core import DictTensor, Layout
 from rlstruct.core.layout import Named, mismatch
 from rlstruct.errors import Explained
-from rlstruct.spaces import Leaf
-
-# Frames are often float32 and bounds float64, so rounding may exceed a bound.
-_ROUNDING = 1e-5
+from rlstruct.spaces import ROUNDING, Leaf
 
 
 @renamed.members
@@ -119,12 +116,12 @@ def layout_of(leaves: Mapping[str, Leaf]) -> Layout:
     return Layout({key: (leaf.shape, leaf.torch_dtype) for key, leaf in leaves.items()})
 
 
-def check_bounds(where: str, key: str, tensor: Tensor, leaf: Leaf) -> None:
+def check_bounds(where: str, key: str, tensor: Tensor, leaf: Leaf, fix: str) -> None:
     """Check that a CPU tensor [n, ...] lies within the bounds of a plain space, up to rounding."""
     low, high = (torch.from_numpy(np.array(bound)) for bound in leaf.bounds())
     if tensor.is_floating_point():
         values, low, high = tensor.double(), low.double(), high.double()
-        low, high = low - _ROUNDING * (1 + low.abs()), high + _ROUNDING * (1 + high.abs())
+        low, high = low - ROUNDING * (1 + low.abs()), high + ROUNDING * (1 + high.abs())
         low, high = low.nan_to_num(-torch.inf, neginf=-torch.inf), high.nan_to_num(torch.inf, posinf=torch.inf)
         inside = (values >= low) & (values <= high)  # False for NaN
     else:  # numpy compares integers that torch cannot, such as uint16
@@ -132,7 +129,7 @@ def check_bounds(where: str, key: str, tensor: Tensor, leaf: Leaf) -> None:
         inside = torch.from_numpy((array >= low.numpy()) & (array <= high.numpy()))  # sync: likewise
     if not holds(inside):
         where, got = f"{where}, row {first_false(_rows(inside))}", short(tensor[~inside][:3])
-        fail(where, key, got, f"values inside {leaf.space}", "Keep the values inside the space, or widen the space.")
+        fail(where, key, got, f"values inside {leaf.space}", fix)
 
 
 def first_false(rows: Tensor) -> int:

@@ -321,7 +321,8 @@ class _Walk:
         check_layout(where, observation, self._layout, "Return the same keys in every call.")
         self._layout = Layout.of(observation)
         for key, leaf in self._frames.items() if self._bounds else ():  # last_action is 0 after a reset, in any space
-            check_bounds(where, key, observation[key], leaf)
+            fix = "Keep the values inside the space, or widen the space."
+            check_bounds(where, key, observation[key], leaf, fix)
         reward = observation["reward"]
         if not holds(reward.isfinite()):
             fail(where, "reward", short(reward), "finite numbers", "Look for a division by zero in the environment.")

@@ -52,7 +52,8 @@ def create_env(n_envs: int, seed: int) -> GymEnvInf:
 
 
 def create_pendulum(n_envs: int, seed: int) -> GymEnvInf:
-    return GymEnvInf([gymnasium.make("Pendulum-v1", max_episode_steps=25) for _ in range(n_envs)], seed=seed)
+    envs = [gymnasium.make("Pendulum-v1", max_episode_steps=25) for _ in range(n_envs)]
+    return GymEnvInf([gymnasium.wrappers.ClipAction(env) for env in envs], seed=seed)
 
 
 def create_model() -> ActorCritic:

@@ -37,7 +37,8 @@ def create_episodic_env(n_envs: int, seed: int) -> VecEnv:
 
 
 def create_pendulum(n_envs: int, seed: int) -> VecEnv:
-    return GymEnvInf([gymnasium.make("Pendulum-v1", max_episode_steps=25) for _ in range(n_envs)], seed=seed)
+    envs = [gymnasium.make("Pendulum-v1", max_episode_steps=25) for _ in range(n_envs)]
+    return GymEnvInf([gymnasium.wrappers.ClipAction(env) for env in envs], seed=seed)
 
 
 class Pixels(gymnasium.ObservationWrapper[Any, Any, Any]):

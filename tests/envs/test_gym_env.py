@@ -169,6 +169,7 @@ BEYOND = torch.full((1, 2), 1.5)  # as a Gaussian agent draws
         ),
     ],
 )
+@pytest.mark.filterwarnings("ignore:.*ClipAction")  # which appears once
 def test_an_action_beyond_a_box_is_not_blamed_for_the_users_exception(
     space: spaces.Space[Any], action: dict[str, Any]
 ) -> None:
@@ -420,3 +421,34 @@ def test_a_step_of_ones_own_is_what_a_batcher_calls() -> None:
     assert steps_into(env) is None
     assert steps_into(GymEnvInf([Counting()], 0)) is not None
     assert steps_into(EnvWrapper(GymEnvInf([Counting()], 0))) is None
+
+
+def test_an_action_beyond_a_box_is_reported_once() -> None:
+    envs = [gymnasium.make("MountainCarContinuous-v0") for _ in range(2)]
+    env, beyond = GymEnvInf(envs, 0), DictTensor({"action": torch.tensor([[0.5], [1.5]])})
+    env.reset()
+    env.step(DictTensor({"action": torch.tensor([[1.0], [-1.000001]])}))  # a rounding error
+    with pytest.warns(UserWarning, match=r"outside Box\(-1.0, 1.0, \(1,\), float32\).*wrappers.ClipAction") as caught:
+        env.step(beyond)
+    assert caught[0].filename == __file__
+    env.step(beyond)
+    other = GymEnvInf(envs, 0)
+    other.reset()
+    other.step(beyond)
+
+
+def test_a_clipped_action_is_not_reported_even_if_the_space_shows_its_bounds() -> None:
+    bounded = gymnasium.make("Pendulum-v1")
+    env: Any = gymnasium.wrappers.ClipAction(bounded)
+    env.action_space = bounded.action_space
+    outer = GymEnv([gymnasium.wrappers.FlattenObservation(env)])
+    outer.reset()
+    outer.step(DictTensor({"action": torch.full((1, 1), 5.0)}))
+
+
+def test_actions_are_watched_for_a_thousand_steps() -> None:
+    env = GymEnvInf([gymnasium.make("Pendulum-v1", max_episode_steps=9)])
+    env.reset()
+    for _ in range(1000):
+        env.step(DictTensor({"action": torch.zeros(1, 1)}))
+    env.step(DictTensor({"action": torch.full((1, 1), 5.0)}))

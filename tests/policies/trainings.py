@@ -99,6 +99,7 @@ def of_gym(create: Callable[[], gymnasium.Env[Any, Any]], n_envs: int, seed: int
 
 CART_POLE = partial(of_gym, partial(gymnasium.make, "CartPole-v1", max_episode_steps=12))
 PENDULUM = partial(of_gym, partial(gymnasium.make, "Pendulum-v1", max_episode_steps=9))
+CLIPPED = partial(of_gym, lambda: gymnasium.wrappers.ClipAction(gymnasium.make("Pendulum-v1", max_episode_steps=9)))
 PICTURES = partial(of_gym, Pictures)
 STACK = (4, 12, 12)
 
@@ -130,9 +131,9 @@ PQN: dict[str, Any] = {"algorithm": pqn, "config": pqn.PQNConfig(**SMALL, n_mini
 TASKS = {
     "actor-critic": Task(lambda: bundled.ActorCritic(4, 2, hidden=(8,)), bundled.ActorCriticAgent),
     "recurrent": Task(lambda: bundled.RecurrentActorCritic(4, 2, n_hidden=8), bundled.RecurrentAgent),
-    "gaussian": Task(lambda: bundled.GaussianActorCritic(3, 1), bundled.GaussianAgent, PENDULUM),
+    "gaussian": Task(lambda: bundled.GaussianActorCritic(3, 1), bundled.GaussianAgent, CLIPPED),
     "recurrent gaussian": Task(
-        lambda: bundled.RecurrentGaussianActorCritic(3, 1, n_hidden=8), bundled.RecurrentGaussianAgent, PENDULUM
+        lambda: bundled.RecurrentGaussianActorCritic(3, 1, n_hidden=8), bundled.RecurrentGaussianAgent, CLIPPED
     ),
     "normalised": Task(
         lambda: bundled.Normalised(bundled.ActorCritic(4, 2), (4,), discount=0.99), bundled.ActorCriticAgent

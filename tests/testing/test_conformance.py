@@ -18,6 +18,7 @@ from gymnasium import spaces
 from random_env import RandomEnv
 from torch import Tensor, nn
 
+from rlstruct.agents import GaussianActorCritic, GaussianAgent
 from rlstruct.core import DictTensor
 from rlstruct.envs import GymEnv, GymEnvInf
 from rlstruct.errors import DeviceMismatchError, ShapeMismatchError
@@ -787,6 +788,16 @@ def test_an_action_outside_its_space_is_told() -> None:
     check_agent(LinearAgent(3), RandomEnv(box, spaces.Discrete(2)))
     with pytest.raises(ConformanceError, match=r"inside Discrete\(1\)"):
         check_agent(LinearAgent(3), RandomEnv(box, spaces.Discrete(1)))
+
+
+def test_a_gaussian_agent_needs_clipped_actions() -> None:
+    def create(wrap: Callable[[Any], Any]) -> GymEnvInf:
+        return GymEnvInf([wrap(gymnasium.make("Pendulum-v1")) for _ in range(B)], 0)
+
+    agent = GaussianAgent(GaussianActorCritic(3, 1))
+    check_agent(agent, create(gymnasium.wrappers.ClipAction), executors=False)
+    with pytest.raises(ConformanceError, match=r"inside Box\(-2.0.*gymnasium.wrappers.ClipAction"):
+        check_agent(agent, create(lambda env: env))
 
 
 def test_agent_info_is_given_to_the_agent() -> None:
