@@ -18,7 +18,7 @@ from rlstruct.algos.compiled_steps import CompiledSteps
 from rlstruct.algos.distributed.process_group import DistributedLearnerGroup, Terms, learner_group
 from rlstruct.algos.optimising import initial_rate, laid_out_as, load_optimizer, loss_plus_norm, norm_of, step_unless
 from rlstruct.algos.training.config import TrainingConfig
-from rlstruct.batchers.arguments import check_call, check_factory
+from rlstruct.batchers.arguments import check_factory
 from rlstruct.core import DictTensor, TemporalDictTensor, Trajectories
 from rlstruct.device import resolve_device
 from rlstruct.engine.compiled import warn_uncompiled
@@ -27,7 +27,15 @@ from rlstruct.engine.memory import keep_freed_memory
 from rlstruct.engine.mixed_precision import Bfloat16Products, why_not_bfloat16
 from rlstruct.engine.runner import Make, Runner
 from rlstruct.engine.streams import stream_on
-from rlstruct.errors import BadKeyError, BadTypeError, BadValueError, ShapeMismatchError, UsageError, warn_user
+from rlstruct.errors import (
+    BadKeyError,
+    BadTypeError,
+    BadValueError,
+    ShapeMismatchError,
+    UsageError,
+    check_call,
+    warn_user,
+)
 from rlstruct.functional import categorical, gaussian, random
 from rlstruct.functional.schedules import linear_schedule
 from rlstruct.profiling import operation

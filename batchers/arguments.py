@@ -6,21 +6,32 @@ import functools
 import inspect
 import operator
 import secrets
-from collections.abc import Callable, Mapping, Sequence, Sized
+from collections.abc import Mapping, Sequence, Sized
 from numbers import Real
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import nn
 
 from rlstruct import renamed
-from rlstruct.batchers.collector_factory import CollectorFactory, expect_type
+from rlstruct.batchers.collector_factory import CollectorFactory
 from rlstruct.core import DictTensor
 from rlstruct.device import DeviceLike, resolve_device
-from rlstruct.errors import BadTypeError, BadValueError, BatcherStateError, ShapeMismatchError, warn_user
-from rlstruct.options import Range, check_seed
+from rlstruct.errors import (
+    BadTypeError,
+    BadValueError,
+    BatcherStateError,
+    ShapeMismatchError,
+    check_call,
+    expect_type,
+    warn_user,
+)
+from rlstruct.options import Range, check_seed, nearest
 from rlstruct.rl_agent import RL_Agent
 from rlstruct.vec_env import VecEnv, expect_on_cpu
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 State = Literal["new", "ready", "ended", "executing", "alone", "full", "failed", "closed"]
 
@@ -43,6 +54,20 @@ REFUSED: dict[State, dict[str, str]] = {
 """Reasons why a state refuses a call. Other calls are allowed."""
 
 
+class KnownArguments:
+    """Base of RL_Batcher, which names an unknown argument and says where it belongs, before Python reports it."""
+
+    def __new__(cls, *values: object, **named: object) -> Self:
+        """Raise TypeError if an argument is unknown."""
+        known = inspect.signature(cls).parameters
+        for name in named.keys() - known if all(one.kind is not one.VAR_KEYWORD for one in known.values()) else ():
+            raise BadTypeError(
+                f"{cls.__name__}: there is no argument {name!r}.{nearest(name, known)} Those of create_env go into "
+                f"env_args={{{name!r}: …}}, those of create_agent into agent_args."
+            )
+        return super().__new__(cls)
+
+
 def check_call_order(call: str, state: State) -> None:
     """Raise BatcherStateError if the call is not allowed in this state."""
     if call in REFUSED[state]:
@@ -63,7 +88,7 @@ def as_integer(name: str, value: object, at_least: int | None = None) -> int:
 
 def as_arguments(name: str, arguments: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return the arguments of a factory as a dict. Raise TypeError if they have no names, ValueError for a seed."""
-    expect_type(f": {name} is", arguments, Mapping | None, "a dict", "Name each argument: {'model': …}.")
+    expect_type(f"RL_Batcher: {name} is", arguments, Mapping | None, "a dict", "Name each argument: {'model': …}.")
     named = dict(arguments or {})
     if name == "env_args" and "seed" in named:
         raise BadValueError(
@@ -75,7 +100,7 @@ def as_arguments(name: str, arguments: Mapping[str, Any] | None) -> dict[str, An
 
 def as_seconds(name: str, value: object) -> float:
     """Return a number of seconds as a float. Raise TypeError unless it is a number, ValueError if it is negative."""
-    expect_type(f": {name} is", value, Real, "seconds", "Pass a number.")
+    expect_type(f"RL_Batcher: {name} is", value, Real, "seconds", "Pass a number.")
     Range(at_least=0).check("RL_Batcher", name, value)
     return float(value)  # type: ignore[arg-type]  # sockets refuse numpy's float32
 
@@ -97,6 +122,8 @@ def check_choices(on_worker_error: str, n_processes: int, cluster: object, shari
             "least one worker, and sharing='none'. Ray shares GPUs: cluster={'num_gpus': 0.5}."
         )
     place = resolve_device(device)
+    if place.type == "meta":
+        raise BadValueError("RL_Batcher: device is 'meta', whose tensors have no values. Pass device='cpu'.")
     if n_processes and cluster is None and sharing == "none" and place.type != "cpu":
         warn_of_copies(place)
 
@@ -133,23 +160,6 @@ def check_factory(where: str, name: str, factory: object, how: str) -> None:
         )
 
 
-def check_call(
-    where: str, name: str, factory: Callable[..., object], arguments: Mapping[str, object], fix: str
-) -> None:
-    """Raise TypeError unless a factory can be called with its arguments."""
-    try:
-        signature = inspect.signature(factory)
-    except ValueError:  # some callables written in C have none
-        return
-    try:
-        signature.bind(**arguments)
-    except TypeError as error:
-        call = ", ".join(f"{key}=…" for key in arguments)
-        raise BadTypeError(
-            f"{where}: {name} is called as {name}({call}), but {error}. Its parameters are {signature}; {fix}."
-        ) from None
-
-
 def choose_seeds(seed: int | None, seeds: Sequence[int] | None, n: int) -> tuple[int, ...]:
     """Return one seed per process, or only the first if the others depend on the number of environments."""
     if seed is not None and seeds is not None:
@@ -161,7 +171,7 @@ def choose_seeds(seed: int | None, seeds: Sequence[int] | None, n: int) -> tuple
 
 def one_each(name: str, values: Sequence[int], n: int) -> tuple[int, ...]:
     """Return seeds, one for each of n processes. Raise ValueError if there are more or fewer."""
-    expect_type(f": {name} is", values, Sized, "a list", f"Pass one seed per process, here {n}.")
+    expect_type(f"RL_Batcher: {name} is", values, Sized, "a list", f"Pass one seed per process, here {n}.")
     if len(values) != n:
         raise BadValueError(f"RL_Batcher: {name} has {len(values)} entries, expected {n}, one per process.")
     return tuple(check_seed("RL_Batcher", f"{name}[{index}]", value) for index, value in enumerate(values))
@@ -170,7 +180,7 @@ def one_each(name: str, values: Sequence[int], n: int) -> tuple[int, ...]:
 def check_info(name: str, info: DictTensor | None) -> DictTensor:
     """Return an agent_info or env_info, empty for None. Raise TypeError unless it is a DictTensor."""
     fix = "Pass DictTensor({...}) with tensors of one row per environment, or of 1 row for all of them."
-    expect_type(f": {name} is", info, DictTensor | None, "a DictTensor", fix)
+    expect_type(f"RL_Batcher: {name} is", info, DictTensor | None, "a DictTensor", fix)
     return DictTensor() if info is None else info
 
 

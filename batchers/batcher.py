@@ -15,7 +15,7 @@ from rlstruct.batchers import arguments
 from rlstruct.batchers.arguments import State
 from rlstruct.batchers.assemble import assemble
 from rlstruct.batchers.backend import BackendSettings, create_backend
-from rlstruct.batchers.collector_factory import CollectorFactory, CreateAgent, CreateEnv, expect_type
+from rlstruct.batchers.collector_factory import CollectorFactory, CreateAgent, CreateEnv
 from rlstruct.batchers.reports import BatcherStats, LostEpisodes, MemoryReport, report_memory
 from rlstruct.batchers.saved_state import BatcherState, check_state, on_cpu
 from rlstruct.batchers.workers.placement import Mode, place_workers
@@ -24,7 +24,7 @@ from rlstruct.device import DeviceLike, resolve_device
 from rlstruct.engine.compiled import warn_uncompiled
 from rlstruct.engine.memory import keep_freed_memory
 from rlstruct.engine.streams import move
-from rlstruct.errors import BatcherStateError, WorkerTimeout
+from rlstruct.errors import BatcherStateError, WorkerTimeout, expect_type
 from rlstruct.profiling import Clock, operation
 from rlstruct.spaces import ActionIndices, Bounds
 
@@ -32,7 +32,7 @@ Batch = tuple[Trajectories, int]
 NotReady = tuple[None, None]
 
 
-class RL_Batcher:  # noqa: N801 - the name in rlstructures
+class RL_Batcher(arguments.KnownArguments):  # noqa: N801 - the name in rlstructures
     """Collector of batches of T steps, which an agent takes in many environments.
 
     Call ``reset``, then ``execute`` and ``get`` in turn. With ``n_processes=0`` this process collects; otherwise worker
@@ -282,7 +282,7 @@ class RL_Batcher:  # noqa: N801 - the name in rlstructures
             WorkerTimeout: the batch was not ready in time. `get` can be called again.
         """
         arguments.check_call_order("get", self._state)
-        expect_type(".get: timeout is", timeout, Real | None, "seconds", "Pass a number.")
+        expect_type("RL_Batcher.get: timeout is", timeout, Real | None, "seconds", "Pass a number.")
         seconds = self.timeout if timeout is None else float(timeout)
         self._clock.enter(1)
         try:
@@ -320,9 +320,11 @@ class RL_Batcher:  # noqa: N801 - the name in rlstructures
         """
         arguments.check_call_order("update", self._state)
         fix = "Pass model.state_dict()"
-        expect_type(".update: the weights are", weights, Mapping, "a mapping of names to tensors", f"{fix}.")
+        expect_type("RL_Batcher.update: the weights are", weights, Mapping, "a mapping of names to tensors", f"{fix}.")
         for key, value in weights.items():
-            expect_type(f".update: weight {key!r} is", value, Tensor, "a tensor", f"{fix}, without extra state.")
+            expect_type(
+                f"RL_Batcher.update: weight {key!r} is", value, Tensor, "a tensor", f"{fix}, without extra state."
+            )
         self._n_updates += 1
         with self._failing():
             self._backend.update(weights, self._n_updates)

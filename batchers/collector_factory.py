@@ -21,8 +21,8 @@ from rlstruct.batchers.progress import Progress
 from rlstruct.batchers.rollout_buffer import Allocate
 from rlstruct.errors import BadTypeError
 from rlstruct.indexed_actions import env_for
-from rlstruct.rl_agent import RL_Agent
-from rlstruct.vec_env import Capturable, VecEnv
+from rlstruct.rl_agent import RL_Agent, expect_agent
+from rlstruct.vec_env import Capturable, VecEnv, expect_env
 
 CreateAgent = Callable[..., RL_Agent]
 CreateEnv = Callable[..., VecEnv]
@@ -54,14 +54,10 @@ class CollectorFactory:
         """
         with contextlib.ExitStack() as undo:
             env = self.create_env(**{**self.env_args, "seed": seed})
-            wrap = (
-                "Wrap gymnasium environments: GymEnv([...], seed), GymEnvInf([...], seed) or GymVectorEnv(vec, seed)."
-            )
-            expect_type(": create_env returned", env, VecEnv, "a VecEnv", wrap)
+            expect_env("RL_Batcher: create_env returned", env)
             undo.callback(progress.closing()(env.close))
             agent = self.create_agent(**self.agent_args)
-            put = "Put the model into a class that inherits from RL_Agent."
-            expect_type(": create_agent returned", agent, RL_Agent, "an RL_Agent", put)
+            expect_agent("RL_Batcher: create_agent returned", agent)
             undo.callback(progress.closing()(agent.close))
             _check_call_of(agent)
             env = env_for(agent, env)
@@ -79,12 +75,6 @@ class CollectorFactory:
             )
             undo.pop_all()
         return collector
-
-
-def expect_type(what: str, value: object, kinds: Any, expected: str, fix: str) -> None:  # noqa: ANN401 - as isinstance
-    """Raise TypeError unless a user's value is an instance of these classes."""
-    if not isinstance(value, kinds):
-        raise BadTypeError(f"RL_Batcher{what} a {type(value).__name__}, expected {expected}. {fix}")
 
 
 def _check_call_of(agent: RL_Agent) -> None:

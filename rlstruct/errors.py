@@ -7,9 +7,11 @@ a note below the traceback names the page of the documentation that explains the
 from __future__ import annotations
 
 import importlib
+import inspect
 import re
 import sys
 import warnings
+from collections.abc import Callable, Mapping
 from importlib import metadata
 from typing import Any
 
@@ -173,6 +175,40 @@ def how_to_install(extra: str) -> str:
     names = " ".join(f"'{name.strip()}'" for name, _, marker in needs if f"extra == '{extra}'" in marker)
     here = f"'.[{extra}]' in a checkout of rlstruct"
     return f"Install the extra {extra!r}: pip install {names or here}"
+
+
+def kind_of(value: object) -> str:
+    """Name a wrong argument: a class by its name, everything else by its type.
+
+    >>> kind_of(dict), kind_of({})
+    ('the class dict', 'a dict')
+    """
+    return f"the class {value.__name__}" if isinstance(value, type) else f"a {type(value).__name__}"
+
+
+def expect_type(what: str, value: object, kinds: Any, expected: str, fix: str) -> None:  # noqa: ANN401 - as isinstance
+    """Raise TypeError unless a user's value is an instance of these classes; ``what`` begins the message."""
+    if not isinstance(value, kinds):
+        if isinstance(value, type) and issubclass(value, kinds):
+            fix = f"Create one: {value.__name__}(…)."
+        raise BadTypeError(f"{what} {kind_of(value)}, expected {expected}. {fix}")
+
+
+def check_call(
+    where: str, name: str, factory: Callable[..., object], arguments: Mapping[str, object], fix: str
+) -> None:
+    """Raise TypeError unless a factory can be called with its arguments."""
+    try:
+        signature = inspect.signature(factory)
+    except ValueError:  # some callables written in C have none
+        return
+    try:
+        signature.bind(**arguments)
+    except TypeError as error:
+        call = ", ".join(f"{key}=…" for key in arguments)
+        raise BadTypeError(
+            f"{where}: {name} is called as {name}({call}), but {error}. Its parameters are {signature}; {fix}."
+        ) from None
 
 
 def import_extra(module: str, extra: str, where: str) -> Any:  # noqa: ANN401 - a module

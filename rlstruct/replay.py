@@ -7,9 +7,9 @@ from itertools import pairwise
 import torch
 
 from rlstruct.core import DictTensor, TemporalDictTensor, Trajectories
-from rlstruct.errors import BadTypeError, BadValueError
+from rlstruct.errors import BadTypeError, BadValueError, expect_type
 from rlstruct.profiling import operation
-from rlstruct.rl_agent import CPU, RL_Agent, replayed_observation, replays_sequences
+from rlstruct.rl_agent import CPU, RL_Agent, expect_agent, replayed_observation, replays_sequences
 
 _MOST_STEPS, _MOST_NUMBERS = 1 << 20, 1 << 27
 """Bounds of a call without gradients: number of steps, and of numbers in their observations and states (512 MiB)."""
@@ -36,7 +36,7 @@ def replay_agent(
 
     Raises:
         ValueError: the trajectories hold no step.
-        TypeError: ``replay_method_name`` was given.
+        TypeError: an argument has the wrong type, or ``replay_method_name`` was given.
         DeviceMismatchError: the agent is an RL_Agent_CheckDevice, and the trajectories are not on its device.
     """
     if replay_method_name is not None:
@@ -46,6 +46,9 @@ def replay_agent(
             "subclass may replay in another way. Losses that you compute from the outputs go into a plain dict, "
             "{'loss': loss}. docs/migrating_from_rlstructures.md lists every such change."
         )
+    expect_agent("replay_agent: agent is", agent)
+    fix = "Pass the whole batch of RL_Batcher.get: replay_agent(agent, trajectories)."
+    expect_type("replay_agent: trajectories is", trajectories, Trajectories, "Trajectories", fix)
     return replay_with_states(agent, trajectories)[0]
 
 

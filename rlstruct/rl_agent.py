@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rlstruct.core import DictTensor, TemporalDictTensor, Trajectories, expect
 from rlstruct.device import DeviceLike, resolve_device
-from rlstruct.errors import BadTypeError, MissingMethodError
+from rlstruct.errors import BadTypeError, MissingMethodError, expect_type, kind_of
 
 ActionForm: TypeAlias = Literal["element", "index", "vector"]
 """Form of the action that an agent returns as ``action``; see `RL_Agent.action_form`."""
@@ -202,6 +202,12 @@ class RL_Agent(ABC):  # noqa: N801 - the name that users of rlstructures know
         return
 
 
+def expect_agent(what: str, agent: object) -> None:
+    """Raise TypeError unless a value is an RL_Agent; ``what`` begins the message."""
+    fix = "Put the model into a class that inherits from RL_Agent."
+    expect_type(what, agent, RL_Agent, "an RL_Agent", fix)
+
+
 class RL_Agent_CheckDevice(RL_Agent):  # noqa: N801 - the name that users of rlstructures know
     """An agent that behaves exactly like ``agent``, and raises if a tensor is on the wrong device.
 
@@ -218,6 +224,7 @@ class RL_Agent_CheckDevice(RL_Agent):  # noqa: N801 - the name that users of rls
             `rlstruct.testing.forbid_host_sync`, which raises on hidden copies to the CPU. None checks placement only.
 
     Raises:
+        TypeError: ``agent`` is not an RL_Agent, or ``host_syncs`` is not such a factory.
         ValueError: the device does not exist on this machine.
     """
 
@@ -228,6 +235,12 @@ class RL_Agent_CheckDevice(RL_Agent):  # noqa: N801 - the name that users of rls
         *,
         host_syncs: Any | None = None,  # noqa: ANN401 - any callable that gives a context manager
     ) -> None:
+        expect_agent("RL_Agent_CheckDevice: agent is", agent)
+        if host_syncs is not None and (not callable(host_syncs) or hasattr(type(host_syncs), "__enter__")):
+            raise BadTypeError(
+                f"RL_Agent_CheckDevice: host_syncs is {kind_of(host_syncs)}, expected a function that returns a "
+                "context manager. Pass forbid_host_sync of rlstruct.testing, without calling it, or None."
+            )
         self.agent = agent
         self.device = resolve_device(device)
         self._guard = nullcontext if host_syncs is None else host_syncs

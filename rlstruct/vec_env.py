@@ -15,7 +15,14 @@ from torch import Tensor
 from rlstruct import renamed
 from rlstruct.core import DictTensor, expect
 from rlstruct.device import DeviceLike, resolve_device
-from rlstruct.errors import BadKeyError, BadTypeError, DeviceMismatchError, MissingMethodError, UsageError
+from rlstruct.errors import (
+    BadKeyError,
+    BadTypeError,
+    DeviceMismatchError,
+    MissingMethodError,
+    UsageError,
+    expect_type,
+)
 
 if TYPE_CHECKING:
     import gymnasium
@@ -162,6 +169,12 @@ class VecEnv(ABC):
             f"{type(self).__name__}.load_state_dict: these environments cannot be saved, so there is no state to "
             "continue from. Start new episodes with reset(), or define state_dict and load_state_dict."
         )
+
+
+def expect_env(what: str, env: object) -> None:
+    """Raise TypeError unless a value is a VecEnv; ``what`` begins the message."""
+    fix = "Wrap gymnasium environments: GymEnv([...], seed), GymEnvInf([...], seed) or GymVectorEnv(vec, seed)."
+    expect_type(what, env, VecEnv, "a VecEnv", fix)
 
 
 def check_action(where: str, action: object, keys: Iterable[str] = ()) -> DictTensor:
@@ -352,9 +365,13 @@ class EnvWrapper(VecEnv):
 
     Attributes:
         env: the wrapped environment.
+
+    Raises:
+        TypeError: ``env`` is not a VecEnv.
     """
 
     def __init__(self, env: VecEnv) -> None:
+        expect_env(f"{type(self).__name__}: env is", env)
         self.env = env
         self.action_space, self.observation_space = env.action_space, env.observation_space
         self.auto_reset, self.restarts_take_steps = env.auto_reset, env.restarts_take_steps
@@ -398,6 +415,7 @@ class DeviceEnv(EnvWrapper):
         from_device: where ``env`` itself lives; by default ``env.device``.
 
     Raises:
+        TypeError: ``env`` is not a VecEnv.
         DeviceMismatchError: ``from_device`` is not the device of ``env``.
         ValueError: a device does not exist on this machine.
     """

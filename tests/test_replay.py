@@ -27,6 +27,15 @@ def test_the_method_name_of_rlstructures_is_refused_with_what_to_do(replay: Call
         replay(RngAgent(), some_trajectories(), "call_replay_ppo")
 
 
+def test_swapped_arguments_are_refused() -> None:
+    with pytest.raises(TypeError, match="replay_agent: agent is a Trajectories, expected an RL_Agent"):
+        replay_agent(some_trajectories(), RngAgent())  # type: ignore[arg-type]
+    with pytest.raises(
+        TypeError, match=r"trajectories is a TemporalDictTensor, expected Trajectories\. Pass the whole"
+    ):
+        replay_agent(RngAgent(), some_trajectories().steps)  # type: ignore[arg-type]
+
+
 def int64(rows: object) -> torch.Tensor:
     return torch.tensor(rows, dtype=torch.int64)
 

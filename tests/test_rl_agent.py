@@ -12,6 +12,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import pytest
 import torch
@@ -424,3 +425,21 @@ def test_defaults_of_the_contract() -> None:
     agent.close()
     with pytest.raises(NotImplementedError, match=r"Least\.update: this agent takes no weights\. Define update"):
         agent.update({})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((Placed, "cpu"), r"agent is the class Placed, expected an RL_Agent\. Create one: Placed\("),
+        ((torch.nn.Linear(1, 1), "cpu"), r"agent is a Linear, expected an RL_Agent\. Put the model into a class"),
+    ],
+)
+def test_only_an_agent_is_watched(arguments: Any, words: str) -> None:
+    with pytest.raises(TypeError, match=f"RL_Agent_CheckDevice: {words}"):
+        RL_Agent_CheckDevice(*arguments)
+
+
+@pytest.mark.parametrize(("guard", "kind"), [(True, "bool"), (forbid_host_sync(), "_GeneratorContextManager")])
+def test_a_guard_that_cannot_be_entered_in_each_call_is_refused(guard: Any, kind: str) -> None:
+    with pytest.raises(TypeError, match=f"host_syncs is a {kind}, .* Pass forbid_host_sync .*without calling it"):
+        RL_Agent_CheckDevice(Placed(), "cpu", host_syncs=guard)

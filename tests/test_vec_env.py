@@ -188,3 +188,16 @@ def test_a_moved_environment_keeps_the_contract_on_a_gpu(home: str, elsewhere: s
         return DeviceEnv(CountingEnv(3, seed, auto_reset=True, device=home), elsewhere)
 
     check_vec_env(create, n_steps=20)
+
+
+@pytest.mark.parametrize(
+    ("env", "words"),
+    [
+        (gymnasium.make("CartPole-v1"), "a TimeLimit, expected a VecEnv. Wrap gymnasium environments: GymEnv"),
+        (CountingEnv, "the class CountingEnv, expected a VecEnv. Create one: CountingEnv"),
+        ("cpu", "a str, expected a VecEnv"),
+    ],
+)
+def test_only_a_vec_env_can_be_moved(env: Any, words: str) -> None:
+    with pytest.raises(TypeError, match=f"DeviceEnv: env is {words}"):
+        DeviceEnv(env, "cpu")

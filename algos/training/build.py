@@ -17,11 +17,11 @@ from rlstruct.algos.distributed.process_group import learner_group
 from rlstruct.algos.seeds import Seeds, first_seed, training_seeds
 from rlstruct.algos.training.config import TrainingConfig
 from rlstruct.batchers import RL_Batcher
-from rlstruct.batchers.arguments import check_call, check_factory
+from rlstruct.batchers.arguments import check_factory
 from rlstruct.core import DictTensor
 from rlstruct.device import resolve_device
 from rlstruct.engine.purity import RANDOM_IN_TRAINING
-from rlstruct.errors import BadTypeError, warn_user
+from rlstruct.errors import BadTypeError, check_call, warn_user
 from rlstruct.rl_agent import RL_Agent
 from rlstruct.vec_env import DeviceEnv, VecEnv
 

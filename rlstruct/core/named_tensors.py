@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, Mapping, Sequence, ValuesView
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, NoReturn
 
 import torch
 from torch import Tensor
@@ -163,6 +163,16 @@ class NamedTensors(Batched):
             return self._tensors[key]
         except KeyError:
             raise missing_key(type(self).__name__, key, self._tensors) from None
+
+    def __setitem__(self, key: object, value: object) -> NoReturn:
+        """Raise TypeError: `set` changes a structure."""
+        name = type(self).__name__
+        raise BadTypeError(f"{name}: got an assignment to [{key!r}], expected a call. Write set({key!r}, tensor).")
+
+    def __delitem__(self, key: object) -> NoReturn:
+        """Raise TypeError: `get` selects keys."""
+        name = type(self).__name__
+        raise BadTypeError(f"{name}: got a deletion of [{key!r}], expected a call. Write get([…]) with the other keys.")
 
     def get(self, keys: Iterable[str]) -> Self:
         """Select some keys, in the given order. The tensors are shared.

@@ -71,6 +71,13 @@ class Trajectories(Batched):
             got, use = f"[{key!r}]", f"{'info' if key in self.info else 'steps'}[{key!r}]"
         raise BadTypeError(f"Trajectories: got {got}, expected {use}. steps has tensors [B, T, ...], info [B, ...].")
 
+    def __setitem__(self, key: object, value: object) -> NoReturn:
+        """Raise TypeError: `TemporalDictTensor.set` of `steps` or `DictTensor.set` of `info` adds a tensor."""
+        raise BadTypeError(
+            f"Trajectories: got an assignment to [{key!r}], expected a call. Write steps.set({key!r}, tensor) for a "
+            f"tensor [B, T, ...], info.set({key!r}, tensor) for one [B, ...]."
+        )
+
     @classmethod
     def unchecked(cls, info: DictTensor, trajectories: TemporalDictTensor) -> Trajectories:
         """Combine the two parts without checking that they match; see `DictTensor.unchecked`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -24,7 +24,7 @@ from rlstruct.envs.rows import (
     restart,
     write_rewards,
 )
-from rlstruct.errors import BadTypeError, BadValueError, ShapeMismatchError, tag_environment
+from rlstruct.errors import BadTypeError, BadValueError, ShapeMismatchError, expect_type, tag_environment
 from rlstruct.options import check_seed
 from rlstruct.profiling import operation
 from rlstruct.spaces import Element, advice_on
@@ -278,6 +278,9 @@ def _flag(name: str, value: Element) -> bool:
 def _checked(envs: Sequence[gymnasium.Env[Any, Any]], where: str) -> list[gymnasium.Env[Any, Any]]:
     if isinstance(envs, gymnasium.Env):
         raise BadTypeError(f"{where}: got one environment, expected a list of them. Write {where}([env]).")
+    several = f"{where}([gymnasium.make(name) for _ in range(n_envs)], seed)"
+    call = "GymVectorEnv(vec, seed)" if isinstance(envs, gymnasium.vector.VectorEnv) else several
+    expect_type(f"{where}: got", envs, Iterable, "a list of environments", f"Write {call}.")
     envs = list(envs)
     if not envs:
         raise BadValueError(f"{where}: the list of environments is empty. Give at least one.")

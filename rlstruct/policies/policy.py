@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from rlstruct.core import DictTensor, TensorSpec
 from rlstruct.core.layout import spec_of
 from rlstruct.device import DeviceLike, resolve_device
-from rlstruct.errors import BadKeyError, BadTypeError, BadValueError, ShapeMismatchError
+from rlstruct.errors import BadKeyError, BadTypeError, BadValueError, ShapeMismatchError, kind_of
 from rlstruct.functional import random
 from rlstruct.options import check_seed
 from rlstruct.rl_agent import RL_Agent
@@ -30,10 +30,10 @@ SCORES = ("action_logits", "action_values")  # outputs of agents that determine 
 def _check_factory(model: object, create_agent: Callable[..., object]) -> None:
     """Raise TypeError unless a policy can create its agent around its network."""
     if not isinstance(model, nn.Module):
-        raise BadTypeError(f"Policy: model is {_name(model)}, expected a torch.nn.Module. Pass the network.")
+        raise BadTypeError(f"Policy: model is {kind_of(model)}, expected a torch.nn.Module. Pass the network.")
     if isinstance(create_agent, RL_Agent) or not callable(create_agent):
         raise BadTypeError(
-            f"Policy: create_agent is {_name(create_agent)}, expected a function or a class. Pass what creates the "
+            f"Policy: create_agent is {kind_of(create_agent)}, expected a function or a class. Pass what creates the "
             "agent, such as ActorCriticAgent."
         )
     try:
@@ -48,11 +48,6 @@ def _check_factory(model: object, create_agent: Callable[..., object]) -> None:
             f"{error}. Its parameters are {signature}; accept these, or drop those that the agent does not need: "
             "create_agent=lambda model, **_: …"
         ) from None
-
-
-def _name(value: object) -> str:
-    """Name a wrong argument: a class by its name, everything else by its type."""
-    return f"the class {value.__name__}" if isinstance(value, type) else f"a {type(value).__name__}"
 
 
 def _checked_specs(specs: object, bounds: Bounds) -> tuple[Mapping[str, TensorSpec], Bounds]:

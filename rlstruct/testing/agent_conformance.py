@@ -18,11 +18,12 @@ from rlstruct.engine.purity import PurityError, check_equal
 from rlstruct.engine.runner import Runner
 from rlstruct.engine.streams import stream_on
 from rlstruct.engine.validity import unchecked
+from rlstruct.errors import expect_type
 from rlstruct.functional import categorical, gaussian
 from rlstruct.functional.random import step_keys
 from rlstruct.indexed_actions import env_for
 from rlstruct.replay import replay_agent
-from rlstruct.rl_agent import RL_Agent, RL_Agent_CheckDevice
+from rlstruct.rl_agent import RL_Agent, RL_Agent_CheckDevice, expect_agent
 from rlstruct.spaces import advice_on, leaves
 from rlstruct.testing.conformance import (
     check_bounds,
@@ -37,7 +38,7 @@ from rlstruct.testing.conformance import (
 )
 from rlstruct.testing.host_sync import forbid_host_sync
 from rlstruct.testing.purity import check_modes, check_pure, weights_of_modules
-from rlstruct.vec_env import DeviceEnv, VecEnv
+from rlstruct.vec_env import DeviceEnv, VecEnv, expect_env
 
 _RNG = (
     "Draw random numbers from observation['rng'] (rlstruct.functional.random), keep lasting values in the state, "
@@ -113,8 +114,11 @@ def check_agent(
     Raises:
         ConformanceError: a check failed; names the call, the key, the found and expected values, and the fix.
         DeviceMismatchError: a tensor is on the wrong device.
-        TypeError: the agent returned something other than a pair of DictTensors.
+        TypeError: an argument has the wrong type, or the agent returned something other than a pair of DictTensors.
     """
+    expect_agent("check_agent: agent is", agent)
+    expect_env("check_agent: env is", env)
+    expect_type("check_agent: agent_info is", agent_info, DictTensor | None, "a DictTensor", "Pass DictTensor({...}).")
     device = env.device if device is None else resolve_device(device)
     env = env_for(agent, env if env.device == device else DeviceEnv(env, device))
     watched = RL_Agent_CheckDevice(agent, device, host_syncs=forbid_host_sync if host_syncs else None)

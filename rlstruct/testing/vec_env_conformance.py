@@ -13,8 +13,9 @@ from torch import Tensor
 from rlstruct.core import DictTensor, Layout
 from rlstruct.device import resolve_device
 from rlstruct.engine.validity import unchecked
-from rlstruct.errors import Explained
+from rlstruct.errors import Explained, check_call
 from rlstruct.functional.masks import masked_dicttensor
+from rlstruct.rl_agent import RL_Agent
 from rlstruct.spaces import leaves, sample
 from rlstruct.testing.conformance import (
     check_bounds,
@@ -28,7 +29,7 @@ from rlstruct.testing.conformance import (
     on_cpu,
     short,
 )
-from rlstruct.vec_env import EnvWrapper, ObservationBuffer, Observed, StepResult, VecEnv, steps_into
+from rlstruct.vec_env import EnvWrapper, ObservationBuffer, Observed, StepResult, VecEnv, expect_env, steps_into
 
 _COLUMNS = {
     "reward": torch.float32,
@@ -92,6 +93,7 @@ def check_vec_env(
             error, because it nearly always means that the final observation is lost.
 
     Raises:
+        TypeError: ``env`` is neither a VecEnv nor a function that can be called with these arguments.
         ConformanceError: a check failed; names the call, the key, the found and expected values, and the fix.
     """
     with unchecked():  # the kit looks at all values
@@ -107,7 +109,7 @@ def _check_vec_env(
     ends_as_it_begins: bool,
 ) -> None:
     factory = None if isinstance(env, VecEnv) else env
-    made = env if isinstance(env, VecEnv) else env(**env_args, seed=seed)
+    made = _created(env, {**env_args, "seed": seed})
     try:
         walk = _Walk(made, seed, check_bounds)
         walk.run(n_steps)
@@ -122,6 +124,18 @@ def _check_vec_env(
     except Exception as error:
         where, fix = f"{type(made).__name__}.close (second call)", "Remember in close() that it ran before."
         fail(where, None, repr(error), "nothing to happen", fix, error)
+
+
+def _created(env: VecEnv | Callable[..., VecEnv], arguments: Mapping[str, Any]) -> VecEnv:
+    """Return an environment, or one that a factory creates; raise TypeError for anything else."""
+    if isinstance(env, VecEnv | RL_Agent) or not callable(env):
+        expect_env("check_vec_env: env is", env)
+        return env
+    fix = "it must take seed; its other arguments come from env_args"
+    check_call("check_vec_env", "env", env, arguments, fix)
+    made = env(**arguments)
+    expect_env("check_vec_env: env returned", made)
+    return made
 
 
 def _check_seeds(create: Callable[[], VecEnv], seed: int, n_steps: int) -> None:

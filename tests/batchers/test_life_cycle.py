@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import math
 import re
 import sys
@@ -150,6 +151,20 @@ def test_arguments_out_of_range(arguments: dict[str, Any], words: str) -> None:
 def test_arguments_of_a_wrong_type_are_refused_at_once(arguments: dict[str, Any], words: str) -> None:
     with pytest.raises(TypeError, match=words):
         make(**arguments)
+
+
+def test_an_unknown_argument_is_told_where_it_belongs() -> None:
+    words = r"RL_Batcher: there is no argument 'n_envs'\. .* env_args=\{'n_envs': …\}"
+    with pytest.raises(TypeError, match=words):
+        RL_Batcher(1, RngAgent, create_counting_env, n_envs=1)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"no argument 'n_process'\. Did you mean 'n_processes'\?"):
+        make(n_process=1)
+    assert "n_timesteps" in inspect.signature(RL_Batcher).parameters
+
+
+def test_a_device_without_values_is_refused() -> None:
+    with pytest.raises(ValueError, match="device is 'meta', whose tensors have no values"):
+        make(device="meta")
 
 
 def test_a_seed_in_env_args_is_not_ignored() -> None:

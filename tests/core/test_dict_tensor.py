@@ -378,3 +378,11 @@ def test_a_key_that_merely_begins_alike_is_not_suggested() -> None:
     with pytest.raises(KeyError, match="no key 'observation/obs'") as error:
         known["observation/obs"]
     assert "Did you mean" not in str(error.value)
+
+
+def test_an_assignment_names_set_and_a_deletion_get() -> None:
+    d = DictTensor({"reward": torch.zeros(3)})
+    with pytest.raises(TypeError, match=r"assignment to \['value'\], expected a call\. Write set\('value', tensor\)"):
+        d["value"] = torch.zeros(3)
+    with pytest.raises(TypeError, match=r"deletion of \['reward'\], expected a call\. Write get"):
+        del d["reward"]

@@ -56,6 +56,11 @@ def test_a_key_or_index_of_both_parts_names_the_right_way(key: str | int, words:
         counted([3, 1])[key]
 
 
+def test_an_assignment_names_set() -> None:
+    with pytest.raises(TypeError, match=r"assignment to \['value'\], .* Write steps\.set\('value', tensor\) for"):
+        counted([3, 1])["value"] = torch.zeros(2, 3)
+
+
 def test_transitions_are_the_real_steps_with_their_info() -> None:
     flat = counted([3, 0, 1]).transitions()
     assert flat["observation/frame"].tolist() == [0, 1, 2, 20]

@@ -208,6 +208,12 @@ def test_constructor_names_what_is_wrong() -> None:
         GymEnv([])
     with pytest.raises(TypeError, match=r"Write GymEnv\(\[env\]\)"):
         GymEnv(one)  # type: ignore[arg-type]
+    with pytest.raises(
+        TypeError, match=r"got a SyncVectorEnv, expected a list of env.* Write GymVectorEnv\(vec, seed\)"
+    ):
+        GymEnvInf(SyncVectorEnv([Counting]), 0)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"got a int, expected a list of env.* Write GymEnvInf\(\[gymnasium\.make"):
+        GymEnvInf(4, 0)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="entry 1 is a int"):
         GymEnv([one, 3])  # type: ignore[list-item]
     with pytest.raises(ValueError, match="entry 2 is the same object"):

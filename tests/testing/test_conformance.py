@@ -839,3 +839,23 @@ def test_weights_are_the_same_afterwards() -> None:
     before = {key: value.clone() for key, value in agent.model.state_dict().items()}
     check_agent(agent, env_for_agents())
     assert all(torch.equal(value, before[key]) for key, value in agent.model.state_dict().items())
+
+
+CARTPOLE: Any = gymnasium.make("CartPole-v1")
+
+
+@pytest.mark.parametrize(
+    ("check", "words"),
+    [
+        (lambda: check_agent(LinearAgent, env_for_agents()), "agent is the class LinearAgent, expected an RL_Agent"),
+        (lambda: check_agent(LinearAgent(3), CARTPOLE), "env is a TimeLimit, expected a VecEnv. Wrap gymnasium"),
+        (lambda: check_agent(LinearAgent(3), env_for_agents(), agent_info={}), "agent_info is a dict, expected a Dict"),
+        (lambda: check_vec_env(CARTPOLE), "env is a TimeLimit, expected a VecEnv. Wrap gymnasium"),
+        (lambda: check_vec_env(LinearAgent(3)), "env is a LinearAgent, expected a VecEnv"),
+        (lambda: check_vec_env(lambda seed: CARTPOLE), "env returned a TimeLimit, expected a VecEnv"),
+        (lambda: check_vec_env(lambda: CARTPOLE), r"env is called as env\(seed=…\), but .*it must take seed"),
+    ],
+)
+def test_wrong_arguments_are_named(check: Any, words: str) -> None:
+    with pytest.raises(TypeError, match=rf"check_\w+: {words}"):
+        check()
