@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rlstruct.agents.model_agent import ModelAgent
+from rlstruct.agents.model_agent import ModelAgent, expect_outputs
 from rlstruct.agents.networks import MLP, ActionLogits, ActorCritic, Recurrent, takes_sequences
 from rlstruct.core import DictTensor, Trajectories
 from rlstruct.engine.fused import Layers, Perceptron
@@ -75,12 +75,13 @@ class ActorCriticAgent(ModelAgent[nn.Module]):
     pure = True
     action_form: ActionForm = "index"
     choose = discrete_choice  # turns the network's output into actions
+    _outputs = ("logits [B, A]", "value [B]")
 
     def __call__(
         self, state: DictTensor, observation: DictTensor, agent_info: DictTensor, history: object = None
     ) -> tuple[DictTensor, DictTensor]:
         """Act on ``observation["frame"]``, drawing from ``observation["rng"]``; see `RL_Agent.__call__`."""
-        policy, value = self.model(frame_of(observation))
+        policy, value = expect_outputs(self, self.model(frame_of(observation)))
         return self.choose(policy, value, observation), state
 
     def perceptron(self) -> Perceptron | None:
@@ -119,6 +120,8 @@ class RecurrentAgent(ModelAgent[Recurrent]):
     pure = True
     action_form: ActionForm = "index"
     choose: Callable[..., DictTensor] = discrete_choice
+    _outputs = ("logits [B, A]", "value [B]", "hidden [B, H]")
+    _reads = ("n_hidden",)
 
     def initial_state(self, agent_info: DictTensor, B: int) -> DictTensor:
         """Return ``hidden``: zeros [B, H] on the agent's device."""
@@ -131,7 +134,7 @@ class RecurrentAgent(ModelAgent[Recurrent]):
         """Act on ``observation["frame"]`` and the state; returns what `ActorCriticAgent` returns."""
         fresh = self.initial_state(agent_info, state.n_elems())
         state = masked_dicttensor(state, fresh, observation["initial_state"])
-        *outputs, hidden = self.model(frame_of(observation), state["hidden"])
+        *outputs, hidden = expect_outputs(self, self.model(frame_of(observation), state["hidden"]))
         return self.choose(*outputs, observation), DictTensor({"hidden": hidden})
 
     def replay_sequence(self, trajectories: Trajectories) -> tuple[DictTensor, DictTensor] | None:
@@ -161,6 +164,7 @@ class GaussianAgent(ActorCriticAgent):
     pure = True
     action_form = "vector"
     choose = gaussian_choice
+    _outputs = ("mean and log sigma [B, 2 D]", "value [B]")
 
 
 class RecurrentGaussianAgent(RecurrentAgent):
@@ -169,4 +173,5 @@ class RecurrentGaussianAgent(RecurrentAgent):
     pure = True
     action_form = "vector"
     choose = gaussian_choice
+    _outputs = ("mean and log sigma [B, 2 D]", "value [B]", "hidden [B, H]")
     replay_sequence = RecurrentAgent.replay_sequence

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from typing import Final, Generic, TypeVar
+from typing import Any, ClassVar, Final, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from rlstruct.device import DeviceLike, resolve_device
-from rlstruct.errors import DeviceMismatchError
+from rlstruct.errors import BadTypeError, DeviceMismatchError, expect_type, kind_of
 from rlstruct.rl_agent import RL_Agent
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -28,6 +28,7 @@ class ModelAgent(RL_Agent, Generic[Model]):
             learner needs: gradients then reach ``model`` itself.
 
     Raises:
+        TypeError: the model is not a torch.nn.Module, or lacks an attribute that the agent reads.
         DeviceMismatchError: the model is shared and not on ``device``.
 
     Attributes:
@@ -37,15 +38,25 @@ class ModelAgent(RL_Agent, Generic[Model]):
     """
 
     stochastic: Final[bool]
+    _outputs: ClassVar[tuple[str, ...]] = ()  # what the network's forward returns
+    _reads: ClassVar[tuple[str, ...]] = ()  # other attributes of the network
 
     def __init__(
         self, model: Model, *, device: DeviceLike | None = None, stochastic: bool = True, copy_model: bool = True
     ) -> None:
+        name = type(self).__name__
+        expect_type(f"{name}: model is", model, nn.Module, "a torch.nn.Module", "Create the network, and pass it.")
+        for attribute in self._reads:
+            if not hasattr(model, attribute):
+                raise BadTypeError(
+                    f"{name}: model is a {type(model).__name__} without the attribute {attribute!r}, expected one that "
+                    f"has it. help({name}) names a network that does."
+                )
         its_device = module_device(model)
         self.device = its_device if device is None else resolve_device(device)
         if not copy_model and its_device != self.device:
             raise DeviceMismatchError(
-                f"{type(self).__name__}: the model is on {its_device}, expected {self.device}, and the agent shares "
+                f"{name}: the model is on {its_device}, expected {self.device}, and the agent shares "
                 f"it. Move it with .to({str(self.device)!r}) first, or let the agent copy it: copy_model=True."
             )
         self.model: Model = copy.deepcopy(model).to(self.device) if copy_model else model
@@ -54,6 +65,21 @@ class ModelAgent(RL_Agent, Generic[Model]):
     def update(self, info: Mapping[str, Tensor]) -> None:
         """Load new weights; see `RL_Agent.update`."""
         self.model.load_state_dict(info)
+
+
+def expect_outputs(agent: ModelAgent[Any], outputs: Any) -> Any:  # noqa: ANN401 - a tensor, or several
+    """Return the outputs of an agent's network, or raise TypeError unless they are as many as the agent needs."""
+    expected = agent._outputs
+    one = isinstance(outputs, Tensor)
+    if one if len(expected) == 1 else not one and len(outputs) == len(expected):
+        return outputs
+    name = type(agent).__name__
+    got = f"{len(outputs)} values" if isinstance(outputs, tuple | list) else kind_of(outputs)
+    wanted = f"({', '.join(expected)})" if len(expected) > 1 else expected[0]
+    raise BadTypeError(
+        f"{name}: {type(agent.model).__name__}.forward returned {got}, expected {wanted}. help({name}) names a network "
+        "that returns it."
+    )
 
 
 def module_device(model: nn.Module) -> torch.device:

@@ -39,6 +39,12 @@ def is_size(value: object) -> bool:
     return not isinstance(value, bool) and isinstance(value, Integral) and int(value) >= 1
 
 
+def expect_size(where: str, name: str, value: object, at_least: int = 1) -> None:
+    """Raise ValueError unless a size of a network is a whole number."""
+    if not is_size(value) and not (value == at_least == 0):
+        raise BadValueError(f"{where}: {name} is {value!r}, expected a whole number, {at_least} or more.")
+
+
 def create_activation(activation: Activation) -> nn.Module:
     """Create the function between two layers.
 
@@ -70,7 +76,7 @@ class MLP(KeepsArguments, nn.Module):
             normalization", 2016).
 
     Raises:
-        ValueError: the width of a hidden layer is not at least 1, or the activation is unknown.
+        ValueError: a number is not a whole one, the width of a layer is not at least 1, or the activation is unknown.
     """
 
     def __init__(
@@ -85,6 +91,8 @@ class MLP(KeepsArguments, nn.Module):
         layer_norm: bool = False,
     ) -> None:
         super().__init__()
+        expect_size("MLP", "n_inputs", n_inputs, at_least=0)
+        expect_size("MLP", "n_outputs", n_outputs)
         raw: Any = hidden  # the command line may pass other types
         if not isinstance(raw, Iterable) or isinstance(raw, str | Set) or not all(map(is_size, raw)):
             raise BadValueError(
@@ -122,6 +130,12 @@ class ActionLogits(nn.Module):
 
     def __init__(self, n_actions: int | Sequence[int]) -> None:
         super().__init__()
+        raw: Any = n_actions
+        if not all(map(is_size, [raw] if not isinstance(raw, Iterable) else [*raw] or [None])):
+            raise BadValueError(
+                f"ActionLogits: n_actions is {n_actions!r}, expected a whole number, 1 or more, or several. "
+                "Pass n of a Discrete space, nvec of a MultiDiscrete one."
+            )
         # Also numbers of numpy, as gymnasium's spaces have them.
         n_actions = int(n_actions) if isinstance(n_actions, int | Integral) else tuple(map(int, n_actions))
         self.shape = (n_actions,) if isinstance(n_actions, int) else (len(n_actions), max(n_actions))
@@ -150,6 +164,7 @@ class MeanAndDeviation(nn.Module):
 
     def __init__(self, n_dimensions: int, initial_log_std: float) -> None:
         super().__init__()
+        expect_size("MeanAndDeviation", "n_dimensions", n_dimensions)
         device = torch.get_default_device()
         self.log_std = nn.Parameter(torch.full((n_dimensions,), float(initial_log_std), device=device))
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from rlstruct.agents.actor_critic import RecurrentAgent
 from rlstruct.agents.convolutional import ConvolutionalTrunk
-from rlstruct.agents.model_agent import ModelAgent
+from rlstruct.agents.model_agent import ModelAgent, expect_outputs
 from rlstruct.agents.networks import MLP, Activation, Recurrent, as_features, create_activation
 from rlstruct.core import DictTensor, TemporalDictTensor, Trajectories
 from rlstruct.errors import BadValueError
@@ -56,12 +56,14 @@ class QAgent(ModelAgent[nn.Module]):
     action_form = "index"
     agent_info_on_device = True  # epsilon is compared with random numbers on the device
     samples_with = "epsilon"
+    _outputs = ("action values [B, A]",)
 
     def __call__(
         self, state: DictTensor, observation: DictTensor, agent_info: DictTensor, history: object = None
     ) -> tuple[DictTensor, DictTensor]:
         """Act on ``observation["frame"]``, drawing from ``observation["rng"]``; see `RL_Agent.__call__`."""
-        return epsilon_greedy(self, self.model(frame_of(observation)), observation, agent_info), state
+        values = expect_outputs(self, self.model(frame_of(observation)))
+        return epsilon_greedy(self, values, observation, agent_info), state
 
 
 class RecurrentQAgent(RecurrentAgent):
@@ -71,6 +73,7 @@ class RecurrentQAgent(RecurrentAgent):
     action_form = "index"
     agent_info_on_device = True
     samples_with = "epsilon"
+    _outputs = ("action values [B, A]", "hidden [B, H]")
 
     def choose(self, values: Tensor, observation: DictTensor) -> DictTensor:
         """Choose actions; `__call__` and `replay_sequence` have added epsilon to the observation."""

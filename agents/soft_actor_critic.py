@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Sized
 from itertools import pairwise
 from numbers import Real
 from typing import Any
@@ -15,7 +15,7 @@ from torch.nn.functional import layer_norm
 from rlstruct.agents.model_agent import ModelAgent
 from rlstruct.agents.networks import MLP, Activation, as_features, create_activation, is_size
 from rlstruct.core import DictTensor
-from rlstruct.errors import BadValueError
+from rlstruct.errors import BadTypeError, BadValueError
 from rlstruct.functional import random, squashed
 from rlstruct.policies.blueprint import KeepsArguments
 from rlstruct.rl_agent import frame_of
@@ -119,6 +119,7 @@ class SoftActorCritic(KeepsArguments, nn.Module):
         n_atoms: see `Critics`, as is ``value_range``.
 
     Raises:
+        TypeError: a bound is not a sequence.
         ValueError: a bound is not finite, ``low`` is not below ``high``, or see `Critics`.
 
     Attributes:
@@ -148,6 +149,11 @@ class SoftActorCritic(KeepsArguments, nn.Module):
         value_range: Sequence[float] | None = None,
     ) -> None:
         super().__init__()
+        if not isinstance(low, Sized) or not isinstance(high, Sized):
+            raise BadTypeError(
+                f"SoftActorCritic: low is {low!r} and high {high!r}, expected sequences with a number for each "
+                "dimension of the actions. Write low=(-2.0,), high=(2.0,)."
+            )
         if len(low) != len(high) or not all(-torch.inf < a < b < torch.inf for a, b in zip(low, high, strict=True)):
             raise BadValueError(
                 f"SoftActorCritic: the bounds are {list(low)} and {list(high)}, expected finite ones with low < high. "
@@ -213,6 +219,7 @@ class SquashedGaussianAgent(ModelAgent[Any]):
     pure = True
     action_form = "vector"
     agent_info_on_device = True  # epsilon is compared with random numbers on the device
+    _reads = ("center", "scale")
 
     def __call__(
         self, state: DictTensor, observation: DictTensor, agent_info: DictTensor, history: object = None

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from gymnasium import spaces
 from torch import Tensor
 
 from rlstruct.batchers.rollout_buffer import RolloutBuffer, empty_rollout, history_until, rollout_layout
@@ -17,7 +16,9 @@ from rlstruct.engine.executors import AgentOutput, inference_mode_agrees
 from rlstruct.engine.purity import weights_of
 from rlstruct.engine.torch_private import version_of
 from rlstruct.errors import BadTypeError, DeviceMismatchError, ShapeMismatchError
+from rlstruct.indexed_actions import wrong_index
 from rlstruct.rl_agent import RL_Agent, check_answer
+from rlstruct.spaces import ActionIndices
 from rlstruct.vec_env import VecEnv, steps_into
 
 Act = Callable[[RolloutBuffer, int, DictTensor, DictTensor, TemporalDictTensor | None], AgentOutput]
@@ -212,15 +213,19 @@ def _expect_one_per_action(agent: RL_Agent, action: DictTensor, env: VecEnv) -> 
     """Raise unless an agent that chooses among a space's actions has a number for each; with fewer it never takes some.
 
     Raises:
-        ShapeMismatchError: its logits or action values are more or fewer.
+        ShapeMismatchError: its logits or action values are more or fewer, or it makes more or fewer choices at once.
     """
-    space = env.action_space
-    if agent.action_form != "index" or not isinstance(space, spaces.Discrete):
+    space, B = env.action_space, env.n_envs()
+    actions = ActionIndices.of(space) if agent.action_form == "index" else None
+    if actions is None:
         return
-    for key in ("action_logits", "action_values"):
-        if key in action and (shape := tuple(action[key].shape)) != (env.n_envs(), int(space.n)):
+    size = (B,) if actions.single else (B, len(actions.sizes))
+    if "action" in action and tuple(action["action"].shape) != size:
+        raise wrong_index(action["action"], size, actions, space)
+    for key in ("action_logits", "action_values") if actions.single else ():
+        n = actions.sizes[0]
+        if key in action and (shape := tuple(action[key].shape)) != (B, n):
             raise ShapeMismatchError(
-                f"agent: {key!r} of {type(agent).__name__} has shape {list(shape)}, expected "
-                f"[{env.n_envs()}, {space.n}], a number for each action of {space}. Give the network one output per "
-                f"action, n_actions={space.n}."
+                f"agent: {key!r} of {type(agent).__name__} has shape {list(shape)}, expected [{B}, {n}], a number for "
+                f"each action of {space}. Give the network one output per action, n_actions={n}."
             )

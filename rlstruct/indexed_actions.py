@@ -46,16 +46,7 @@ class IndexedEnv(EnvWrapper):
         """
         index = check_action("IndexedEnv", action, ("action",))["action"]
         if index.dtype != torch.int64 or tuple(index.shape) != self._size:
-            raise ShapeMismatchError(
-                f"agent: the action is {index.dtype} {list(index.shape)}, expected int64 {list(self._size)}, because "
-                f"the environment expects an element of {self.env.action_space}. "
-                + (
-                    "Give the network one output per action, n_actions=n."
-                    if self.actions.single
-                    else f"Take an agent that makes {len(self.actions.sizes)} choices at once, such as "
-                    f"ActorCriticAgent with n_actions={self.actions.sizes}."
-                )
-            )
+            raise wrong_index(index, self._size, self.actions, self.env.action_space)
         sent = {**action._tensors, "action": self.actions.elements(index, self._starts)}
         answer = self.env.step(DictTensor.unchecked(sent))
         (reached, ran), (current, running) = answer
@@ -70,6 +61,18 @@ class IndexedEnv(EnvWrapper):
         last = self.actions.indices(tensors["last_action"], self._starts)
         first = tensors["initial_state"].view(-1, *[1] * (last.dim() - 1))
         return DictTensor.unchecked({**tensors, "last_action": last.masked_fill(first, 0)})
+
+
+def wrong_index(index: Tensor, size: tuple[int, ...], actions: ActionIndices, space: object) -> ShapeMismatchError:
+    """Create the error for an agent's index whose shape is not ``size``, or that is not int64."""
+    fix = "Give the network one output per action, n_actions=n."
+    if not actions.single:
+        fix = f"Take an agent that makes {size[1]} choices at once, such as ActorCriticAgent with "
+        fix += f"n_actions={actions.sizes}."
+    return ShapeMismatchError(
+        f"agent: the action is {index.dtype} {list(index.shape)}, expected int64 {list(size)}, because the environment "
+        f"expects an element of {space}. {fix}"
+    )
 
 
 class _CapturableIndexedEnv(IndexedEnv):

@@ -7,7 +7,16 @@ import torch
 from random_observations import observe
 
 from rlstruct import DeviceMismatchError, DictTensor
-from rlstruct.agents import ActorCritic, ActorCriticAgent, RecurrentActorCritic, RecurrentAgent
+from rlstruct.agents import (
+    ActorCritic,
+    ActorCriticAgent,
+    QAgent,
+    QNetwork,
+    RecurrentActorCritic,
+    RecurrentAgent,
+    RecurrentQNetwork,
+    SquashedGaussianAgent,
+)
 
 
 def make_agent(kind: str, **arguments: Any) -> ActorCriticAgent | RecurrentAgent:
@@ -86,3 +95,39 @@ def test_recurrent_state_starts_again_at_initial_states_only() -> None:
     _, from_zero = agent(agent.initial_state(DictTensor(), 2), observation, DictTensor())
     torch.testing.assert_close(new_state["hidden"][0], from_zero["hidden"][0])
     assert not torch.allclose(new_state["hidden"][1], from_zero["hidden"][1])
+
+
+@pytest.mark.parametrize(
+    ("create", "model", "words"),
+    [
+        (
+            ActorCriticAgent,
+            torch.nn.Linear(4, 2),
+            r"Linear\.forward returned a Tensor, expected \(logits .*, value \[B\]\)",
+        ),
+        (QAgent, ActorCritic(4, 2), r"ActorCritic\.forward returned 2 values, expected action values \[B, A\]"),
+        (
+            RecurrentAgent,
+            RecurrentQNetwork(4, 2),
+            r"RecurrentQNetwork\.forward returned 2 values, expected \(logits .*, hidden \[B, H\]\)",
+        ),
+    ],
+)
+def test_a_network_with_other_outputs_is_named(create: Any, model: torch.nn.Module, words: str) -> None:
+    agent, B = create(model), 2  # as many rows as ActorCriticAgent needs outputs
+    with pytest.raises(TypeError, match=rf"^{create.__name__}: {words}\. help\({create.__name__}\) names a network"):
+        agent(agent.initial_state(DictTensor(), B), observe(B, 4), DictTensor())
+
+
+@pytest.mark.parametrize(
+    ("create", "model", "words"),
+    [
+        (QAgent, QNetwork, r"model is the class QNetwork, expected a torch\.nn\.Module\. Create one: QNetwork\("),
+        (QAgent, "mlp", r"model is a str, expected a torch\.nn\.Module"),
+        (RecurrentAgent, torch.nn.Linear(4, 2), "model is a Linear without the attribute 'n_hidden'"),
+        (SquashedGaussianAgent, torch.nn.Linear(4, 2), "model is a Linear without the attribute 'center'"),
+    ],
+)
+def test_a_model_that_is_no_such_network_is_refused_at_once(create: Any, model: Any, words: str) -> None:
+    with pytest.raises(TypeError, match=f"^{create.__name__}: {words}"):
+        create(model)

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from gymnasium import spaces
 from torch import nn
 
-from rlstruct.agents import MLP, ActorCritic, RecurrentActorCritic, RecurrentQNetwork
+from rlstruct.agents import MLP, ActorCritic, QNetwork, RecurrentActorCritic, RecurrentQNetwork
+from rlstruct.agents.networks import MeanAndDeviation
 
 
 def test_orthogonal_layers_keep_lengths_up_to_their_gain() -> None:
@@ -67,6 +70,26 @@ def test_sizes_that_are_none_are_refused() -> None:
     for n_hidden in (0, 1.5, "4"):
         with pytest.raises(ValueError, match=r"^RecurrentQNetwork: n_hidden is .*, expected a whole number from 1\."):
             RecurrentQNetwork(4, 2, n_hidden=n_hidden)
+
+
+@pytest.mark.parametrize(
+    ("create", "words"),
+    [
+        (
+            lambda: QNetwork(4, spaces.MultiDiscrete([2, 3])),
+            r"MLP: n_outputs is MultiDiscrete\(\[2 3\]\), expected a whole",
+        ),
+        (lambda: QNetwork(4, (2, 3)), r"MLP: n_outputs is \(2, 3\), expected a whole number, 1 or more"),  # type: ignore
+        (lambda: MLP(spaces.Box(-1, 1, (4,)), 2), "MLP: n_inputs is Box.*, expected a whole number, 0 or more"),
+        (lambda: ActorCritic(4, spaces.Discrete(2)), "n_actions is .* Pass n of a Discrete space, nvec of"),
+        (lambda: ActorCritic(4, 2.5), "n_actions is 2.5, expected a whole number"),  # type: ignore[arg-type]
+        (lambda: ActorCritic(4, ()), r"n_actions is \(\), expected a whole number"),
+        (lambda: MeanAndDeviation(1.5, 0.0), "n_dimensions is 1.5, expected a whole"),  # type: ignore[arg-type]
+    ],
+)
+def test_a_space_or_a_float_is_no_number_of_actions(create: Callable[[], object], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        create()
 
 
 def test_recurrent_outputs_depend_on_the_hidden_state() -> None:

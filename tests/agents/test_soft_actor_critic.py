@@ -167,3 +167,8 @@ def test_returns_that_are_no_range_are_refused(n_atoms: Any, value_range: Any) -
 def test_actions_without_bounds_are_refused(low: tuple[float, ...], high: tuple[float, ...]) -> None:
     with pytest.raises(ValueError, match="expected finite ones with low < high"):
         SoftActorCritic(3, low, high)
+
+
+def test_a_number_is_no_bound_of_each_dimension() -> None:
+    with pytest.raises(TypeError, match=r"low is -2.0 and high 2.0, expected sequences .* Write low=\(-2.0,\)"):
+        SoftActorCritic(3, -2.0, 2.0)  # type: ignore[arg-type]

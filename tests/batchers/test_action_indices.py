@@ -33,6 +33,7 @@ from rlstruct.batchers import RL_Batcher
 from rlstruct.cli.agents import count_actions
 from rlstruct.core import Trajectories
 from rlstruct.envs import GymEnvInf
+from rlstruct.errors import WorkerError
 from rlstruct.indexed_actions import IndexedEnv, env_for, indices_of
 from rlstruct.rl_agent import RL_Agent_CheckDevice
 from rlstruct.sims import CartPole
@@ -246,3 +247,12 @@ def test_a_trained_policy_returns_elements(
     rlstruct.export(loaded, tmp_path / "policy.pt2")
     written = torch.export.load(tmp_path / "policy.pt2").module()({"frame": torch.from_numpy(seen)})
     np.testing.assert_array_equal(written["action"].numpy(), loaded.act(seen, stochastic=False))
+
+
+def test_an_agent_of_one_choice_is_refused_where_there_are_several() -> None:
+    space = spaces.MultiDiscrete([2, 3])
+    words = (
+        r"action is torch.int64 \[3\], expected int64 \[3, 2\].* MultiDiscrete\(\[2 3\]\)\. Take an agent that makes 2"
+    )
+    with pytest.raises(WorkerError, match=words):
+        collect(lambda: QAgent(QNetwork(2, 6)), space)
