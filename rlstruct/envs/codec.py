@@ -135,14 +135,13 @@ class SpaceCodec:
         where, named = f"{self.where}: action", {leaf.key: tensor}
         home = f"Wrap the environment in DeviceEnv(env, {str(tensor.device)!r})."
         expect(where, named, device=torch.device("cpu"), fix=home)
-        layout = Layout({leaf.key: ((n, *leaf.shape), tensor.dtype)})
-        expect(where, named, layout, fix=f"Give one row per environment, each an element of {self.space}.")
         floats = tensor.is_floating_point() and leaf.torch_dtype.is_floating_point
-        if not floats and not (_exact(tensor.dtype, leaf.torch_dtype)):
-            raise ShapeMismatchError(
-                f"{where} {leaf.key!r} is {tensor.dtype}, expected {leaf.torch_dtype}. "
-                f"Convert it with .to({leaf.torch_dtype}) where the agent makes it."
-            )
+        fix = f"Convert it with .to({leaf.torch_dtype}) where the agent makes it."
+        if tensor.shape != (n, *leaf.shape):
+            fix = f"Give one row per environment, each an element of {self.space}."
+        elif floats or _exact(tensor.dtype, leaf.torch_dtype):
+            return
+        expect(where, named, Layout({leaf.key: ((n, *leaf.shape), leaf.torch_dtype)}), fix=fix)
 
 
 @dataclass(frozen=True, slots=True)
