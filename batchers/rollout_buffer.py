@@ -21,6 +21,7 @@ from rlstruct.core.named_tensors import part_of
 from rlstruct.engine.graph import copy_grouped
 from rlstruct.errors import UsageError
 from rlstruct.functional.random import StepKeys
+from rlstruct.rl_agent import STATE_FIX
 from rlstruct.vec_env import FLAGS, Ended, ObservationBuffer, Observed
 
 _BITS = {torch.bfloat16: torch.int16, torch.float8_e4m3fn: torch.uint8, torch.float8_e5m2: torch.uint8}
@@ -226,7 +227,7 @@ class RolloutBuffer(Rollout):
 
     def check(self, role: str, tensors: DictTensor) -> None:
         """Raise unless tensors [B, ...] have the keys, shapes and dtypes that this role had in the first step."""
-        fix = "Return the same keys, shapes and dtypes in every step."
+        fix = STATE_FIX if role == "agent: state" else "Return the same keys, shapes and dtypes in every step."
         expect(f"RL_Batcher: {role}", tensors, self._layouts[role], fix=fix)
 
 

@@ -17,6 +17,7 @@ from rlstruct.errors import BadTypeError, MissingMethodError, expect_type, kind_
 ActionForm: TypeAlias = Literal["element", "index", "vector"]
 """Form of the action that an agent returns as ``action``; see `RL_Agent.action_form`."""
 CPU = torch.device("cpu")
+STATE_FIX = "Return the keys, shapes and dtypes of initial_state, which an agent with a state must define."
 # Attributes of RL_Agent_CheckDevice itself; all others belong to the wrapped agent.
 _OWN_ATTRIBUTES = frozenset({"agent", "device", "_guard", "_name"})
 
@@ -283,6 +284,8 @@ class RL_Agent_CheckDevice(RL_Agent):  # noqa: N801 - the name that users of rls
         """Check agent_info and the initial state; see `RL_Agent.initial_state`."""
         self._check("initial_state", agent_info=agent_info)
         state = self.agent.initial_state(agent_info, B)
+        fix = "Return DictTensor({'name': tensor}) with one row per environment; DictTensor() is the empty one."
+        expect_type(f"{self._name}.initial_state: returned", state, DictTensor, "a DictTensor", fix)
         self._check("initial_state", "result", **{"initial state": state})
         return state
 

@@ -443,3 +443,10 @@ def test_only_an_agent_is_watched(arguments: Any, words: str) -> None:
 def test_a_guard_that_cannot_be_entered_in_each_call_is_refused(guard: Any, kind: str) -> None:
     with pytest.raises(TypeError, match=f"host_syncs is a {kind}, .* Pass forbid_host_sync .*without calling it"):
         RL_Agent_CheckDevice(Placed(), "cpu", host_syncs=guard)
+
+
+@pytest.mark.parametrize("state", [None, torch.zeros(B, 3)])
+def test_an_initial_state_that_is_no_structure_is_refused(state: Any) -> None:
+    agent = RL_Agent_CheckDevice(Placed(state), "cpu")
+    with pytest.raises(TypeError, match=r"Placed\.initial_state: returned a \w+, expected a DictTensor\. .*empty one"):
+        agent.initial_state(EMPTY, B)

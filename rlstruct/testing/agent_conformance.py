@@ -23,7 +23,7 @@ from rlstruct.functional import categorical, gaussian
 from rlstruct.functional.random import step_keys
 from rlstruct.indexed_actions import env_for
 from rlstruct.replay import replay_agent
-from rlstruct.rl_agent import RL_Agent, RL_Agent_CheckDevice, expect_agent
+from rlstruct.rl_agent import STATE_FIX, RL_Agent, RL_Agent_CheckDevice, expect_agent
 from rlstruct.spaces import advice_on, leaves
 from rlstruct.testing.conformance import (
     check_bounds,
@@ -55,7 +55,6 @@ _CLIP = (
     "Wrap the environment in gymnasium.wrappers.ClipAction, as an agent that samples from a normal distribution needs, "
     "or keep the action inside the space."
 )
-_STATE = "Return the keys, dtypes and shapes of initial_state."
 
 
 @dataclass(frozen=True)
@@ -191,7 +190,7 @@ class _Kit:
             check_same(f"{where}, argument state", state.map(on_cpu), arguments[0], fix)
             check_same(f"{where}, argument observation", shown.map(on_cpu), arguments[1], fix)
             self._check_action(where, action, steps[-1].action if steps else action)
-            check_layout(f"{where}, new_state", new_state, state.specs(), _STATE, self.B)
+            check_layout(f"{where}, new_state", new_state, state.specs(), STATE_FIX, self.B)
             (reached, _), (observation, _) = self.env.step(action)
             steps.append(_Step(state, shown, history, action, reached))
             state = new_state

@@ -25,6 +25,7 @@ from rlstruct import (
     DictTensor,
     ShapeMismatchError,
     VecEnv,
+    WorkerError,
     replay_agent,
 )
 from rlstruct.batchers import RL_Batcher
@@ -301,6 +302,20 @@ def test_factories_must_return_what_they_promise() -> None:
         RL_Batcher(1, RngAgent, lambda seed: 3, seed=0)  # type: ignore[arg-type, return-value]
     with pytest.raises(RuntimeError, match="create_agent returned a str, expected an RL_Agent"):
         RL_Batcher(1, lambda: "agent", create_counting_env, env_args={"n_envs": 1})  # type: ignore[arg-type, return-value]
+
+
+def test_a_state_that_initial_state_does_not_announce_is_refused() -> None:
+    class Remembering(RngAgent):
+        def __call__(self, state: DictTensor, *arguments: Any) -> tuple[DictTensor, DictTensor]:
+            action, _ = super().__call__(state, *arguments)
+            return action, DictTensor({"memory": torch.zeros_like(action["action"])})
+
+    with RL_Batcher(2, Remembering, create_counting_env, env_args={"n_envs": 2}) as batcher:
+        batcher.reset()
+        batcher.execute()
+        words = r"agent: state 'memory' is .*, expected no such key\. .*of initial_state, which an agent"
+        with pytest.raises(WorkerError, match=words):
+            batcher.get()
 
 
 def test_an_agent_that_does_not_take_the_four_arguments_is_refused() -> None:

@@ -127,9 +127,13 @@ def test_wrong_actions_say_key_found_expected_and_mend() -> None:
         step_with(discrete, choice=torch.zeros(B, dtype=torch.int64))
     with pytest.raises(ShapeMismatchError, match=r"action 'action' is \[3, 1\] .*expected \[3\] torch.int64"):
         step_with(discrete, action=torch.zeros(B, 1, dtype=torch.int64))
-    with pytest.raises(ShapeMismatchError, match=r"is \[3\] torch.float32, expected \[3\] torch.int64.*\.to\(torch.int64\)"):
+    with pytest.raises(
+        ShapeMismatchError, match=r"is \[3\] torch.float32, expected \[3\] torch.int64.*\.to\(torch.int64\)"
+    ):
         step_with(discrete, action=torch.zeros(B))
-    with pytest.raises(ShapeMismatchError, match=r"is \[3, 3\] torch.float32, expected \[3\] torch.int64\. Give one row"):
+    with pytest.raises(
+        ShapeMismatchError, match=r"is \[3, 3\] torch.float32, expected \[3\] torch.int64\. Give one row"
+    ):
         step_with(discrete, action=torch.zeros(B, 3))  # logits
     with pytest.raises(ShapeMismatchError, match=r"is \[3, 2\] torch.int64, expected \[3, 2\] torch.float32"):
         step_with(box, action=torch.zeros(B, 2, dtype=torch.int64))

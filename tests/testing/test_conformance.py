@@ -625,7 +625,7 @@ WRONG_AGENTS: dict[str, tuple[type[RL_Agent], str, str]] = {
     "too few rows": (with_action(lambda a, _: a.slice(0, 2)), "action", "got [2] torch."),
     "keys come and go": (SometimesMore, "extra", "same keys, dtypes and shapes in each call"),
     "state loses a key": (with_state(lambda s: EMPTY), "h", "got missing, expected [3, 2]"),
-    "state gains a key": (with_state(lambda s: changed(s, c=torch.zeros(B))), "c", "shapes of initial_state"),
+    "state gains a key": (with_state(lambda s: changed(s, c=torch.zeros(B))), "c", "dtypes of initial_state"),
     "state changes its dtype": (with_state(lambda s: s.map(Tensor.double)), "h", "torch.float64, expected"),
     "state changes its shape": (with_state(lambda s: s.map(lambda t: t[:, :1])), "h", "got [3, 1] torch"),
     "initial state of one row": (with_state(initial=lambda s, B: s.slice(0)), "h", "expected [3, 2]"),
