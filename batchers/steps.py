@@ -13,11 +13,11 @@ from torch import Tensor
 from rlstruct.batchers.rollout_buffer import RolloutBuffer, empty_rollout, history_until, rollout_layout
 from rlstruct.core import DictTensor, Layout, TemporalDictTensor, expect
 from rlstruct.engine.executors import AgentOutput, inference_mode_agrees
-from rlstruct.engine.purity import weights_of
+from rlstruct.engine.purity import modules_of, weights_of
 from rlstruct.engine.torch_private import version_of
 from rlstruct.errors import BadTypeError, DeviceMismatchError, ShapeMismatchError
 from rlstruct.indexed_actions import wrong_index
-from rlstruct.rl_agent import RL_Agent, check_answer
+from rlstruct.rl_agent import RL_Agent, RL_Agent_CheckDevice, check_answer
 from rlstruct.spaces import ActionIndices
 from rlstruct.vec_env import VecEnv, steps_into
 
@@ -117,21 +117,17 @@ class FirstBatch:
         Returns:
             The layout, and the action.
         """
-        agent = type(self._agent).__name__
+        plain = self._agent.agent if isinstance(self._agent, RL_Agent_CheckDevice) else self._agent
+        agent = type(plain).__name__
         wants_history = self._agent.require_history()
         history = history_until(empty_rollout(observation), 0, restarts_take_steps=False) if wants_history else None
         call = self._agent if eagerly else self._call
         try:
             answer = call(state, observation, agent_info, history)
         except RuntimeError as error:  # torch's, of tensors on two devices
-            weights, device = weights_of(self._agent).items(), self._env.device
-            if (misplaced := next((name for name, value in weights if value.device != device), None)) is None:
+            if (misplaced := _misplaced(plain, self._env.device)) is None:
                 raise
-            raise DeviceMismatchError(
-                f"RL_Batcher: {agent}'s weight {misplaced!r} is on {dict(weights)[misplaced].device}, and its "
-                f"observation on {device}. Move the agent's network with .to({str(device)!r}) in create_agent. "
-                f"torch says: {error}"
-            ) from error
+            raise DeviceMismatchError(f"RL_Batcher: {agent}'s {misplaced} torch says: {error}") from error
         action, _ = answer = check_answer(f"{agent}.__call__", answer)
         self._answer = None if eagerly else answer
         expect_rows("agent: action", action, self._env)
@@ -207,6 +203,21 @@ def expect_rows(where: str, tensors: object, env: VecEnv) -> None:
     fix = f"Create it with device={device!r}; RL_Agent_CheckDevice(agent, {device!r}) finds every such place."
     expect(where, tensors, device=env.device, fix=fix)
     expect(where, tensors, rows=env.n_envs(), fix="Return one row per environment in every step.")
+
+
+def _misplaced(agent: RL_Agent, device: torch.device) -> str | None:
+    """Describe a tensor that an agent keeps on another device than its observations, and the fix; None without one."""
+    modules = modules_of(agent).items()
+    attributes = {f"{path}.{key}".strip("."): value for path, module in modules for key, value in vars(module).items()}
+    kept = {name: value for name, value in attributes.items() if isinstance(value, Tensor)} | weights_of(agent)
+    name = next((name for name, value in kept.items() if value.device != device), None)
+    if name is None:
+        return None
+    what, fix = "tensor attribute", "Register it with register_buffer of the agent's network, and move that"
+    if any(kept[name] is tensor for _, module in modules for tensor in (*module.parameters(), *module.buffers())):
+        what, fix = "weight", "Move the agent's network"
+    found = f"{what} {name!r} is on {kept[name].device}, and its observation on {device}."
+    return f"{found} {fix} with .to({str(device)!r}) in create_agent."
 
 
 def _expect_one_per_action(agent: RL_Agent, action: DictTensor, env: VecEnv) -> None:

@@ -11,7 +11,15 @@ from batcher_fakes import next_batch
 from fake_agents import RngAgent, StatefulAgent
 from fake_envs import create_counting_env
 
-from rlstruct import DeviceEnv, DeviceMismatchError, DictTensor, RL_Agent, ShapeMismatchError, WorkerError
+from rlstruct import (
+    DeviceEnv,
+    DeviceMismatchError,
+    DictTensor,
+    RL_Agent,
+    RL_Agent_CheckDevice,
+    ShapeMismatchError,
+    WorkerError,
+)
 from rlstruct.batchers import RL_Batcher, collect_episodes
 from rlstruct.batchers.arguments import warn_of_copies
 from rlstruct.sims import make as make_simulator
@@ -133,6 +141,46 @@ def test_everything_appears_on_the_batchers_device(n_processes: int) -> None:
         if not n_processes:
             # After 5 steps and a reset: episodes 3 and 4 of environment 0, episode 3 of environment 1.
             assert collect_episodes(batcher, 3).lengths.cpu().tolist() == [2, 6, 6]
+
+
+class Scaling(torch.nn.Module):
+    """Multiplies frames by a constant that is no buffer, or by one of the agent."""
+
+    def __init__(self, keeps: bool) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 2)
+        if keeps:
+            self.scale = torch.ones(4, device="cpu")
+
+    def forward(self, frame: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
+        output: torch.Tensor = self.linear(frame * (self.scale if scale is None else scale))
+        return output
+
+
+@pytest.mark.parametrize(("of_agent", "name"), [(True, "constants.scale"), (False, "model.scale")])
+@pytest.mark.parametrize("watched", [False, True])
+def test_a_constant_left_on_the_cpu_is_no_weight(of_agent: bool, name: str, watched: bool) -> None:
+    class Left(RL_Agent):
+        def __init__(self) -> None:
+            self.model = Scaling(keeps=not of_agent).to("sim:1")
+            self.constants = {"scale": torch.ones(4, device="cpu")} if of_agent else {}
+
+        def __call__(self, state: DictTensor, observation: DictTensor, agent_info: DictTensor, history: Any) -> Any:
+            logits = self.model(observation["frame"], self.constants.get("scale"))
+            return DictTensor({"action": logits.argmax(1)}), state
+
+    def create_agent() -> RL_Agent:
+        return RL_Agent_CheckDevice(Left(), "sim:1") if watched else Left()
+
+    env_args = {"name": "CartPole-v1", "n_envs": 2, "device": "sim:1"}
+    with RL_Batcher(2, create_agent, make_simulator, env_args=env_args, device="sim:1", seed=0) as batcher:
+        batcher.reset()
+        batcher.execute()
+        words = (
+            rf"Left's tensor attribute '{name}' is on cpu, .*register_buffer of the agent's network, and move that with"
+        )
+        with pytest.raises(WorkerError, match=words):
+            batcher.get()
 
 
 def test_a_network_left_on_the_cpu_is_named_with_its_weight() -> None:
