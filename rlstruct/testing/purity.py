@@ -29,7 +29,10 @@ from rlstruct.testing.conformance import equal_rows, fail, holds
 _OF_MODULES = frozenset(vars(nn.Module()))
 _INSTALLED = ("site-packages", "dist-packages")  # folders of installed packages
 _EXPECTED = "an output that depends on parameters, buffers and arguments only, since the class has pure = True"
-_FIX = "Make it a buffer of a module, pass it in agent_info, or declare it typing.Final if it never changes."
+_FIX = (
+    "Make it a buffer of a module, or pass it in agent_info. If it never changes, declare it in its class or module "
+    "with typing.Final: `stochastic: Final[bool]`."
+)
 
 
 def check_modes(name: str, agent: object) -> None:

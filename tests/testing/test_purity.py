@@ -112,7 +112,7 @@ def check(agent: RL_Agent, **settings: Any) -> None:
         ("global of a function", "the global SCALE of module .*test_purity"),
         ("depth", "Reader" + r"\.deep" + r"\.next" * 15 + r"\.scale"),
         ("container", r"Reader\.options\.scales\[0\]\['x'\]\[1\]"),
-        ("flag", r"Reader\.flag"),
+        ("flag", r"Reader\.flag.* typing\.Final: `stochastic: Final\[bool\]`"),
         ("word", r"Reader\.word"),
         ("class attribute", r"Reader\.threshold"),
         ("tensor", r"Reader\.tensor"),
