@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -44,9 +45,20 @@ class DeviceEnvFactory:
     def __call__(self, **arguments: object) -> VecEnv:
         """Create the environments, and wrap them in a DeviceEnv if they are elsewhere."""
         env = self.create_env(**_placed(self.create_env, self.device, arguments))
-        if not isinstance(env, VecEnv) or env.device == resolve_device(self.device):
-            return env  # the batcher reports what is not a VecEnv
-        return DeviceEnv(env, self.device)
+        if not isinstance(env, VecEnv):
+            return env  # the batcher reports it
+        n_envs = arguments.get("n_envs")
+        if env.n_envs() != n_envs:
+            _warn_of_number(n_envs, env.n_envs())
+        return env if env.device == resolve_device(self.device) else DeviceEnv(env, self.device)
+
+
+@functools.cache  # once in a process
+def _warn_of_number(asked: object, made: int) -> None:
+    warn_user(
+        f"run_training: create_env(n_envs={asked}, …) returned {made} environments, expected {asked}. Create n_envs of "
+        "them, or set n_envs, and evaluation_episodes for evaluations, to what create_env returns."
+    )
 
 
 def check_create_env(create_env: CreateEnv, env_args: Mapping[str, object]) -> None:

@@ -179,6 +179,14 @@ def test_environments_appear_where_the_batcher_wants_them() -> None:
     assert isinstance(native, CountingEnv)
 
 
+def test_environments_that_are_not_as_many_as_asked_for_are_reported_once() -> None:
+    factory = DeviceEnvFactory(lambda n_envs, seed: CountingEnv(5, seed), "cpu")
+    factory(n_envs=5, seed=0)
+    with pytest.warns(UserWarning, match=r"\(n_envs=4, …\) returned 5 environments, expected 4\. Create n_envs"):
+        factory(n_envs=4, seed=0)
+    assert factory(n_envs=4, seed=0).n_envs() == 5
+
+
 @pytest.mark.parametrize("compiled", [False, True])
 def test_collecting_compiles_the_agent_if_asked_to_and_evaluating_never(
     compiled: bool, monkeypatch: pytest.MonkeyPatch
