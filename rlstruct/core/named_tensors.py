@@ -54,18 +54,18 @@ class Batched:
         """Gather rows into new memory, in the given order; rows may repeat.
 
         Args:
-            index: row numbers from 0 to B - 1.  [K] int64 on the device of the structure, or a list of ints
+            index: row numbers from 0 to B - 1.  [K] int64 on the device of the structure, or a list or array of ints
 
         Returns:
             The chosen rows.  [K, ...]
 
         Raises:
-            ShapeMismatchError: the index is not one-dimensional or not int64 (a bool mask, for example).
+            ShapeMismatchError: the index is not one-dimensional or not int64 (floats or a bool mask, for example).
             DeviceMismatchError: the index is on another device.
             IndexError: a row number is out of range (on CUDA: a device-side failure, as everywhere in torch).
         """
         where, here = type(self).__name__, home(self)
-        rows = index if isinstance(index, Tensor) else torch.tensor(index, dtype=torch.int64, device=here)
+        rows = index if isinstance(index, Tensor) else _as_rows(index, here)
         if rows.dtype is not torch.int64 or rows.dim() != 1:
             raise ShapeMismatchError(
                 f"{where}.index: got an index of {rows.dtype} {list(rows.shape)}, expected torch.int64 [K]. "
@@ -282,6 +282,13 @@ class NamedTensors(Batched):
                 )
             check_pair(type(self), self._leading, *next(iter(theirs.items())), *next(iter(mine.items())))
         return self._like(both)
+
+
+def _as_rows(index: Sequence[int], device: torch.device | None) -> Tensor:
+    """Turn a list or array of ints into int64; floats and bools keep their dtype, which the caller refuses."""
+    rows = torch.tensor(index, device=device)
+    ints = rows.numel() == 0 or not (rows.dtype is torch.bool or rows.is_floating_point())
+    return rows.to(torch.int64) if ints else rows
 
 
 def part_of(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:

@@ -14,6 +14,7 @@ from rlstruct.core.layout import expect
 from rlstruct.core.named_tensors import Batched
 from rlstruct.device import DeviceLike
 from rlstruct.errors import BadTypeError, BadValueError
+from rlstruct.options import writable
 
 _FORMAT_KEY, _FORMAT = "rlstruct.Trajectories", 1
 
@@ -179,8 +180,12 @@ class Trajectories(Batched):
     def save(self, path: str | os.PathLike[str]) -> None:
         """Save keys, dtypes, values and lengths to a file for `load`, without the autograd graph.
 
-        The file appears only once it is complete, and replaces an existing one.
+        The file appears only once it is complete, and replaces an existing one. Missing folders are created.
+
+        Raises:
+            ValueError: nothing can be written there, for example because it is a folder.
         """
+        path = writable("Trajectories.save", os.fspath(path))
 
         def stored(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
             return {key: _on_its_own(value) for key, value in tensors.items()}

@@ -30,7 +30,7 @@ from rlstruct.core.named_tensors import part_of
 from rlstruct.device import DeviceLike, resolve_device
 from rlstruct.engine.compiled import Compiled, simulators_are_compiled
 from rlstruct.engine.validity import StepChecks, read_flag
-from rlstruct.errors import BadValueError, ShapeMismatchError, UsageError
+from rlstruct.errors import BadValueError, ShapeMismatchError, UsageError, expect_type
 from rlstruct.functional.masks import rows_of, write_rows
 from rlstruct.functional.random import child_key, randint, uniform
 from rlstruct.options import check_seed
@@ -78,6 +78,7 @@ class TensorEnv(VecEnv, Generic[State]):
             equal, floating-point numbers up to rounding.
 
     Raises:
+        TypeError: the class lacks a space.
         ValueError: an argument is out of range, or the device does not exist or cannot compile, or there is no kernel.
         ImportError: the extra of the backend is not installed.
     """
@@ -115,6 +116,9 @@ class TensorEnv(VecEnv, Generic[State]):
             backend = "compile" if self._device.type == "cpu" and simulators_are_compiled() else "torch"
         if backend != "torch" and self._device.type not in ("cpu", "cuda"):
             raise BadValueError(f"{self._name}: {backend!r} works on cpu and cuda, not on {self._device}: use 'torch'.")
+        for name in ("action_space", "observation_space"):
+            fix = f"Set it in the class: {name} = gymnasium.spaces.…"
+            expect_type(f"{self._name}: {name} is", getattr(self, name, None), spaces.Space, "a gymnasium space", fix)
         self.action_space = deepcopy(self.action_space)  # seeding one instance must not seed the others
         space = deepcopy(self.observation_space)
         if dtype == torch.float64 and isinstance(space, spaces.Box) and space.dtype == np.float32:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import pickle
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -291,6 +293,16 @@ def test_index_wants_row_numbers() -> None:
     made = DictTensor({"a": torch.arange(3)})
     with pytest.raises(ShapeMismatchError, match=r"torch.bool \[3\], expected torch.int64 \[K\]"):
         made.index(torch.ones(3, dtype=torch.bool))
+    wrong: Any
+    for wrong in ([True, False, True], np.array([True, False, True])):
+        with pytest.raises(ShapeMismatchError, match=r"torch.bool \[3\], expected torch.int64 \[K\]"):
+            made.index(wrong)
+    for wrong in ([0.7, 1.9], np.array([2.0])):
+        with pytest.raises(ShapeMismatchError, match=r"torch.float\d+ \[\d\], expected torch.int64 \[K\]"):
+            made.index(wrong)
+    right: Any
+    for right in ([2, 0], np.array([2, 0], np.int32), range(2, -1, -2)):
+        assert made.index(right)["a"].tolist() == [2, 0]
     with pytest.raises(ShapeMismatchError, match=r"torch.int64 \[\]"):
         made.index(torch.tensor(1))
     with pytest.raises(DeviceMismatchError, match="'index' is on meta, expected cpu"):

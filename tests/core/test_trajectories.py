@@ -122,6 +122,13 @@ def test_a_saved_view_leaves_the_rest_of_its_memory(tmp_path: pathlib.Path) -> N
     assert Trajectories.load(tmp_path / "one.pt").steps["observation/frame"].tolist() == [[0, 1, 2]]
 
 
+def test_a_file_in_a_new_folder_is_saved_and_a_folder_is_no_file(tmp_path: pathlib.Path) -> None:
+    counted([3]).save(tmp_path / "new" / "batch.pt")
+    assert Trajectories.load(tmp_path / "new" / "batch.pt").lengths.tolist() == [3]
+    with pytest.raises(ValueError, match=r"Trajectories.save: .*new is a folder, expected the name of a file"):
+        counted([3]).save(str(tmp_path / "new"))
+
+
 def test_what_cannot_be_loaded_says_why(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "batch.pt"
     with pytest.raises(FileNotFoundError):

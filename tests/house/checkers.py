@@ -57,6 +57,7 @@ SAME_LAYER = {
     ("rlstruct.device", "rlstruct.errors"),  # raises them
     ("rlstruct.device", "rlstruct.renamed"),  # has an old name
     ("rlstruct.profiling", "rlstruct.errors"),  # the same
+    ("rlstruct.core", "rlstruct.options"),  # checks where it saves
     ("rlstruct.functional", "rlstruct.core"),  # masked_dicttensor builds a DictTensor
     ("rlstruct.replay", "rlstruct.rl_agent"),  # replays one
     ("rlstruct.policies", "rlstruct.rl_agent"),  # acts with one

@@ -35,6 +35,13 @@ class Arm(TensorEnv[DictTensor]):
         return {**joints, "camera": light.view(-1, 1, 1, 1).expand(-1, 4, 4, 1).contiguous()}
 
 
+@pytest.mark.parametrize("name", ["action_space", "observation_space"])
+def test_a_simulator_without_a_space_is_told_which_one_to_set(name: str) -> None:
+    incomplete = type("Incomplete", (Arm,), {name: None})
+    with pytest.raises(TypeError, match=rf"Incomplete: {name} is a NoneType, .* Set it in the class: {name} = gymn"):
+        incomplete(2)
+
+
 class Mover(RL_Agent):
     """Acts on what it sees and on its random key."""
 
