@@ -1,8 +1,8 @@
 """Recorder of a profiled process: when operations begin and end, and torch's own events, in windows.
 
 A process records one window when it starts, and again whenever the elapsed time has tripled: at 0, 3, 9, 27, 81, …
-window lengths. A process that starts in between also records one from its first operation on. The first iteration opens
-another window (or extends the open one), so the start of the training is recorded even if an evaluation comes first.
+window lengths. An operation that begins for the first time, outside of evaluations, opens another one (or extends the
+open one), so the start of the training is recorded even if an evaluation or a long preparation comes first.
 No window begins or ends during the capture of a CUDA graph, which would fail if torch's profiler started or stopped.
 A run of any length therefore leaves few files and needs memory for at most two windows. Processes share the schedule,
 so they record at the same times without communicating. Windows and slices begin and end where an operation or phase
@@ -44,7 +44,7 @@ _SLICE = 10_000_000  # nanoseconds
 _GOLDEN = 0.5 * (5**0.5 - 1)  # multiples modulo 1 do not resonate with the program's loops
 _N_TRIES, _N_NOTED = 9, 100
 _EVALUATION = "evaluation"  # a phase
-_TRAINING = frozenset({"iteration", "agent"})  # the first of either shows that training has begun
+_MOST_NAMES = 50  # operations that open a window; a program may give each entry another name
 _START = "start"  # creating a worker; a process that starts late opens no window for it
 _SAMPLED = 17  # time every 17th mark; odd, because all ends of operations may have even indices
 _KINDS = [ProfilerActivity.CPU, ProfilerActivity.CUDA, ProfilerActivity.XPU]  # torch warns if one of them is missing
@@ -78,7 +78,7 @@ class Recorder:
         self._begun = self._slice = 0
         self._slices: list[tuple[int, int]] = []  # begin and kind
         self._turns_at = self._closes_at = 0  # ns; when something changes, and when the open window ends
-        self._awaited = _TRAINING
+        self._known = {_START}  # operations that have begun, outside of evaluations
         # `torch.cuda.is_available` would open CUDA's driver, which reads the variables of MPS only then. NVML does not.
         is_first = multiprocessing.parent_process() is None and torch.backends.cuda.is_built()  # type: ignore[no-untyped-call]
         self._end_samples = nvml.sample(self._folder) if is_first else None
@@ -95,8 +95,8 @@ class Recorder:
         if now >= self._turns_at and name != _START:
             self._turn(now)
             now = max(now, self._begun)
-        if name in self._awaited and self.phase != _EVALUATION:
-            self._train(name, now)
+        if name not in self._known and self.phase != _EVALUATION:
+            self._meet(name, now)
             now = max(now, self._begun)
         depth = len(self._stack)
         self._stack.append(name)
@@ -195,11 +195,11 @@ class Recorder:
             self._end_window()
             self._skip_windows(clock_ns())
 
-    def _train(self, name: str, now: int) -> None:
-        """Record a full window from here on: training begins."""
-        if _is_capturing():
+    def _meet(self, name: str, now: int) -> None:
+        """Record a full window from here on: an operation begins for the first time."""
+        if len(self._known) > _MOST_NAMES or _is_capturing():
             return
-        self._awaited = frozenset() if name == "iteration" else self._awaited - {name}
+        self._known.add(name)
         if not self._is_on:
             self._begin_window(self._length)
         elif self._closes_at < now + self._length:

@@ -55,8 +55,8 @@ class Report:
         windows = "1 window" if main.n_windows == 1 else f"{main.n_windows} windows"
         lines = [
             f"Recorded {main.seconds:.2f} s of {main.lifetime:.2f} s in {windows}. What lies between "
-            "windows was not recorded: a long run is sampled where the training begins, and at 0, 3, 9, 27, … times "
-            "the length of a window.",
+            "windows was not recorded: a long run is sampled where an operation first begins, and at 0, 3, 9, 27, … "
+            "times the length of a window (--window).",
             f"Torch's operators were recorded in {main.watched:.2f} s of that, in slices; the rest is split "
             "in the same proportions.",
             f"Measuring took {taken:.2f} s ({noting}), subtracted from all numbers above.",

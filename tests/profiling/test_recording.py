@@ -212,6 +212,28 @@ def test_a_whole_window_lies_in_the_training_however_long_its_first_evaluation_t
     assert read(tmp_path).sentence.startswith("100 % of an iteration")
 
 
+def test_an_operation_that_begins_late_is_recorded_from_its_first_entry_on(tmp_path: pathlib.Path) -> None:
+    with profile(tmp_path, window=0.1, operators=0.0):  # windows begin after 0, 0.3 and 0.9 s
+        for name, seconds in (("prepare", 0.35), ("load", 0.15), ("learn", 0.05), ("load", 0.15), ("load", 0.1)):
+            with operation(name):
+                time.sleep(seconds)
+        with phase("evaluation"), operation("evaluation"):
+            pass
+    (process,) = read(tmp_path).processes
+    seconds = {row.path: float(row.seconds.sum()) for row in process.rows if row.path}
+    # The second "load" ends the window that "learn" has opened; the third lies between windows.
+    assert seconds == pytest.approx({("prepare",): 0.35, ("load",): 0.3, ("learn",): 0.05}, abs=0.03)
+
+
+def test_operations_with_ever_new_names_do_not_record_for_ever(tmp_path: pathlib.Path) -> None:
+    with profile(tmp_path, window=0.02, operators=0.0):
+        for i in range(200):
+            with operation(f"step {i}"):
+                time.sleep(0.005)
+    (process,) = read(tmp_path).processes
+    assert process.seconds < 0.7 * process.lifetime
+
+
 def test_a_worker_that_waits_records_a_window_from_where_it_begins_to_work(tmp_path: pathlib.Path) -> None:
     chosen = {"folder": str(tmp_path), "origin": time.perf_counter_ns(), "window": 2 * 10**8, "operators": 0.0}
     worker = Recorder({**chosen, "phase": "training"})
@@ -379,6 +401,9 @@ def test_a_capture_is_recorded_between_windows(tmp_path: pathlib.Path) -> None:
     with recorded():  # without a profile
         pass
     with profile(tmp_path, window=0.2):  # and again from 0.6 s on
+        for name in ("late", "graph"):  # later, neither begins for the first time
+            with operation(name):
+                pass
         time.sleep(0.25)
         with operation("late"):
             pass

@@ -27,8 +27,9 @@ table as JSON, a trace for https://ui.perfetto.dev and a picture.
 
   --out FOLDER      folder of the profile; by default runs/profile-<time>
   --window SECONDS  length of a recorded window, 1 by default. One begins at
-                    the start, and whenever the elapsed time has tripled. A
-                    number larger than the run records all of it.
+                    the start, with the first entry of each operation, and
+                    whenever the elapsed time has tripled. A number larger
+                    than the run records all of it.
   --diff A B        list the operations that became slower or faster from
                     profile A to profile B, beyond noise"""
 
