@@ -10,7 +10,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import ParamSpec, Protocol, TypeVar
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 import torch
 
@@ -60,7 +60,7 @@ class operation:  # noqa: N801 - used as a function
     """Name the work in this block, for the profiler; also a decorator of functions.
 
     Operations nest, and time counts for the innermost one. Only the profiled thread's operations are noted. Without a
-    profile, entering an operation only tests a flag.
+    profile, entering an operation only tests a flag. One object may be entered again before it is left.
 
     Args:
         name: name of the operation; the page about profiling lists those that the library uses.
@@ -72,11 +72,12 @@ class operation:  # noqa: N801 - used as a function
     ...     pass
     """
 
-    __slots__ = ("_depth", "_recorder", "name")
+    __slots__ = ("_entered", "name")
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self._recorder: Log | None = None
+        # The last entry that is noted and open, as (log, depth, the one before it). Only the profiled thread writes it.
+        self._entered: tuple[Log, int, Any] | None = None
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         """Return the function, which enters this operation whenever it runs."""
@@ -100,15 +101,16 @@ class operation:  # noqa: N801 - used as a function
 
     def __enter__(self) -> operation:
         if _recorder is not None and not torch.compiler.is_compiling():
-            self._recorder = _recorder
-            self._depth = _recorder.push(self.name, clock_ns())
+            depth = _recorder.push(self.name, clock_ns())
+            if depth >= 0:
+                self._entered = _recorder, depth, self._entered
         return self
 
     def __exit__(self, error_type: type[BaseException] | None, *error: object) -> None:
         """End; an exception ends nested operations too."""
-        if self._recorder is not None:
-            recorder, self._recorder = self._recorder, None
-            recorder.pop(self._depth, clock_ns(), strict=error_type is None)
+        if self._entered is not None and self._entered[0].thread == threading.get_ident():
+            recorder, depth, self._entered = self._entered
+            recorder.pop(depth, clock_ns(), strict=error_type is None)
 
 
 class Clock:

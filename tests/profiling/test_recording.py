@@ -52,6 +52,32 @@ def test_a_wrong_order_raises(tmp_path: pathlib.Path) -> None:
     assert issubclass(OperationError, RuntimeError)
 
 
+def test_one_operation_may_be_entered_again_before_it_is_left_and_by_several_threads(tmp_path: pathlib.Path) -> None:
+    work, stop = operation("work"), threading.Event()
+
+    def recurse(n: int) -> None:
+        with work:
+            if n > 1:
+                recurse(n - 1)
+
+    def repeat() -> None:
+        while not stop.is_set():
+            recurse(2)
+
+    thread = threading.Thread(target=repeat)
+    with profile(tmp_path, window=60, operators=0.0):
+        thread.start()
+        for _ in range(100):
+            recurse(2)
+            with operation("rest"):
+                time.sleep(0)  # lets the other thread run
+        stop.set()
+        thread.join()
+    (process,) = read(tmp_path).processes
+    counts = {row.path: row.count for row in process.rows if row.path}
+    assert counts == {("work",): 100, ("rest",): 100}  # an operation in one of the same name is part of it
+
+
 def test_an_exception_ends_all_that_is_open(tmp_path: pathlib.Path) -> None:
     clock = Clock({"idle": None, "work": "work"})
 
