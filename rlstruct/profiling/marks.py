@@ -1,8 +1,8 @@
 """Operations of programs that do not mark them in code: presets for known libraries, and comments in a script.
 
 A preset names functions of a library; each is an operation from the moment its module has been imported. A comment
-``# operation: inference`` names the statements after it, up to the next such comment or the end of their block.
-CleanRL's scripts have comments that serve the same purpose.
+``# operation: inference`` names the statements after it, up to the next such comment or the end of their block; without
+a name it only ends the operation before it. CleanRL's scripts have comments that serve the same purpose.
 """
 
 from __future__ import annotations
@@ -76,8 +76,9 @@ PRESETS: Mapping[str, Preset] = {
 }  # fmt: skip
 """Presets by distribution."""
 
+_OPERATION = r"(?i:operation)\s*[:=](.*)"
 _COMMENTS = {
-    r"operation: (\S.*)": r"\1",
+    _OPERATION: r"\1",
     "ALGO LOGIC: (put )?action logic": "agent",
     "TRY NOT TO MODIFY: execute the game": "environment",
     "TRY NOT TO MODIFY: save data to rep": "replay buffer",
@@ -171,15 +172,22 @@ def compile_marked(path: str) -> CodeType:
     )
     lines = [statement.lineno for statement in statements]
     names: dict[ast.AST, str] = {}
-    waiting: tuple[int, str] | None = None  # column and operation of the last comment, until a word follows
+    waiting: tuple[tokenize.TokenInfo, str] | None = None  # the last such comment and its name, until a word follows
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT and (name := _name_in(token.string)) is not None:
-            waiting = token.start[1], name
+            waiting = token, name
         elif waiting is not None and token.type not in _BETWEEN:
+            (comment, name), waiting = waiting, None
             following = bisect_right(lines, token.start[0] - 1)  # a decorator comes before its function
-            if following < len(lines) and token.start[1] == statements[following].col_offset == waiting[0]:
-                names[statements[following]] = waiting[1]
-            waiting = None
+            if following < len(lines) and token.start[1] == statements[following].col_offset == comment.start[1]:
+                names[statements[following]] = name
+            elif _matches(_OPERATION, comment.string):
+                warnings.warn(
+                    f"rlstruct profile: {path}, line {comment.start[0]}: the comment {comment.string!r} is ignored, "
+                    "because no statement follows that begins in its column. Put it on a separate line, directly "
+                    "before the first statement of the operation, and indent it like this statement.",
+                    stacklevel=2,
+                )
     for node in ast.walk(tree):
         for field, block in ast.iter_fields(node):
             if isinstance(block, list) and not names.keys().isdisjoint(block):
@@ -190,9 +198,13 @@ def compile_marked(path: str) -> CodeType:
 def _name_in(comment: str) -> str | None:
     """Return the operation that a comment begins, "" if it only ends one, None for any other comment."""
     for pattern, name in _COMMENTS.items():
-        if found := re.match(rf"#\s*(?:{pattern})", comment):
+        if found := _matches(pattern, comment):
             return found.expand(name).strip()
     return None
+
+
+def _matches(pattern: str, comment: str) -> re.Match[str] | None:
+    return re.match(rf"#+\s*(?:{pattern})", comment)
 
 
 def _suspends(node: ast.AST) -> bool:
@@ -201,6 +213,12 @@ def _suspends(node: ast.AST) -> bool:
         return True
     nested = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef))
     return not nested and (getattr(node, "is_async", 0) == 1 or any(map(_suspends, ast.iter_child_nodes(node))))
+
+
+def _stays_first(node: ast.stmt) -> bool:
+    """Return True for a docstring and ``from __future__``, which Python only accepts before other statements."""
+    is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    return is_text or (isinstance(node, ast.ImportFrom) and node.module == "__future__")
 
 
 def _grouped(block: Sequence[ast.stmt], names: Mapping[ast.AST, str], path: str) -> list[ast.stmt]:
@@ -215,7 +233,9 @@ def _grouped(block: Sequence[ast.stmt], names: Mapping[ast.AST, str], path: str)
         runs[-1][1].append(statement)
     grouped: list[ast.stmt] = []
     for name, body in runs:
-        if name and not any(map(_suspends, body)):
+        while body and _stays_first(body[0]):
+            grouped.append(body.pop(0))
+        if name and body and not any(map(_suspends, body)):
             call = ast.Call(ast.Name("__operation__", ast.Load()), [ast.Constant(name)], [])
             entered = ast.With([ast.withitem(call)], [])
             for node in ast.walk(entered):
@@ -223,7 +243,7 @@ def _grouped(block: Sequence[ast.stmt], names: Mapping[ast.AST, str], path: str)
             entered.body = body
             grouped.append(entered)
             continue
-        if name:
+        if name and body:
             warnings.warn(
                 f"rlstruct profile: {path}, line {body[0].lineno}: the comment that begins the operation {name!r} is "
                 "ignored, because the statements after it contain yield or await. Name the statements between those.",

@@ -57,7 +57,11 @@ def test_a_comment_names_the_statements_up_to_the_next_one_or_the_end_of_their_b
         logged[key] = " ".join(open_now)
 
     names = {"__operation__": operation, "log": log}
-    exec(compile_marked(str(script)), names)
+    with pytest.warns(UserWarning, match="is ignored, because no statement follows that") as caught:
+        code = compile_marked(str(script))
+    for one, line, comment in zip(caught, (16, 18), ("of no statement", "not at the beginning of a line"), strict=True):
+        assert f"{script}, line {line}: the comment '# operation: {comment}' is ignored" in str(one.message)
+    exec(code, names)
     agent, environment = "whole outer inner agent", "whole outer inner environment"
     assert logged == {"a": "whole outer", "b": "whole outer inner", "c": agent, "d": environment,
                       "e": "whole outer inner", "g": "whole outer", "h": "whole last"}  # fmt: skip
@@ -67,6 +71,41 @@ def test_a_comment_names_the_statements_up_to_the_next_one_or_the_end_of_their_b
     with pytest.raises(ZeroDivisionError) as caught:
         exec(compile_marked(str(script)), names)
     assert caught.traceback[-1].lineno == 3  # counted from 0: lines of tracebacks are those of the file
+
+
+SPELLED = """\
+# operation: nothing but what must come first
+'''Trains.'''
+# operation: set up
+from __future__ import annotations
+log("set up")
+#operation:spaces
+log("spaces")
+## Operation : case
+log("case")
+# OPERATION = sign
+log("sign")
+# operation:
+log("")
+# operations of the loop are no mark, and neither is the word operation
+log("")
+"""
+
+
+def test_comments_may_be_spelled_in_several_ways_and_come_before_what_must_come_first(tmp_path: pathlib.Path) -> None:
+    script, open_now, logged = tmp_path / "script.py", [""], []
+    script.write_text(SPELLED)
+
+    @contextlib.contextmanager
+    def operation(name: str) -> Iterator[None]:
+        open_now.append(name)
+        yield
+        open_now.pop()
+
+    names = {"__operation__": operation, "log": lambda name: logged.append((name, open_now[-1]))}
+    exec(compile_marked(str(script)), names)
+    assert logged == [(name, name) for name in ("set up", "spaces", "case", "sign", "", "")]
+    assert names["__doc__"] == "Trains."
 
 
 SUSPENDED = """\
