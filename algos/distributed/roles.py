@@ -7,7 +7,7 @@ that runs in a process, groups of roles sum tensors, and messages go from role t
 from __future__ import annotations
 
 import contextlib
-import copy
+import io
 import json
 import os
 import pickle
@@ -24,7 +24,7 @@ from typing import Any
 import cloudpickle
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
@@ -33,7 +33,6 @@ from rlstruct.algos.distributed.process_group import DistributedLearnerGroup, lo
 from rlstruct.batchers.workers.placement import SHARING, Mode
 from rlstruct.batchers.workers.processes import GUARD, NO_MAIN_GUARD, has_ended
 from rlstruct.batchers.workers.system import check_platform
-from rlstruct.core import DictTensor, TemporalDictTensor, Trajectories
 from rlstruct.device import resolve_device
 from rlstruct.errors import BadTypeError, BadValueError, LearnerError, ShapeMismatchError
 
@@ -59,7 +58,7 @@ class Role(ABC):
     def run(self) -> Any:  # noqa: ANN401 - anything that can be pickled
         """Do the work of this process; `launch_roles` returns the result, which must be possible to pickle.
 
-        Tensors in it, also in structures, dicts, lists and tuples, arrive on the CPU.
+        Tensors in it arrive on the CPU.
         """
 
     def size(self, role: str | None = None) -> int:
@@ -224,11 +223,12 @@ def _play(members: Sequence[tuple[str, int, Role]], device: str) -> None:
     store = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False, wait_for_workers=False)
     try:
         role._messages = Messages(rank, store, [(one, i) for one, i, _ in members], device)
-        result = cloudpickle.dumps(_on_cpu(role.run()))
+        result = _pickled(role.run())
         role._messages.close()  # the others may end as soon as all results are stored
         starts = range(0, len(result), _PIECE_BYTES)
         for i, start in enumerate(starts):
-            store.set(f"result {rank} {i}", result[start : start + _PIECE_BYTES])
+            piece: Any = bytes(result[start : start + _PIECE_BYTES])  # torch's types lack bytes
+            store.set(f"result {rank} {i}", piece)
         store.set(f"result {rank}", str(len(starts)))  # last: the result is complete
     except Exception as error:
         store.set(f"error {rank}", "".join(traceback.format_exception(error)))
@@ -362,7 +362,7 @@ class Messages:
     def send(self, value: object, role: str, index: int) -> None:
         """See `Role.send`."""
         to = self._rank_of(role, index, "send")
-        packed = torch.frombuffer(bytearray(cloudpickle.dumps(_on_cpu(value))), dtype=torch.uint8)
+        packed = torch.frombuffer(_pickled(value), dtype=torch.uint8)
         sending, key = self._sending[to], f"{self._rank} {to} {self._sent[to]}"
         while sending and not self._store.check([sending[0][0]]):  # messages to one process arrive in order
             sending.popleft()
@@ -412,17 +412,19 @@ class Messages:
         return ", ".join(f"{role} {index}" for role, index in self._members)
 
 
-def _on_cpu(value: object) -> object:
-    """Move tensors to the CPU, also in structures, dicts, lists and tuples, without the rest of a view's memory."""
-    if isinstance(value, dict):
-        moved_dict = copy.copy(value)  # of the same class, such as OrderedDict
-        for key, one in value.items():
-            moved_dict[key] = _on_cpu(one)
-        return moved_dict
-    if isinstance(value, (list, tuple)) and (type(value) in (list, tuple) or hasattr(value, "_make")):
-        return getattr(value, "_make", type(value))(map(_on_cpu, value))  # a named tuple has the former
-    if isinstance(value, Tensor):
-        moved = value.detach().to("cpu")
-        is_view = moved.layout is torch.strided and moved.untyped_storage().nbytes() > moved.nbytes
-        return moved.clone() if is_view else moved
-    return value.to("cpu") if isinstance(value, (DictTensor, TemporalDictTensor, Trajectories)) else value
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
+    """Pickler that moves tensors to the CPU, wherever they are in an object, without the rest of a view's memory."""
+
+    def reducer_override(self, obj: Any) -> Any:  # noqa: ANN401 - see cloudpickle
+        if isinstance(obj, Tensor) and not isinstance(obj, nn.Parameter):  # a parameter contains another tensor
+            moved = obj.detach().to("cpu")
+            is_view = moved.layout is torch.strided and moved.untyped_storage().nbytes() > moved.nbytes
+            own = moved.clone() if is_view else moved
+            return own.__reduce_ex__(pickle.HIGHEST_PROTOCOL)  # type: ignore[no-untyped-call]
+        return super().reducer_override(obj)
+
+
+def _pickled(value: object) -> memoryview:
+    file = io.BytesIO()
+    _Pickler(file).dump(value)
+    return file.getbuffer()

@@ -7,11 +7,13 @@ import signal
 import time
 import tracemalloc
 from collections import OrderedDict
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
+from rlstruct import DictTensor
 from rlstruct.algos.distributed.launch import launched_rank
 from rlstruct.errors import ShapeMismatchError
 from rlstruct.sharing import Role
@@ -96,21 +98,29 @@ class Step(NamedTuple):
     rewards: list[torch.Tensor]
 
 
+@dataclass
+class Batch:
+    steps: DictTensor
+
+
 class SendsViews(Role):
     """Sends single numbers of a large tensor; returns its rank as a training sees it."""
 
     def run(self) -> int:
         values = torch.zeros(100_000)
-        self.send((Step(values[:1], [values[1:2]]), values[2:3]), "receives")
+        batch = Batch(DictTensor({"reward": values[3:4]}))
+        self.send((Step(values[:1], [values[1:2]]), {"last": values[2:3]}, batch), "receives")
+        self.send(torch.nn.Linear(2, 1), "receives")
         return launched_rank()
 
 
 class ReceivesViews(Role):
-    def run(self) -> tuple[list[type], list[int]]:
+    def run(self) -> tuple[list[type], list[int], type]:
         value = self.receive("sends")
-        step, last = value
-        views = [step.observation, *step.rewards, last]
-        return [type(value), type(step), type(step.rewards)], [view.untyped_storage().nbytes() for view in views]
+        step, last, batch = value
+        views = [step.observation, *step.rewards, last["last"], batch.steps["reward"]]
+        kinds = [type(value), type(step), type(step.rewards), type(batch.steps)]
+        return kinds, [view.untyped_storage().nbytes() for view in views], type(self.receive("sends").weight)
 
 
 class Waits(Role):

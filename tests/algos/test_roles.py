@@ -30,6 +30,7 @@ from role_tasks import (
     Waits,
 )
 
+from rlstruct import DictTensor
 from rlstruct.errors import LearnerError
 from rlstruct.sharing import launch_roles
 
@@ -63,9 +64,10 @@ def test_last_messages_arrive_late_and_none_has_to_be_received() -> None:
     assert time.monotonic() - begin < 60.0
 
 
-def test_lists_and_tuples_of_views_arrive_without_the_rest_and_a_role_is_no_learner_of_torchrun() -> None:
+def test_views_arrive_without_the_rest_of_their_memory_and_a_role_is_no_learner_of_torchrun() -> None:
     results = launch_roles({"sends": [SendsViews()], "receives": [ReceivesViews()]})
-    assert results == {"sends": [0], "receives": [([tuple, Step, list], [4, 4, 4])]}
+    kinds = [tuple, Step, list, DictTensor]
+    assert results == {"sends": [0], "receives": [(kinds, [4, 4, 4, 4], torch.nn.Parameter)]}
 
 
 def test_results_may_be_large_and_a_view_comes_without_the_rest() -> None:
