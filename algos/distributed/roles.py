@@ -19,7 +19,8 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from functools import partial
-from typing import Any
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import cloudpickle
 import torch
@@ -34,7 +35,7 @@ from rlstruct.batchers.workers.placement import SHARING, Mode
 from rlstruct.batchers.workers.processes import GUARD, NO_MAIN_GUARD, has_ended
 from rlstruct.batchers.workers.system import check_platform
 from rlstruct.device import resolve_device
-from rlstruct.errors import BadTypeError, BadValueError, LearnerError, ShapeMismatchError
+from rlstruct.errors import BadTypeError, BadValueError, LearnerError, ShapeMismatchError, UsageError
 
 _SECONDS_TO_FIND_THE_CAUSE = 0.5  # an error may only follow from the end of another process
 _PIECE_BYTES = 4 * 2**20  # torch's TCPStore refuses values above 8 MiB, and closes the connection
@@ -42,6 +43,8 @@ _PIECE_BYTES = 4 * 2**20  # torch's TCPStore refuses values above 8 MiB, and clo
 
 class Role(ABC):
     """The work of one process of `launch_roles`. Objects are pickled, so keep large things out of ``__init__``.
+
+    Call the methods below in ``run``, and in one thread of it.
 
     Attributes:
         role: the key under which `launch_roles` got this object.
@@ -53,6 +56,16 @@ class Role(ABC):
     index: int
     device: str
     _messages: Messages
+
+    if not TYPE_CHECKING:  # a type checker would accept any attribute
+
+        def __getattr__(self, name: str) -> NoReturn:
+            if name in Role.__annotations__:
+                raise UsageError(
+                    f"{type(self).__name__}: there is no role, index, device or other process before launch_roles has "
+                    "started this one. Use them in run(), not in __init__, and call launch_roles({'name': [it]})."
+                )
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     @abstractmethod
     def run(self) -> Any:  # noqa: ANN401 - anything that can be pickled
@@ -76,8 +89,10 @@ class Role(ABC):
         longer.
 
         Raises:
+            BadTypeError: ``x`` is no tensor.
             BadValueError: this process does not have the role.
-            LearnerError: one of the others failed or died, or has ended without taking part in this sum.
+            LearnerError: one of the others failed or died, has ended without taking part in this sum, or waits for this
+                process meanwhile.
             ShapeMismatchError: another process passes another shape or dtype.
         """
         return self._messages.all_reduce(x, role)
@@ -95,7 +110,8 @@ class Role(ABC):
         """Wait for the next message of another process, and return its value.
 
         Raises:
-            LearnerError: that process, or any other, failed or died, or that process has ended without another message.
+            LearnerError: that process, or any other, failed or died, that process has ended without another message, or
+                it waits for this one meanwhile.
         """
         return self._messages.receive(role, index)
 
@@ -165,19 +181,23 @@ def _members(roles: Mapping[str, Sequence[Role]]) -> list[tuple[str, int, Role]]
             raise BadTypeError(f"launch_roles: roles has the key {role!r}, expected a name. Pass {str(role)!r}.")
         if not isinstance(each, Sequence):
             raise BadTypeError(
-                f"launch_roles: roles[{role!r}] is a {type(each).__name__}, expected a list with one object for each "
+                f"launch_roles: roles[{role!r}] is {_kind(each)}, expected a list with one object for each "
                 f"process. Pass {{{role!r}: [...]}}, also for a single one."
             )
     members = [(role, i, one) for role, each in roles.items() for i, one in enumerate(each)]
     for role, i, one in members:
         if not isinstance(one, Role):
             raise BadTypeError(
-                f"launch_roles: roles[{role!r}][{i}] is a {type(one).__name__}, expected an object of a class that "
-                "derives from rlstruct.sharing.Role and has a method run()."
+                f"launch_roles: roles[{role!r}][{i}] is {_kind(one)}, expected an object of a class that derives from "
+                "rlstruct.sharing.Role and has a method run(), such as Mine()."
             )
     if not members:
         raise BadValueError("launch_roles: roles is empty, expected at least one object, such as {'learner': [Mine()]}")
     return members
+
+
+def _kind(value: object) -> str:
+    return f"the class {value.__name__}" if isinstance(value, type) else f"a {type(value).__name__}"
 
 
 def _results(store: Store, members: Sequence[tuple[str, int, Role]], processes: LearnerProcesses) -> list[bytes]:
@@ -310,6 +330,10 @@ class Messages:
     def all_reduce(self, x: Tensor, role: str | None) -> Tensor:
         """See `Role.all_reduce`."""
         ranks = self.ranks(role)
+        if not isinstance(x, Tensor):
+            raise BadTypeError(
+                f"Role.all_reduce: x is a {type(x).__name__}, expected a tensor. Pass for example torch.tensor([1.0])."
+            )
         if self._rank not in ranks:
             mine, index = self._members[self._rank]
             raise BadValueError(
@@ -358,6 +382,7 @@ class Messages:
                     f"{self._title(self._rank)}. Call all_reduce equally often in each process.",
                     ranks=(rank,),
                 )
+            self._refuse_circle(rank)
 
     def send(self, value: object, role: str, index: int) -> None:
         """See `Role.send`."""
@@ -393,8 +418,37 @@ class Messages:
                     raise LearnerError(
                         f"{self._title(self._rank)}: {self._title(source)} has ended without {missing}", ranks=(source,)
                     )
+                self._store.set(f"waits {self._rank}", json.dumps([source, key, self._n_sums]))
+                self._refuse_circle(source, key)
                 looked = now
             time.sleep(0.0 if now < begin + 0.01 else 1e-3)
+        if looked > begin:
+            self._store.set(f"waits {self._rank}", "")
+
+    def _refuse_circle(self, source: int, *keys: str) -> None:
+        """Raise LearnerError if ``source``, for which this process waits (for its keys), in turn waits for this one."""
+        records, awaited, rank = dict[int, bytes](), [*keys], source
+        while rank != self._rank:
+            if rank in records or not self._store.check([f"waits {rank}"]):
+                return
+            records[rank] = self._store.get(f"waits {rank}")
+            if not records[rank]:
+                return
+            rank, key, n_sums = json.loads(records[rank])
+            awaited.append(key)
+            if len(records) == 1 and self._summing is not None and n_sums.get(self._summing[0], 0) > self._summing[1]:
+                return  # it takes part in the sum
+        # Keys are unique, so if all records are the same and nothing has arrived, all were waiting at some moment.
+        if any(self._store.check([key]) for key in awaited):
+            return
+        if any(self._store.get(f"waits {rank}") != record for rank, record in records.items()):
+            return
+        titles = [self._title(rank) for rank in (self._rank, *records, self._rank)]
+        raise LearnerError(
+            f"Role: {', '.join(f'{one} waits for {other}' for one, other in pairwise(titles))}, so none of them can go "
+            "on. Let one send, or take part in the sum, before it receives.",
+            ranks=tuple(records),
+        )
 
     def _title(self, rank: int) -> str:
         role, index = self._members[rank]

@@ -128,6 +128,35 @@ class Waits(Role):
         return self.receive("other")
 
 
+class ReceivesFirst(Role):
+    """Receives from another role before it sends to a third one."""
+
+    def __init__(self, source: str, to: str) -> None:
+        self.source, self.to = source, to
+
+    def run(self) -> None:
+        self.receive(self.source)
+        self.send(1, self.to)
+
+
+class TakesTurns(Role):
+    """Sends or receives in turn; the other one waits longer than the time between two looks at the others."""
+
+    def __init__(self, other: str, turn: int) -> None:
+        self.other, self.turn = other, turn
+
+    def run(self) -> int:
+        total = 0
+        for i in range(2):
+            if i % 2 == self.turn:
+                time.sleep(1.2)
+                self.send(2, self.other)
+            else:
+                total += self.receive(self.other)
+        self.all_reduce(torch.ones(1))
+        return total
+
+
 class Fails(Role):
     def __init__(self, how: str) -> None:
         self.how = how
@@ -140,6 +169,8 @@ class Fails(Role):
             raise ZeroDivisionError("no batch")
         elif self.how == "sends elsewhere":
             self.send(1, "critic", 3)
+        elif self.how == "sums a list":
+            self.all_reduce([1.0])  # type: ignore[arg-type]
         elif self.how == "sums elsewhere":
             self.all_reduce(torch.ones(1), "waits")
         else:
@@ -173,6 +204,11 @@ class Sums(Role):
 
     def run(self) -> list[list[float]]:
         return [self.all_reduce(x).tolist() for x in self.tensors]
+
+
+class SumsThenReceives(Sums):
+    def run(self) -> Any:
+        return super().run(), self.receive("a")
 
 
 class Reports(Sums):

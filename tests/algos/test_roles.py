@@ -17,6 +17,7 @@ from role_tasks import (
     Drains,
     Fails,
     Late,
+    ReceivesFirst,
     ReceivesViews,
     Reports,
     ReturnsLittle,
@@ -26,12 +27,14 @@ from role_tasks import (
     Step,
     Streams,
     Sums,
+    SumsThenReceives,
+    TakesTurns,
     Trainer,
     Waits,
 )
 
 from rlstruct import DictTensor
-from rlstruct.errors import LearnerError
+from rlstruct.errors import LearnerError, UsageError
 from rlstruct.sharing import launch_roles
 
 UNGUARDED = """
@@ -94,6 +97,7 @@ def test_a_missing_main_guard_is_explained(tmp_path: Path) -> None:
         ("is killed", r"other 0 \(pid \d+\) ended with code -9 before it returned a result"),
         ("raises", r"(?s)other 0 failed:.*ZeroDivisionError: no batch"),
         ("sends elsewhere", "Role.send: there is no critic 3, expected one of waits 0, other 0"),
+        ("sums a list", r"Role.all_reduce: x is a list, expected a tensor. Pass for example torch.tensor\(\[1.0\]\)"),
         ("sums elsewhere", "Role.all_reduce: other 0 sums over the role 'waits', which it does not have"),
     ],
 )
@@ -103,6 +107,28 @@ def test_one_that_fails_ends_all_and_is_named(how: str, message: str) -> None:
         launch_roles({"waits": [Waits()], "other": [Fails(how)]})
     assert caught.value.ranks == (1,)
     assert time.monotonic() - begin < 60.0
+
+
+def test_roles_that_wait_for_each_other_are_named() -> None:
+    begin = time.monotonic()
+    with pytest.raises(
+        LearnerError, match=r"Role: . 0 waits for . 0, . 0 .*, so none of them can go on\. Let one"
+    ) as one:
+        launch_roles({name: [ReceivesFirst(*others)] for name, others in (("a", "bc"), ("b", "ca"), ("c", "ab"))})
+    assert all(f"{pair[0]} 0 waits for {pair[1]} 0" in str(one.value) for pair in ("ab", "bc", "ca"))
+    assert time.monotonic() - begin < 60.0
+
+
+def test_roles_that_answer_late_wait_for_each_other_in_turn() -> None:
+    assert launch_roles({"a": [TakesTurns("b", 0)], "b": [TakesTurns("a", 1)]}) == {"a": [2], "b": [2]}
+
+
+def test_outside_of_launch_roles_a_role_has_no_others() -> None:
+    role = Waits()
+    for call in (role.run, lambda: role.send(1, "other"), role.size, lambda: role.device):
+        with pytest.raises(UsageError, match=r"Waits: there is no role, .* Use them in run\(\), not in __init__"):
+            call()
+    assert not hasattr(role, "other")
 
 
 def test_a_message_from_one_that_has_ended_is_not_awaited() -> None:
@@ -141,6 +167,14 @@ def test_a_sum_with_one_that_has_ended_is_not_awaited(repeats: int) -> None:
     assert time.monotonic() - begin < 60.0
 
 
+@pytest.mark.parametrize("repeats", [0, 1])
+def test_a_sum_with_one_that_receives_is_not_awaited(repeats: int) -> None:
+    ones, begin = torch.ones(2), time.monotonic()
+    with pytest.raises(LearnerError, match=r"Role: (a|b) 0 waits for (a|b) 0, .*Let one send, or take part in the sum"):
+        launch_roles({"a": [Sums(*[ones] * (repeats + 1))], "b": [SumsThenReceives(*[ones] * repeats)]})
+    assert time.monotonic() - begin < 60.0
+
+
 def test_each_computes_with_its_part_of_the_cores() -> None:
     cores = sorted(os.sched_getaffinity(0))
     results = launch_roles({"cores": [Cores(), Cores()]})["cores"]
@@ -158,6 +192,12 @@ def test_bad_roles_are_refused() -> None:
         launch_roles([Waits()])  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"roles\['a'\] is a Waits, expected a list .* Pass {'a': \[...\]}"):
         launch_roles({"a": Waits()})  # type: ignore[dict-item]
+    with pytest.raises(TypeError, match=r"roles\['a'\] is the class Waits, expected a list"):
+        launch_roles({"a": Waits})  # type: ignore[dict-item]
+    with pytest.raises(
+        TypeError, match=r"roles\['a'\]\[0\] is the class Waits, expected an object of .*, such as Mine\(\)"
+    ):
+        launch_roles({"a": [Waits]})  # type: ignore[list-item]
     with pytest.raises(TypeError, match=r"roles has the key 3, expected a name. Pass '3'"):
         launch_roles({3: [Waits()]})  # type: ignore[dict-item]
 
