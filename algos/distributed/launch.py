@@ -13,8 +13,7 @@ from dataclasses import asdict, dataclass
 from datetime import timedelta
 from functools import lru_cache
 from itertools import count
-from multiprocessing import get_context
-from multiprocessing.context import SpawnProcess
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 import cloudpickle
@@ -38,8 +37,9 @@ from rlstruct.batchers.workers.processes import (
     inheriting,
     quiet_start,
 )
-from rlstruct.batchers.workers.system import check_platform, die_with, mortal_parent
+from rlstruct.batchers.workers.system import check_platform, start_process
 from rlstruct.errors import LearnerError
+from rlstruct.profiling.operations import start_if_requested
 
 JOIN_SECONDS = 300.0
 """Seconds that a learner waits for the others to start."""
@@ -209,7 +209,7 @@ class LearnerProcesses:
     """Processes of the learners with ranks 1, 2, …, started by rank 0."""
 
     def __init__(self) -> None:
-        self.processes: list[SpawnProcess] = []  # ordered by rank
+        self.processes: list[BaseProcess] = []  # ordered by rank
 
     def start(
         self,
@@ -226,17 +226,14 @@ class LearnerProcesses:
             port: of the store.
             environment: returns additional environment variables of a rank, such as its share of a GPU.
         """
-        payload, parent = cloudpickle.dumps(train), mortal_parent()
+        payload = cloudpickle.dumps(train)
         with quiet_start():
             for rank in range(1, n):
-                arguments = (payload, rank, n, port, torch.get_num_threads(), parent)
-                # Not a daemon, because a learner starts worker processes.
-                process = get_context("spawn").Process(
-                    target=_train_as_rank, args=arguments, name=f"{WORKER_NAME}-learner-{rank}"
-                )
+                arguments = (payload, rank, n, port, torch.get_num_threads())
                 with inheriting({} if environment is None else environment(rank)):
-                    process.start()
-                self.processes.append(process)
+                    self.processes.append(
+                        start_process(_train_as_rank, arguments, f"{WORKER_NAME}-learner-{rank}", JOIN_SECONDS)
+                    )
 
     def raise_if_ended(self) -> None:
         """Raise LearnerError if one of them has ended."""
@@ -263,11 +260,10 @@ class LearnerProcesses:
         self.processes = []
 
 
-def _train_as_rank(payload: bytes, rank: int, size: int, port: int, n_threads: int, parent: int | None) -> None:
+def _train_as_rank(payload: bytes, rank: int, size: int, port: int, n_threads: int) -> None:
     """Train as one of several learners; errors are reported to rank 0 once this process has joined."""
-    if parent is not None:
-        die_with(parent)
     torch.set_num_threads(n_threads)
+    start_if_requested()
     variables = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     variables |= {"TORCHELASTIC_RESTART_COUNT": 0}  # torchrun may have restarted rank 0, but not this process
     os.environ.update({name: str(value) for name, value in variables.items()})
