@@ -16,6 +16,7 @@ from rlstruct.algos.training.config import TrainingConfig
 from rlstruct.algos.training.evaluation import Evaluates, TrainingResult
 from rlstruct.algos.training.loop import CreateModel, run_training
 from rlstruct.algos.training.run_folder import RunFolder
+from rlstruct.errors import BadTypeError
 
 Config = TypeVar("Config", bound=TrainingConfig)
 Arrange = Callable[
@@ -55,6 +56,10 @@ class Algorithm(Generic[Config]):
         callbacks: Sequence[Callback] = (),
     ) -> TrainingResult:
         """Train a network with the settings of this algorithm; arguments, result and errors: see `run_training`."""
+        if not isinstance(run, RunFolder | None):
+            raise BadTypeError(f"run_training: run is {run!r}, expected a RunFolder, or None. Pass run=RunFolder(…).")
+        if run is not None:
+            run.begin(config)
         create_evaluator = None
         if self.arrange is not None:
             check_create_env(create_env, env_args or {})

@@ -86,7 +86,8 @@ def run_training(
         TypeError: create_model is a network instead of a function, create_agent or create_env is not a factory or does
             not accept its arguments, or config belongs to another algorithm.
         ValueError: the seed is too large (see `rlstruct.algos.seeds`), a device of the configuration does not exist,
-            the environments should reset themselves but do not, or the checkpoint was written with other settings.
+            the environments should reset themselves but do not, or ``run`` or its checkpoint has other settings.
+        RuntimeError: ``run`` is closed, or another training has written to it.
         TrainingDiverged: a loss is NaN or infinite.
     """
     if not isinstance(config, learner_class.settings):
@@ -94,8 +95,6 @@ def run_training(
             f"run_training: config is a {type(config).__name__}, expected the {learner_class.settings.__name__} of "
             "this algorithm. Import the configuration and train() from the same module of rlstruct.algos."
         )
-    if not isinstance(run, RunFolder | None):
-        raise BadTypeError(f"run_training: run is {run!r}, expected a RunFolder, or None. Pass run=RunFolder(…).")
     check_create_env(create_env, env_args or {})
     parts = learner_class, config, create_model, create_agent, create_env
     again = partial(run_training, *parts, env_args=env_args, create_evaluator=create_evaluator)
@@ -212,6 +211,7 @@ class TrainingLoop:
                 self._fetch_evaluation(wait=True)
             self._evaluate()
             self._finished = True
+            self._start = time.perf_counter() - seconds  # neither this evaluation nor the first one counts
             self._save()
         self.callbacks.call("on_end")
         learned = self.learner.model, evaluations[0], evaluations[-1], tuple(evaluations)

@@ -40,7 +40,8 @@ class RunFolder:
     file                   content
     ====================== =============================================================================
     config.json            the settings
-    metrics.csv            one line per update that is logged and per evaluation; sorted by `close`
+    metrics.csv            one line per update that is logged and per evaluation; `close` sorts those until the
+                           checkpoint, and those after it
     events.out.tfevents.*  the same for TensorBoard: ``tensorboard --logdir <root>``
     checkpoint.pt          the complete state for `resume`; ``torch.load(path, weights_only=True)``
     learning_curve.png     return against environment steps
@@ -161,7 +162,33 @@ class RunFolder:
         self._start = time.perf_counter() - saved["seconds"]
         self._last: tuple[int, float] | None = None  # environment steps and time of the previous line
         self._shown: dict[str, str] = {}
-        self._closed = False
+        self._n_saved = len(self._rows)  # lines that the checkpoint counts
+        self._closed = self._begun = False
+
+    def begin(self, config: object) -> None:
+        """Check that a training with these settings may write here; each ``train`` of an algorithm calls this.
+
+        Raises:
+            RuntimeError: the folder is closed, or a training has written here.
+            ValueError: ``config.json`` has other values of the same settings.
+        """
+        if not self._is_open("begin"):
+            return
+        if self._begun and self._rows:
+            raise UsageError(
+                f"run_training: run is {self.path}, to which another training has written. Create a RunFolder for each "
+                "training. RunFolder.resume(path) continues a training from its checkpoint."
+            )
+        self._begun = True
+        if self.checkpoint is None:  # otherwise `check_resumed` compares
+            saved = json.loads((self.path / "config.json").read_bytes())
+            now = json.loads(_settings_text("run_training", config))
+            changed = [name for name in now if now[name] != saved.get(name)] if now.keys() == saved.keys() else []
+            for name in changed[:1]:
+                raise BadValueError(
+                    f"run_training: {name} is {now[name]!r} in config, but {saved[name]!r} in {self.path}/config.json. "
+                    "Pass the same settings to RunFolder and to the training, or call run.save_config(config) first."
+                )
 
     def log(self, env_steps: int, policy_version: int, values: Mapping[str, float], *, at: float) -> None:
         """Write one line of numbers, and move the progress bar. The first line of a process has no rate.
@@ -257,6 +284,7 @@ class RunFolder:
         seconds = time.perf_counter() - self._start
         log = {"n_lines": len(self._rows), "seconds": seconds, "n_env_steps": self._n_env_steps}
         write_checkpoint(self.path / "checkpoint.pt", {**state, "run": log})
+        self._n_saved = len(self._rows)
 
     def _is_open(self, method: str) -> bool:
         """Return False in a process that does not write; raise if the folder has been closed."""
@@ -278,8 +306,9 @@ class RunFolder:
         self._closed = True
         with self._resources:  # closed even if the disk is full
             # An evaluation is written when it ends, with the steps of its weights, so lines may be out of order. The
-            # lines counted by the checkpoint stay first, because no evaluation was running when it was written.
-            if (ordered := in_order(self._rows)) != self._rows:
+            # lines that the checkpoint counts stay first, because `resume` keeps them.
+            n = self._n_saved
+            if (ordered := in_order(self._rows[:n]) + in_order(self._rows[n:])) != self._rows:
                 self._rows = ordered
                 self._rewrite()
             if draw:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -61,15 +62,16 @@ def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rlstruct.algos.training.run_folder.draw_learning_curve", lambda *args, **settings: None)
 
 
-def new_folder(root: Path, name: str) -> RunFolder:
-    return RunFolder("test", config_of(name), n_env_steps=800, root=root, progress=False)
+def new_folder(root: Path, name: str, **changes: Any) -> RunFolder:
+    config = dataclasses.replace(config_of(name), **changes)
+    return RunFolder("test", config, n_env_steps=800, root=root, progress=False)
 
 
 def test_a_loss_that_is_no_number_stops_and_leaves_the_weights(tmp_path: Path) -> None:
     # Step 31 is the first of the fourth batch, steps 31 to 40; the log is looked at after the sixth. A later step could
     # follow the end of an episode in its batch, and 0 * inf is nan.
     with (
-        new_folder(tmp_path, "a2c") as run,
+        new_folder(tmp_path, "a2c", final_learning_rate_fraction=1.0) as run,
         pytest.raises(TrainingDiverged, match=r"value_loss is inf.* in update 4 at environment step 160.*smaller") as e,
     ):
         train("a2c", run, BadReward(31), final_learning_rate_fraction=1.0)

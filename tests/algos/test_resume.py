@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import shutil
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from rlstruct.algos.a2c import A2CConfig
 from rlstruct.algos.training import compiling
 from rlstruct.algos.training.checkpoint import read_checkpoint
 from rlstruct.algos.training.config import check_resumed, load_config
-from rlstruct.algos.training.evaluation import Evaluator, TrainingResult
+from rlstruct.algos.training.evaluation import Evaluation, Evaluator, TrainingResult
 from rlstruct.algos.training.loop import TrainingLoop
 from rlstruct.algos.training.run_folder import RunFolder, read_lines
 from rlstruct.batchers import RL_Batcher
@@ -42,8 +43,8 @@ class Killed(Exception):
     pass
 
 
-def new_folder(root: Path, name: str) -> RunFolder:
-    config = config_of(name)
+def new_folder(root: Path, name: str, **changes: Any) -> RunFolder:
+    config = dataclasses.replace(config_of(name), **changes)
     return RunFolder("test", config, n_env_steps=config.n_env_steps, root=root, progress=False)
 
 
@@ -110,9 +111,9 @@ def resumes_bit_for_bit(
 ) -> Path:
     """Train, and train with breaks; return the folder of the second training."""
     less = {"n_env_steps": 480}
-    with new_folder(tmp_path, name) as whole:
+    with new_folder(tmp_path, name, **less) as whole:
         expected = train(name, whole, **less)
-    run = new_folder(tmp_path, name)
+    run = new_folder(tmp_path, name, **less)
     for env_steps in breaks:
         train_until(monkeypatch, env_steps, name, run, **less)
         run = RunFolder.resume(run.path, progress=False)
@@ -136,7 +137,7 @@ def test_a_training_that_died_in_its_last_evaluation_is_completed_with_its_polic
         start(self, weights, env_steps=env_steps, policy_version=policy_version)
 
     last = {"n_env_steps": 200, "checkpoint_interval": 40}
-    with monkeypatch.context() as patch, new_folder(tmp_path, "a2c") as run:
+    with monkeypatch.context() as patch, new_folder(tmp_path, "a2c", **last) as run:
         patch.setattr(Evaluator, "start", die)
         with pytest.raises(Killed):
             train("a2c", run, **last)
@@ -145,6 +146,33 @@ def test_a_training_that_died_in_its_last_evaluation_is_completed_with_its_polic
         assert run.checkpoint["env_steps"] == 200  # no batch is left to collect
         train("a2c", run, **last)
     assert rlstruct.load(run.path).act(torch.zeros(4)).shape == ()
+
+
+def test_the_seconds_of_a_training_that_had_ended_do_not_include_its_last_evaluation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wait = Evaluator.wait
+
+    def wait_long(self: Evaluator) -> Evaluation:
+        time.sleep(0.5)
+        return wait(self)
+
+    monkeypatch.setattr(Evaluator, "wait", wait_long)
+    with new_folder(tmp_path, "a2c", n_env_steps=80) as run:
+        seconds = train("a2c", run, n_env_steps=80).seconds
+    with RunFolder.resume(run.path, progress=False) as run:
+        assert train("a2c", run, n_env_steps=80).seconds == pytest.approx(seconds, abs=0.25)
+
+
+def test_a_folder_takes_one_training_with_its_settings(tmp_path: Path) -> None:
+    with new_folder(tmp_path, "a2c", n_env_steps=80) as run:
+        with pytest.raises(ValueError, match=r"n_env_steps is 120 in config, but 80 in .*config.json. .*save_config"):
+            train("a2c", run, n_env_steps=120)
+        train("a2c", run, n_env_steps=80)
+        with pytest.raises(RuntimeError, match=r"to which another training has written.*RunFolder.resume\(path\)"):
+            train("a2c", run, n_env_steps=80)
+    with pytest.raises(RuntimeError, match=r"RunFolder.begin: .* is closed.*RunFolder.resume\(path\)"):
+        train("a2c", run, n_env_steps=80)
 
 
 # What SAC and PPO had in 0.3.0.
@@ -182,7 +210,7 @@ def test_a_resumed_training_with_worker_processes_equals_one_without_a_break(
         if int(str(state["env_steps"])) >= 160 and not killed.exists():
             shutil.copytree(folder.path, killed)  # what a SIGKILL at this moment leaves
 
-    with monkeypatch.context() as patch, new_folder(tmp_path, name) as whole:
+    with monkeypatch.context() as patch, new_folder(tmp_path, name, **workers) as whole:
         patch.setattr(RunFolder, "save_checkpoint", save_and_copy)
         expected = train(name, whole, **workers)
     torch.manual_seed(240)

@@ -173,6 +173,18 @@ def test_checkpoints_leave_the_log_alone_and_closing_sorts_it(tmp_path: Path) ->
         assert [row["env_steps"] for row in read(folder)] == ["10", "15", "20", "35", "40"]
 
 
+def test_closing_moves_no_line_behind_the_checkpoint_that_counts_it(tmp_path: Path) -> None:
+    with make_folder(tmp_path) as folder:
+        folder.log(20, 1, {"loss": 0.5}, at=time.perf_counter())
+        folder.log(10, 1, {"loss": 0.5}, at=time.perf_counter())
+        folder.save_checkpoint({"model": {}})  # a loop of the user's own, while an evaluation runs
+        folder.log(30, 1, {"loss": 0.5}, at=time.perf_counter())
+        folder.log_evaluation(Evaluation(15, 1, (1.0,), (1,), 0.1))
+    assert [row["env_steps"] for row in read(folder)] == ["10", "20", "15", "30"]
+    with RunFolder.resume(folder.path, progress=False) as folder:
+        assert [row["env_steps"] for row in read(folder)] == ["10", "20"]
+
+
 def test_a_root_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "runs").symlink_to(tmp_path / "unmounted")
     with pytest.raises(FileExistsError, match="runs"):
