@@ -568,11 +568,12 @@ def check_numbers(where: str, terms: Mapping[str, Any], *, single: Collection[st
 
 
 def mean_terms(steps: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """Average the terms of gradient steps, all with the same names and shapes; empty if there are none.  [] each.
+    """Average the terms of gradient steps, each over those that have it; empty if there are no steps.  [] each.
 
     Integers and bools, such as counts, have means in float32.
     """
-    stacks = {name: torch.stack([terms[name] for terms in steps]) for name in steps[0]} if steps else {}
+    names = dict.fromkeys(name for terms in steps for name in terms)
+    stacks = {name: torch.stack([terms[name] for terms in steps if name in terms]) for name in names}
     return {name: one.mean(dtype=None if one.is_floating_point() else torch.float32) for name, one in stacks.items()}
 
 

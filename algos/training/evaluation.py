@@ -81,8 +81,8 @@ class TrainingResult:
         after: evaluation of the trained network, on episodes that were not used for any selection.
         evaluations: all evaluations, ordered by their weights, from ``before`` to ``after``. If one reached the target,
             it is the last one before ``after``, which evaluates the same weights if learning waited for it.
-        losses: by name, one number per update: the learner's terms, and ``policy_lag``, the number of gradient steps
-            between the weights that collected a batch and those that learned from it.
+        losses: by name, one number per update that returned it: the learner's terms, and ``policy_lag``, the number of
+            gradient steps between the weights that collected a batch and those that learned from it.
         env_steps: number of environment steps collected.
         seconds: wall-clock time of learning, without start-up and the first and last evaluation.
         threads: number of PyTorch threads in the learning process.

@@ -37,7 +37,7 @@ class TrainingHistory:
     def __init__(self, learner: GradientLearner, statistics: EpisodeStatistics, folder: RunFolder | None) -> None:
         self.statistics = statistics
         self.evaluations: list[Evaluation] = []  # in order
-        self.losses: dict[str, list[float]] = {}  # by name, one number per update read so far
+        self.losses: dict[str, list[float]] = {}  # by name, one number per update read so far that has it
         self._learner, self._folder = learner, folder
         self._unread: list[_Update] = []
 
@@ -67,13 +67,13 @@ class TrainingHistory:
         """
         if not self._unread:
             return
-        columns = torch.stack([torch.stack(list(update.terms.values())) for update in self._unread])
+        terms = torch.stack([term for update in self._unread for term in update.terms.values()])
         group = self._learner.group
-        rows = (sum_over_learners(columns) / group.size).tolist()  # sync: once per log_interval updates
+        read = iter((sum_over_learners(terms) / group.size).tolist())  # sync: once per log_interval updates
         group.raise_if_lost()
         mean_return = self.statistics.mean_return()
-        for update, row in zip(self._unread, rows, strict=True):
-            numbers = {**dict(zip(update.terms, row, strict=True)), "policy_lag": float(update.policy_lag)}
+        for update in self._unread:
+            numbers = {**{name: next(read) for name in update.terms}, "policy_lag": float(update.policy_lag)}
             if not all(map(math.isfinite, numbers.values())):
                 self._refuse(update, numbers)
             if not self.losses:

@@ -202,7 +202,7 @@ def load(
         FileNotFoundError: ``run`` is neither a run folder nor a checkpoint.
         ValueError: the file is damaged, it does not describe network and agent, or its weights do not fit the result of
             ``create_model``.
-        TypeError: ``create_model`` returned no network.
+        TypeError: ``create_model`` is a network instead of a function, or returned no network.
     """
     file = Path(run, "checkpoint.pt") if Path(run).is_dir() else Path(run)
     if not file.exists():
@@ -213,6 +213,12 @@ def load(
     fix = "Pass a run folder, or a checkpoint that a training wrote; one of your own holds the weights as 'model'."
     state = read_plain(file, ("model",), fix, where="rlstruct.load: ", mmap=True)
     description = state.get("policy") or {}
+    if isinstance(create_model, nn.Module):
+        name = type(create_model).__name__
+        raise BadTypeError(
+            f"rlstruct.load: create_model is a network, {name}, expected a function that creates one. Pass "
+            f"lambda: {name}(…), or lambda: model to load the weights into this one."
+        )
     model = create_model() if create_model is not None else _made(description, "model", file)
     if not isinstance(model, nn.Module):
         raise BadTypeError(

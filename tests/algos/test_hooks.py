@@ -121,6 +121,21 @@ def test_weights_of_an_update_that_steps_itself_are_published(monkeypatch: pytes
     assert [int(batch.info["policy_version"].unique()) for batch in seen] == [1, 2, 3]
 
 
+def test_a_term_of_some_updates_is_listed_for_those() -> None:
+    class Rare(Steps):
+        def update(self, trajectories: Trajectories, fraction_done: float) -> dict[str, Tensor]:
+            terms = super().update(trajectories, fraction_done)
+            return {"rare": torch.tensor(float(self.policy_version)), **terms} if self.policy_version % 2 else terms
+
+    config = TrainingConfig(
+        n_env_steps=120, n_timesteps=6, n_envs=4, n_processes=0, evaluation_processes=0, evaluation_episodes=2
+    )
+    losses = run_training(Rare, config, create_network, ActorCriticAgent, create_sim).losses
+    assert losses["rare"] == [1.0, 3.0]
+    assert len(losses["loss"]) == 5
+    assert losses["loss"] == sorted(losses["loss"], reverse=True)
+
+
 def test_the_streams_of_a_training_with_one_seed_have_no_number_in_common(
     batches: list[Trajectories], monkeypatch: pytest.MonkeyPatch
 ) -> None:

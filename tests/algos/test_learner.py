@@ -93,6 +93,11 @@ def test_counts_among_the_terms_are_averaged() -> None:
     assert {name: float(mean) for name, mean in mean_terms(steps).items()} == {"n_wrong": 3.5, "all": 0.5}
 
 
+def test_a_term_of_some_gradient_steps_is_averaged_over_those() -> None:
+    steps = [{"loss": torch.tensor(1.0)}, {"loss": torch.tensor(2.0), "actor_loss": torch.tensor(5.0)}]
+    assert {name: float(mean) for name, mean in mean_terms(steps).items()} == {"loss": 1.5, "actor_loss": 5.0}
+
+
 @pytest.mark.parametrize(
     ("learner_class", "says"),
     [

@@ -153,6 +153,10 @@ def test_parts_of_an_observation(tmp_path: Path) -> None:
         rlstruct.load(run)
     with pytest.raises(ValueError, match=r"the agent is trainings\.PartsAgent, .* Pass create_agent="):
         rlstruct.load(run, create_model=PARTS.create_model)
+    with pytest.raises(
+        TypeError, match=r"create_model is a network, PartsNetwork, expected a function .* lambda: Parts"
+    ):
+        rlstruct.load(run, create_model=PARTS.create_model())  # type: ignore[arg-type]
     policy = rlstruct.load(run, create_model=PARTS.create_model, create_agent=PARTS.create_agent, seed=SEED)
     batch = played(PARTS, run, stochastic=True)
     for t in range(30):
