@@ -11,7 +11,7 @@ from torch import Tensor
 from rlstruct.core import DictTensor, Layout, expect
 from rlstruct.device import DeviceLike, resolve_device
 from rlstruct.engine.validity import StepChecks
-from rlstruct.errors import BadValueError, UsageError
+from rlstruct.errors import BadTypeError, BadValueError, ShapeMismatchError, UsageError
 from rlstruct.functional.masks import rows_of, zero_rows
 from rlstruct.options import check_seed
 from rlstruct.profiling import operation
@@ -40,6 +40,9 @@ class TensorsEnv(VecEnv):
         self._name, self._n_envs, self._device = type(self).__name__, n_envs, device
         self._frame_leaves = leaves(observation_space, "frame", where=self._name)
         self._action_leaves = leaves(action_space, "action", where=self._name)
+        self._shapes = {
+            key: (n_envs, *leaf.shape) for key, leaf in {**self._frame_leaves, **self._action_leaves}.items()
+        }
         self._no = torch.zeros(n_envs, dtype=torch.bool, device=device)
         self._yes = ~self._no
         self._limits = Limits(action_space, "action", device)
@@ -76,8 +79,8 @@ class TensorsEnv(VecEnv):
         self._checks.read()
         frames = self._flat(self._begin())
         self._begun = True
-        fix = "Make the simulation on the device that you name, with a row for each environment."
-        expect(f"{self._name}.reset:", frames, device=self._device, rows=self._n_envs, fix=fix)
+        fix = "Make the simulation on the device that you name."
+        expect(f"{self._name}.reset:", frames, device=self._device, fix=fix)
         flags = dict.fromkeys(("terminated", "truncated", "done"), self._no)
         last = zeros(self.action_space, "last_action", self._n_envs, self._device)
         reward = torch.zeros(self._n_envs, dtype=torch.float32, device=self._device)
@@ -92,11 +95,15 @@ class TensorsEnv(VecEnv):
         Raises:
             ValueError: on the CPU, an action is not in its space, or a frame or reward is NaN. On an accelerator the
                 next `reset` or `close` raises it.
-            ShapeMismatchError: rewards or flags are not one number for each environment.
+            ShapeMismatchError: an action or observation has another shape than its space, or rewards or flags are not
+                one number for each environment.
+            BadTypeError: the simulation returned something else than tensors.
         """
         if not self._begun:
             raise UsageError(f"{self._name}.step: there is nothing to step. Call reset() first.")
         check_action(self._name, action, self._action_leaves)
+        for key in self._action_leaves:
+            self._check(f"step: the action {key!r}", action[key], self._shapes[key])
         self._checks.action(action)
         # Two copies: simulators clamp actions in place, and agents overwrite theirs in the next step.
         last = {f"last_{key}": action[key].clone() for key in self._action_leaves}
@@ -106,6 +113,8 @@ class TensorsEnv(VecEnv):
         sent = nest(self.action_space, copies, "action")
         observation, reward, terminated, truncated, final = self._advance(sent)
         current = self._flat(observation)
+        for name, value in (("reward", reward), ("terminated", terminated), ("truncated", truncated)):
+            self._check(f"step: {name!r}", value)
         # Copies: the simulator may write the next step's to the same memory.
         terminated, truncated = terminated.to(torch.bool, copy=True), truncated.to(torch.bool, copy=True)
         reward = reward.to(torch.float32, copy=True)
@@ -113,7 +122,7 @@ class TensorsEnv(VecEnv):
         fix = "Return one number for each environment, such as reward.squeeze(1)."
         expect(f"{self._name}.step:", outcome, _OUTCOME, device=self._device, rows=self._n_envs, fix=fix)
         done = terminated | truncated
-        frames = current if final is None else self._choose(done, self._flat(final), current)
+        frames = current if final is None else self._choose(done, self._flat(final, "final observation"), current)
         reached = DictTensor.unchecked({**frames, **outcome, "done": done, "initial_state": self._no, **last})
         if final is None:
             return self._checks.step(StepResult((reached, self._yes), (reached, self._yes), restarted=False))
@@ -126,9 +135,25 @@ class TensorsEnv(VecEnv):
         """Raise the error of an earlier step on an accelerator, see `step`."""
         self._checks.read()
 
-    def _flat(self, observation: Element) -> Tensors:
-        """Return the frames of an observation by name."""
-        return {key: leaf.get(observation) for key, leaf in self._frame_leaves.items()}
+    def _flat(self, observation: Element, where: str = "observation") -> Tensors:
+        """Return the frames of an observation by name; ``where`` names it in an error."""
+        frames = {key: leaf.get(observation) for key, leaf in self._frame_leaves.items()}
+        for key, frame in frames.items():
+            self._check(f"{where} {key!r}", frame, self._shapes[key])
+        return frames
+
+    def _check(self, what: str, value: object, shape: tuple[int, ...] | None = None) -> None:
+        """Raise unless a value is a tensor, and has this shape."""
+        if not isinstance(value, Tensor):
+            raise BadTypeError(
+                f"{self._name}: {what} is a {type(value).__name__}, expected a tensor on {self._device}. "
+                "rlstruct.envs.GymVectorEnv takes environments that return numpy arrays."
+            )
+        if shape is not None and value.shape != shape:
+            raise ShapeMismatchError(
+                f"{self._name}: {what} is {list(value.shape)}, expected {list(shape)}: a row for each of "
+                f"{self._n_envs} environments, with the shape of the space."
+            )
 
     def _choose(self, mask: Tensor, final: Tensors, current: Tensors) -> Tensors:
         """Take the rows of ``final`` where the mask is set, else those of ``current``."""

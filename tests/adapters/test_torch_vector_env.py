@@ -12,7 +12,7 @@ from gymnasium import spaces
 from rlstruct import DictTensor, resolve_device
 from rlstruct.adapters import TorchVectorEnv
 from rlstruct.batchers import RL_Batcher
-from rlstruct.errors import ShapeMismatchError
+from rlstruct.errors import BadTypeError, ShapeMismatchError
 from rlstruct.testing import check_vec_env, forbid_host_sync
 
 B = 4
@@ -106,6 +106,38 @@ def test_rewards_and_flags_in_columns_are_refused(i: int, name: str) -> None:
         env.step(DictTensor({"action": torch.zeros(B, dtype=torch.int64)}))
 
 
+@pytest.mark.parametrize("shape", [(B, 1), (B + 1,)])
+def test_actions_of_another_shape_are_refused(shape: tuple[int, ...]) -> None:
+    env = TorchVectorEnv(Counters("cpu"), "cpu")
+    env.reset()
+    with pytest.raises(ShapeMismatchError, match=rf"the action 'action' is \[{str(shape)[1:2]}.*\], expected \[4\]"):
+        env.step(DictTensor({"action": torch.zeros(shape, dtype=torch.int64)}))
+
+
+def test_observations_of_another_shape_than_their_space_are_refused() -> None:
+    vec = Counters("cpu")
+    vec.single_observation_space = spaces.Box(-1.0, 100.0, (3,))
+    with pytest.raises(ShapeMismatchError, match=r"observation 'frame' is \[4, 2\], expected \[4, 3\]"):
+        TorchVectorEnv(vec, "cpu").reset()
+
+
+@pytest.mark.parametrize(
+    ("i", "name"),
+    [(0, "observation 'frame'"), (1, "step: 'reward'"), (2, "step: 'terminated'"), (3, "step: 'truncated'")],
+)
+def test_arrays_of_numpy_are_refused(i: int, name: str) -> None:
+    class Arrays(Counters):
+        def step(self, action: torch.Tensor) -> Any:
+            answer = list(super().step(action))
+            answer[i] = answer[i].numpy()
+            return answer
+
+    env = TorchVectorEnv(Arrays("cpu"), "cpu")
+    env.reset()
+    with pytest.raises(BadTypeError, match=rf"TorchVectorEnv: {name} is a ndarray, expected a tensor on cpu"):
+        env.step(DictTensor({"action": torch.zeros(B, dtype=torch.int64)}))
+
+
 class Clamping(Counters):
     """Clamps the actions where they stand, as many simulators on GPUs do, and pays their sum."""
 
@@ -143,7 +175,7 @@ def test_final_observations_of_the_ended_rows_alone_are_refused() -> None:
 
     env = TorchVectorEnv(EndedRows("cpu"), "cpu")
     env.reset()
-    with pytest.raises(ShapeMismatchError, match=r"'frame' is \[1, 2\] .*expected \[4, 2\]"):
+    with pytest.raises(ShapeMismatchError, match=r"final observation 'frame' is \[1, 2\], expected \[4, 2\]"):
         env.step(DictTensor({"action": torch.zeros(B, dtype=torch.int64)}))
 
 
