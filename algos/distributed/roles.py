@@ -35,7 +35,7 @@ from rlstruct.batchers.workers.placement import SHARING, Mode
 from rlstruct.batchers.workers.processes import GUARD, NO_MAIN_GUARD, has_ended
 from rlstruct.batchers.workers.system import check_platform
 from rlstruct.device import resolve_device
-from rlstruct.errors import BadTypeError, BadValueError, LearnerError, ShapeMismatchError, UsageError
+from rlstruct.errors import BadTypeError, BadValueError, LearnerError, ShapeMismatchError, UsageError, kind_of
 
 _SECONDS_TO_FIND_THE_CAUSE = 0.5  # an error may only follow from the end of another process
 _PIECE_BYTES = 4 * 2**20  # torch's TCPStore refuses values above 8 MiB, and closes the connection
@@ -181,23 +181,19 @@ def _members(roles: Mapping[str, Sequence[Role]]) -> list[tuple[str, int, Role]]
             raise BadTypeError(f"launch_roles: roles has the key {role!r}, expected a name. Pass {str(role)!r}.")
         if not isinstance(each, Sequence):
             raise BadTypeError(
-                f"launch_roles: roles[{role!r}] is {_kind(each)}, expected a list with one object for each "
+                f"launch_roles: roles[{role!r}] is {kind_of(each)}, expected a list with one object for each "
                 f"process. Pass {{{role!r}: [...]}}, also for a single one."
             )
     members = [(role, i, one) for role, each in roles.items() for i, one in enumerate(each)]
     for role, i, one in members:
         if not isinstance(one, Role):
             raise BadTypeError(
-                f"launch_roles: roles[{role!r}][{i}] is {_kind(one)}, expected an object of a class that derives from "
+                f"launch_roles: roles[{role!r}][{i}] is {kind_of(one)}, expected an object of a class that derives from "
                 "rlstruct.sharing.Role and has a method run(), such as Mine()."
             )
     if not members:
         raise BadValueError("launch_roles: roles is empty, expected at least one object, such as {'learner': [Mine()]}")
     return members
-
-
-def _kind(value: object) -> str:
-    return f"the class {value.__name__}" if isinstance(value, type) else f"a {type(value).__name__}"
 
 
 def _results(store: Store, members: Sequence[tuple[str, int, Role]], processes: LearnerProcesses) -> list[bytes]:
