@@ -188,8 +188,8 @@ def _members(roles: Mapping[str, Sequence[Role]]) -> list[tuple[str, int, Role]]
     for role, i, one in members:
         if not isinstance(one, Role):
             raise BadTypeError(
-                f"launch_roles: roles[{role!r}][{i}] is {kind_of(one)}, expected an object of a class that derives from "
-                "rlstruct.sharing.Role and has a method run(), such as Mine()."
+                f"launch_roles: roles[{role!r}][{i}] is {kind_of(one)}, expected an object of a class that derives "
+                "from rlstruct.sharing.Role and has a method run(), such as Mine()."
             )
     if not members:
         raise BadValueError("launch_roles: roles is empty, expected at least one object, such as {'learner': [Mine()]}")
