@@ -229,30 +229,31 @@ def advice_on(space: Space) -> str:
 
 
 class Limits:
-    """Bounds of the discrete parts of a space, for actions that are used as indices.
+    """Bounds of the discrete parts of a space, for actions that are used as indices, or of its Boxes.
 
     On CUDA an index out of range makes every later call of the process fail, without a useful message. Environments
     that compute with tensors therefore clamp their actions. Batchers store the original action and report it.
 
     Args:
-        space: see `leaves`, also for ``key``. Boxes have no bounds here, because environments clip them.
+        space: see `leaves`, also for ``key``.
         device: device of the actions.
+        boxes: clamp the Boxes, and nothing else.
     """
 
-    def __init__(self, space: Space, key: str, device: torch.device) -> None:
-        self._limits: dict[str, tuple[int, int] | tuple[Tensor, Tensor]] = {}
+    def __init__(self, space: Space, key: str, device: torch.device, *, boxes: bool = False) -> None:
+        self._limits: dict[str, tuple[float, float] | tuple[Tensor, Tensor]] = {}
         for name, leaf in leaves(space, key).items():
-            if isinstance(leaf.space, spaces.Box) or leaf.torch_dtype in NO_KERNELS:
+            if isinstance(leaf.space, spaces.Box) != boxes or leaf.torch_dtype in NO_KERNELS:
                 continue
             low, high = leaf.bounds()
-            if (low == low.flat[0]).all() and (high == high.flat[0]).all():
-                self._limits[name] = int(low.flat[0]), int(high.flat[0])
+            if low.size and (low == low.flat[0]).all() and (high == high.flat[0]).all():
+                self._limits[name] = low.flat[0].item(), high.flat[0].item()  # sync: none, it is numpy's
             else:
                 tensors = [torch.as_tensor(bound, dtype=leaf.torch_dtype, device=device) for bound in (low, high)]
                 self._limits[name] = tensors[0], tensors[1]
 
     def clamp(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the values [B, ...] by name; discrete ones are clamped, in new memory."""
+        """Return the values [B, ...] by name; those with bounds are clamped, in new memory."""
         limits = self._limits
         return {name: value.clamp(*limits[name]) if name in limits else value for name, value in values.items()}
 

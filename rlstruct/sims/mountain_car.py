@@ -82,6 +82,6 @@ class MountainCarContinuous(_MountainCar):
     ) -> tuple[MountainCarState, Tensor, Tensor]:
         """Push and roll; terminate on top of the hill, unless the car rolls back."""
         force = action.squeeze(1).to(self.dtype)
-        moved = self._roll(state, force.clamp(-1, 1) * POWER)
+        moved = self._roll(state, force * POWER)
         terminated = (moved.x >= CONTINUOUS_GOAL) & (moved.x_dot >= 0)
         return moved, terminated * 100.0 - 0.1 * force.square(), terminated

@@ -41,7 +41,7 @@ class Pendulum(TensorEnv[PendulumState]):
     def transition(self, state: PendulumState, action: Tensor, key: Tensor) -> tuple[PendulumState, Tensor, Tensor]:
         """Swing for one step; the reward is minus the cost of the angle, velocity and torque before it."""
         theta, theta_dot = state.theta, state.theta_dot
-        torque = action.squeeze(1).to(self.dtype).clamp(-MAX_TORQUE, MAX_TORQUE)
+        torque = action.squeeze(1).to(self.dtype)
         upright = torch.remainder(theta + math.pi, 2 * math.pi) - math.pi  # [-pi, pi)
         cost = upright.square() + 0.1 * theta_dot.square() + 0.001 * torque.square()
         acceleration = 3 * GRAVITY / (2 * LENGTH) * torch.sin(theta) + 3 / (MASS * LENGTH**2) * torque

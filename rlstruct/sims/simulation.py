@@ -47,6 +47,7 @@ class Simulation:
         # Key for simulators that declare no randomness: empty, so that drawing from it fails.
         self._no_key = torch.zeros(0, dtype=torch.int64, device=device)
         self._limits = Limits(simulator.action_space, "action", device)
+        self._boxes = Limits(simulator.action_space, "action", device, boxes=True)
         self._kind: type[Any] = type(None)  # the class of states, known after the first
 
     def initial(self, key: Tensor) -> Tensors:
@@ -172,8 +173,11 @@ class Simulation:
         return changed, reached, {}, {"ran": ran, "running": running}
 
     def transition(self, carry: Tensors, action: Tensors) -> tuple[Tensors, Tensor, Tensor]:
-        """Call the simulator's `transition`; return the fields of the next states, the rewards, and ``terminated``."""
-        simulator = self._simulator
+        """Call the simulator's `transition`; return the fields of the next states, the rewards, and ``terminated``.
+
+        It gets actions within their Boxes; ``last_action`` is what the agent chose.
+        """
+        simulator, action = self._simulator, self._boxes.clamp(action)
         key = child_key(carry["state_key"], carry["elapsed"]) if simulator.stochastic else self._no_key
         sent = action["action"] if self._plain_action else part_of(action, "action/")
         answer = simulator.transition(self.state(part_of(carry, "state/")), sent, key)

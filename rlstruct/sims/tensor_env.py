@@ -160,7 +160,8 @@ class TensorEnv(VecEnv, Generic[State]):
 
         Args:
             state: current states.  [B, ...]
-            action: the agents' actions, a tensor; for nested spaces a dict of them (``x``, ``x/y``).  [B, ...]
+            action: the agents' actions, a tensor; for nested spaces a dict of them (``x``, ``x/y``). Those for a Box
+                are clipped to its bounds, as gymnasium.wrappers.ClipAction does.  [B, ...]
             key: a fresh key for each environment, empty unless ``stochastic``.  [B] int64
 
         Returns:
@@ -223,7 +224,7 @@ class TensorEnv(VecEnv, Generic[State]):
         Raises:
             ValueError: on the CPU, an action is not in its space, or a frame or reward is NaN. On an accelerator, where
                 `step` never waits, the next `reset`, `get_state`, `state_dict` or `close` raises it. An action outside
-                its space takes the nearest one's effect meanwhile.
+                its space takes the nearest one's effect meanwhile, and one outside a Box always does: that is no error.
         """
         sent = self._sent(action)
         running = self._carry.get("running")

@@ -23,9 +23,11 @@ RANGES = {
 
 
 def oracle(name: str, states: np.ndarray, actions: np.ndarray) -> tuple[np.ndarray, ...]:
-    """One step of gymnasium's own environment from each state: frames, rewards, terminated."""
+    """One step of gymnasium's own environment from each state, as `rlstruct train` wraps it."""
     env = gymnasium.make(name).unwrapped
     env.reset(seed=0)
+    box = env.action_space if isinstance(env.action_space, gymnasium.spaces.Box) else None
+    actions = actions if box is None else actions.clip(box.low, box.high)
     frames, rewards, ends = [], [], []
     for state, action in zip(states, actions, strict=True):
         env.state = tuple(state) if name in ("CartPole-v1", "MountainCar-v0") else state.copy()
@@ -43,7 +45,7 @@ def draw(name: str, n: int, rng: np.random.Generator) -> tuple[np.ndarray, np.nd
     space = make(name, 1).action_space
     if isinstance(space, gymnasium.spaces.Discrete):
         return states, rng.integers(0, space.n, n)
-    return states, rng.uniform(1.5 * space.low, 1.5 * space.high, (n, 1)).astype(np.float32)  # clipped by the rules
+    return states, rng.uniform(1.5 * space.low, 1.5 * space.high, (n, 1)).astype(np.float32)  # many are clipped
 
 
 def step_from(name: str, states: np.ndarray, actions: np.ndarray, dtype: torch.dtype) -> DictTensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
@@ -69,6 +70,20 @@ def started(env: TensorEnv) -> TensorEnv:
 def test_keeps_the_contract_with_plain_and_nested_spaces(auto_reset: bool) -> None:
     check_vec_env(lambda seed: Counter(5, seed, auto_reset=auto_reset), n_steps=60)
     check_vec_env(lambda seed: Dice(5, seed, auto_reset=auto_reset, time_limit=4), n_steps=60)
+
+
+@pytest.mark.parametrize("high", [1.0, [1.0, 2.0]])  # one bound for all entries, or one each
+@pytest.mark.parametrize("auto_reset", [True, False])
+def test_actions_are_clipped_to_their_box_and_shown_as_chosen(auto_reset: bool, high: Any) -> None:
+    class Bounded(Dice):
+        right = spaces.Box(np.array([-1, -1], np.float32), np.broadcast_to(np.float32(high), 2))
+        action_space = spaces.Dict(left=spaces.Discrete(2), right=right)
+
+    env = started(Bounded(1, auto_reset=auto_reset))
+    right = torch.tensor([[-3.0, 3.0]])
+    (reached, _), _ = env.step(DictTensor({"action/left": torch.tensor([1]), "action/right": right}))
+    torch.testing.assert_close(reached["frame/pushed"], torch.tensor([[-1.0, float(np.max(high))]]))
+    torch.testing.assert_close(reached["last_action/right"], right)
 
 
 def test_a_step_shows_the_final_state_and_restarts() -> None:
