@@ -172,11 +172,17 @@ class Options:
         """Raise for an unknown setting, with the nearest known one, before `__init__` does."""
         fields: dict[str, object] = getattr(cls, "__dataclass_fields__", {})
         for name in named.keys() - fields:
-            translated = cls.elsewhere.get(name)
-            similar = nearest(translated if translated in fields else name, fields)
+            similar = nearest(cls.translated(name) or name, fields)
             hint = similar or f" help({cls.__name__}) lists them."
             raise BadTypeError(f"{cls.__name__}: there is no setting {name!r}.{hint}")
         return super().__new__(cls)
+
+    @classmethod
+    def translated(cls, name: str) -> str | None:
+        """Return the field that other libraries call by another name; None if there is none."""
+        fields: dict[str, object] = getattr(cls, "__dataclass_fields__", {})
+        ours = cls.elsewhere.get(name)
+        return ours if ours in fields and name not in fields else None
 
     def __post_init__(self) -> None:
         """Check the numbers, and turn those of numpy, and whole ones such as 1e6, into Python's own."""

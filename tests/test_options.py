@@ -102,6 +102,8 @@ def test_an_unknown_setting_is_refused_and_the_nearest_named() -> None:
         PPOConfig(total_timesteps=1)  # type: ignore[call-arg]  # stable-baselines3's name: n_timesteps looks similar
     with pytest.raises(TypeError, match=r"^DQNConfig: .* 'gamma'\. Did you mean 'discount'\?"):
         DQNConfig(gamma=0.9)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"^PPOConfig: .* 'lr'\. Did you mean 'learning_rate'\?"):
+        PPOConfig(lr=0.1)  # type: ignore[call-arg]
     with pytest.raises(TypeError, match=r"^PPOConfig: .* 'batch_size'\. Did you mean 'n_minibatches'\?"):
         PPOConfig(batch_size=64)  # type: ignore[call-arg]  # a setting of DQN and SAC
     settings = {one.name for config in KINDS for one in dataclasses.fields(config)}

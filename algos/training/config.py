@@ -32,11 +32,17 @@ _ELSEWHERE = {
     "num_steps": "n_timesteps",
     "num_envs": "n_envs",
     "gamma": "discount",
+    "lr": "learning_rate",
+    "policy_lr": "learning_rate",
+    "q_lr": "critic_learning_rate",
     "gae_lambda": "trace_decay",
     "lmbda": "trace_decay",
+    "lam": "trace_decay",
     "clip_range": "clip",
     "clip_coef": "clip",
     "clip_epsilon": "clip",
+    "clip_ratio": "clip",
+    "clip_param": "clip",
     "clip_range_vf": "value_clip",
     "ent_coef": "entropy_coefficient",
     "entropy_coeff": "entropy_coefficient",
@@ -52,6 +58,7 @@ _ELSEWHERE = {
     "buffer_size": "replay_capacity",
     "gradient_steps": "n_updates",
     "tau": "target_update_rate",
+    "target_network_frequency": "target_update_interval",
     "exploration_fraction": "epsilon_fraction",
     "exploration_initial_eps": "initial_epsilon",
     "start_e": "initial_epsilon",
@@ -59,7 +66,7 @@ _ELSEWHERE = {
     "end_e": "final_epsilon",
     "device": "learner_device",
 }
-"""Names of settings in stable-baselines3, CleanRL and TorchRL."""
+"""Names of settings in stable-baselines3, CleanRL, TorchRL, RSL-RL and Spinning Up."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -669,6 +669,9 @@ def test_a_limit_of_open_files_is_told_in_one_sentence() -> None:
         (["--n-processes", "-1"], "n_processes is -1, expected at least 0"),
         (["--n-envs", "many"], "--n-envs"),
         ([], "--env"),
+        (["--total-timesteps=500"], "there is no option --total-timesteps. Did you mean --n-env-steps?"),
+        (["--gae-lambda", "0.9"], "there is no option --gae-lambda. Did you mean --trace-decay?"),
+        (["--clip-range", "0.2"], "Unrecognized options: --clip-range"),  # A2C does not clip
     ],
 )
 def test_a_wrong_option_names_the_right_one(options: list[str], says: str, capsys: Capture) -> None:

@@ -386,6 +386,10 @@ def parse_options(algorithm: str, words: list[str], default: Training[Any] | Non
     """Return the settings that these words of a command line mean, starting from ``default``; exit if one is wrong."""
     cls = algorithm_of(algorithm).learner.settings
     defaults: dict[str, Any] = {} if default is None else {"default": default}
+    for word in words:
+        option = word.partition("=")[0]
+        if option.startswith("--") and (ours := cls.translated(option[2:].replace("-", "_"))) is not None:
+            raise UserError(f"there is no option {option}. Did you mean --{ours.replace('_', '-')}?")
     words = [_plain(word, before) for word, before in zip(words, ["", *words], strict=False)]
     parsed: Training[Any] = tyro.cli(
         Training[cls],  # type: ignore[valid-type]
