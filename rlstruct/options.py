@@ -228,8 +228,8 @@ def writable(where: str, path: str | Path, *, folder: bool = False) -> Path:
     return path
 
 
-def nearest(word: str, words: Iterable[str]) -> str:
-    """Return `` Did you mean …?``, or "" if no name is similar.
+def nearest(word: str, words: Iterable[str], *, prefix: str = "") -> str:
+    """Return `` Did you mean …?``, or "" if no name is similar; ``prefix`` is shown before the name.
 
     >>> nearest("CartPol-v1", ["CartPole-v1", "Pendulum-v1"])
     " Did you mean 'CartPole-v1'?"
@@ -242,7 +242,7 @@ def nearest(word: str, words: Iterable[str]) -> str:
     near = max(sorted(by_lower, reverse=True), key=likeness, default="")  # the newest of several versions
     if near and likeness(near) < 0.6:  # a name without its version, or a part of one
         near = min((name for name in by_lower if word in name), key=len, default="") if len(word) > 2 else ""
-    return f" Did you mean {by_lower[near]!r}?" if near else ""
+    return f" Did you mean {prefix + by_lower[near]!r}?" if near else ""
 
 
 @functools.cache

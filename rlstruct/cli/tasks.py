@@ -320,8 +320,9 @@ def find(task: Task, *, auto_reset: bool) -> Factory:
     if spec is None:
         names = {*gymnasium.registry, *sims.names()}
         raise UserError(
-            f"no environment is called {name!r}.{nearest(plain, names)} Pass the name of a gymnasium environment or a "
-            "bundled simulator; your own is module:MySimulator, or module:Name-v0 if gymnasium registers it."
+            f"no environment is called {name!r}.{nearest(plain, names, prefix=name.removesuffix(plain))} Pass the name "
+            "of a gymnasium environment or a bundled simulator; your own is module:MySimulator, or module:Name-v0 if "
+            "gymnasium registers it."
         )
     if not str(spec.entry_point).startswith("ale_py"):
         return made

@@ -64,6 +64,7 @@ ANYWHERE = {  # refused by train and play
     "odd_envs:OddAbsent-v0": "cannot be created: AttributeError: module 'odd_envs' has no attribute 'Absent'",
     "odd_envs:OddPackage-v0": "cannot be created: No module named 'no_such_package'.",
     "odd_envs:Nothing-v0": "no environment is called 'odd_envs:Nothing-v0'",
+    "odd_envs:OddRequire-v1": "called 'odd_envs:OddRequire-v1'. Did you mean 'odd_envs:OddRequired-v0'? Pass",
     "odd_envs:Absent": "odd_envs has no function or class 'Absent'",
     "odd_envs:constant": "odd_envs:constant is a int, expected a function or a class",
     "odd_envs:not_an_env": "returned a int, expected a VecEnv or a gymnasium environment",
