@@ -137,8 +137,19 @@ class PeriodicVideo(Callback):
         self.n_evaluations = 0
 
     def on_start(self, context: TrainingContext) -> None:
-        """Create the folder of the videos; raise if there is no place for it."""
+        """Create the folder of the videos; raise if there is no place for it, or the environment cannot be drawn."""
         writable("PeriodicVideo", _place("PeriodicVideo", self.folder, context, "videos"), folder=True)
+        env = self.create_env()
+        try:
+            env.reset(seed=seed_range("film", context.config.seed)[0])
+            frame = env.render()
+        finally:
+            env.close()
+        if not isinstance(frame, np.ndarray):
+            raise BadTypeError(
+                f"PeriodicVideo: render returned {type(frame).__name__}, expected an array of bytes [height, width, "
+                '3]. Make the environment with render_mode="rgb_array".'
+            )
 
     def on_evaluation(self, context: TrainingContext) -> None:
         """Play and render an episode with the evaluated policy; the training waits."""
@@ -158,11 +169,6 @@ class PeriodicVideo(Callback):
                 over = terminated or truncated
         finally:
             env.close()
-        if not isinstance(frames[0], np.ndarray):
-            raise BadTypeError(
-                f"PeriodicVideo: render returned {type(frames[0]).__name__}, expected an array of bytes [height, "
-                'width, 3]. Make the environment with render_mode="rgb_array".'
-            )
         first, *others = [self._image.fromarray(frame) for frame in frames]
         file = folder / f"{context.evaluations[-1].env_steps:010d}.gif"
         first.save(file, save_all=True, append_images=others, duration=frame_times(len(frames), fps), loop=0)

@@ -300,6 +300,12 @@ def _screen(env: VecEnv, observation: DictTensor, row: int) -> Picture:
         raise UserError(f"this environment needs a package to draw itself: {error}") from None
     except NotImplementedError:
         raise UserError("this environment cannot be drawn: define its render().") from None
+    except AssertionError as error:
+        if "render_mode" not in str(error):
+            raise
+        raise UserError(  # by the checker that gymnasium.make adds
+            "this environment cannot be drawn: name 'rgb_array' in its metadata['render_modes']."
+        ) from None
     if not isinstance(screen, np.ndarray):
         raise UserError("this environment cannot be drawn: it does not support render_mode='rgb_array'.")
     return _small(screen)

@@ -429,8 +429,10 @@ def test_periodic_video(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="PeriodicVideo: every is 0, expected at least 1"):
         PeriodicVideo(film, every=0)
     blind = Mock(wraps=film(), render=lambda: None)
+    journal = Journal()
     with pytest.raises(TypeError, match="render returned NoneType, expected an array of bytes"):
-        train([PeriodicVideo(lambda: blind, folder=tmp_path)])
+        train([journal, PeriodicVideo(lambda: blind, folder=tmp_path)])
+    assert journal.lines == ["start"]
 
 
 def test_a_resumed_training_goes_on_counting_for_its_videos(tmp_path: Path) -> None:

@@ -72,6 +72,10 @@ class NotDrawn(Base):
         super().__init__()
 
 
+class NoModes(Base):
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": []}
+
+
 class Required(Base):
     def __init__(self, size: int, render_mode: str | None = None) -> None:
         super().__init__(render_mode)
@@ -119,8 +123,8 @@ def not_an_env(n_envs: int, seed: int) -> int:
 
 
 constant = 3
-for _id, _entry in {"OddFourValues-v0": "FourValues", "OddRequired-v0": "Required", "OddAbsent-v0": "Absent"}.items():
-    register(_id, entry_point=f"odd_envs:{_entry}")
+for _entry in ("FourValues", "Required", "Absent", "NoModes"):
+    register(f"Odd{_entry}-v0", entry_point=f"odd_envs:{_entry}")
 register("OddPackage-v0", entry_point="no_such_package:Env")
 
 

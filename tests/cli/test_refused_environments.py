@@ -110,6 +110,9 @@ def test_an_environment_that_cannot_be_drawn(capsys: Capture) -> None:
     assert "odd_envs:NotDrawn cannot be drawn: it does not accept render_mode='rgb_array'. Let its constructor" in said
     assert_one_sentence(said)
     assert refused(["play", "odd_envs:Plain", "--steps", "2"], capsys) == said.replace("NotDrawn", "Plain")
+    said = refused(["play", "odd_envs:OddNoModes-v0", "--steps", "2"], capsys)
+    assert "cannot be drawn: name 'rgb_array' in its metadata['render_modes']." in said
+    assert_one_sentence(said)
     said = refused(["play", "odd_envs:TakesNothing", "--steps", "2"], capsys)
     assert "space 'action' is Box([], [], (0,), float32), which holds nothing. Leave it out." in said
     assert_one_sentence(said)
@@ -178,6 +181,17 @@ def test_a_run_whose_environment_can_no_longer_be_used(
     said = refused([command, str(run)], capsys)
     assert ANYWHERE[f"odd_envs:{env}"] in said
     assert_one_sentence(said)
+
+
+def test_an_evaluation_whose_film_is_impossible_plays_no_episode(trained: pathlib.Path, capsys: Capture) -> None:
+    run = pathlib.Path(shutil.copytree(trained, "run"))
+    settings = json.loads((run / "config.json").read_text())
+    settings["task"]["env"] = "odd_envs:NotDrawn"
+    (run / "config.json").write_text(json.dumps(settings))
+    assert main(["evaluate", str(run), "--video", "film.gif"]) == 2
+    out, said = capsys.readouterr()
+    assert "odd_envs:NotDrawn cannot be drawn: it does not accept render_mode='rgb_array'." in said
+    assert not out
 
 
 @pytest.mark.parametrize("command", ["evaluate", "export", "play"])

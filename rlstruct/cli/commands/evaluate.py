@@ -73,6 +73,14 @@ def run(arguments: Sequence[str]) -> None:
     stochastic = config.evaluation_stochastic if options.actions is None else options.actions == "sampled"
     step_limit = options.evaluation_step_limit or config.evaluation_step_limit
     torch.set_num_threads(threads_for(trained.model))
+    if options.video is not None:  # first, because it may turn out that the environment cannot be drawn
+        agent = trained.choice.create_agent(trained.model, stochastic=stochastic, device="cpu")
+        info, seed = trained.sampling(agent, 1, stochastic=stochastic), seeds[_AT_ONCE]
+        n = film(
+            trained.factory, agent, options.video, n_envs=1, n_steps=step_limit, seed=seed, agent_info=info,
+            one_episode=True,
+        )  # fmt: skip
+        say(f"{options.video}: one episode, {n} frames")
     returns, lengths = episodes(
         trained, options.episodes, options.device, seeds[0], stochastic=stochastic, step_limit=step_limit
     )
@@ -82,14 +90,6 @@ def run(arguments: Sequence[str]) -> None:
     say(f"{len(returns)} episodes, {actions} actions: return {mean} ± {deviation} (standard deviation)")
     say(f"median {middle}, from {low} to {high}; {fmean(lengths):.0f} steps each")
     _write(options, trained, returns=returns, lengths=lengths, actions=actions)
-    if options.video is not None:
-        agent = trained.choice.create_agent(trained.model, stochastic=stochastic, device="cpu")
-        info, seed = trained.sampling(agent, 1, stochastic=stochastic), seeds[_AT_ONCE]
-        n = film(
-            trained.factory, agent, options.video, n_envs=1, n_steps=step_limit, seed=seed, agent_info=info,
-            one_episode=True,
-        )  # fmt: skip
-        say(f"{options.video}: one episode, {n} frames")
 
 
 def _write(options: Evaluate, trained: Trained, **results: object) -> None:
