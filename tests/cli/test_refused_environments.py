@@ -146,6 +146,13 @@ def test_an_exception_of_the_users_code_is_a_line_and_its_own_traceback(
     assert "rlstruct/cli" not in rest
 
 
+def test_a_training_that_does_not_begin_leaves_no_folder(capsys: Capture) -> None:
+    assert "no licence" in refused(["train", "ppo", "--env", "odd_envs:Raises", *SMALL], capsys)
+    words = ["train", "ppo", "--env", "odd_envs:Base", *SMALL, "--n-minibatches", "1", "--n-learners", "3"]
+    assert "n_envs is 2, expected a multiple of the 3 learners" in refused(words, capsys)
+    assert not list(pathlib.Path("runs").iterdir())
+
+
 def test_a_module_with_a_syntax_error_is_one_sentence(capsys: Capture) -> None:
     pathlib.Path("module_with_a_typo.py").write_text("def f(:\n")
     said = refused(["train", "ppo", "--env", "module_with_a_typo:f", *SMALL], capsys)

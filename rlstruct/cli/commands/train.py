@@ -7,6 +7,7 @@ import errno
 import logging
 import re
 import shlex
+import shutil
 import traceback
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -230,7 +231,7 @@ def _learn(
     if loggers != Output().loggers:
         again += " --loggers" + "".join(f" {name}" for name in loggers)
     try:
-        with folder, _saying(compiling.__name__):
+        with _removed_if_unused(folder.path), folder, _saying(compiling.__name__):
             create = choice.create_model, choice.create_agent
             with _naming(algorithm, choice), warnings.catch_warnings():
                 if choice.named:
@@ -273,6 +274,20 @@ def _why_complete(saved: Mapping[str, Any], config: TrainingConfig) -> str:
     if target is not None and last.mean_return >= target:
         return f"this run has reached its target, a return of {target:g}. To continue it, pass --target-return None."
     return ""
+
+
+@contextlib.contextmanager
+def _removed_if_unused(path: Path) -> Iterator[None]:
+    """Remove the run folder if an error ends the training before the first evaluation or update is written to it."""
+    try:
+        yield
+    except Exception:
+        first = ("config.json", "log.txt", "learning_curve.png", "events.out.")  # what every run begins with
+        if launched_rank() == 0 and all(file.name.startswith(first) for file in path.iterdir()):
+            LOG.set(None)
+            shutil.rmtree(path)
+            say("The training did not begin: the run folder is removed.")
+        raise
 
 
 @contextlib.contextmanager
