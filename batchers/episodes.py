@@ -13,6 +13,7 @@ from rlstruct.batchers.batcher import RL_Batcher
 from rlstruct.core import DictTensor, TemporalDictTensor, Trajectories
 from rlstruct.device import accumulator_dtype
 from rlstruct.errors import BadValueError, UsageError
+from rlstruct.vec_env import TIME_LIMITS
 
 
 @dataclass
@@ -93,7 +94,7 @@ def collect_episodes(
             raise UsageError(
                 f"collect_episodes: environments {endless[:5]}{more} had not ended their episode after "
                 f"{max(played)} steps, expected an end within step_limit = {step_limit}. Give the environment "
-                "a time limit, such as gymnasium.make(..., max_episode_steps=...), or raise step_limit."
+                f"a time limit ({TIME_LIMITS}), or raise step_limit."
             )
     infos, episodes = zip(*(episode for environment in environments for episode in environment.episodes), strict=True)
     numbers = [i for environment in environments for i in range(environment.quota)]

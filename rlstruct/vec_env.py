@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 IDLE_STEPS = 1000
 """Steps that may pass without a running environment before an error; batchers check at least every 16 steps."""
+TIME_LIMITS = "gymnasium.make(..., max_episode_steps=...), or time_limit=... of a TensorEnv"
+"""Ways to limit an episode, for messages."""
 FLAGS = ("terminated", "truncated", "done", "initial_state")
 """Keys of an observation that are masks [B] bool, in the order of `ObservationBuffer.flags`."""
 _MASK = "mask/"  # prefix of a mask that is moved together with an observation

@@ -15,6 +15,7 @@ from rlstruct.batchers import EpisodeStatistics, RL_Batcher
 from rlstruct.core import DictTensor, Trajectories
 from rlstruct.errors import BatcherStateError, warn_user
 from rlstruct.profiling import operation, phase
+from rlstruct.vec_env import TIME_LIMITS
 
 
 @dataclass(frozen=True)
@@ -262,7 +263,7 @@ class Evaluator:
             warn_user(
                 f"Evaluator: {n_cut} of {n_episodes} episodes had not ended after {self._n_steps} steps "
                 f"(step limit {self.step_limit}). They are cut there and count with their rewards so far. Set a time "
-                "limit, for example gymnasium.make(..., max_episode_steps=...), or raise evaluation_step_limit."
+                f"limit ({TIME_LIMITS}), or raise evaluation_step_limit."
             )
         env_steps, policy_version, start = self._started
         self._started = None

@@ -32,6 +32,7 @@ from rlstruct.errors import BadTypeError, BadValueError, warn_user
 from rlstruct.functional.all_reduce import sum_over_learners
 from rlstruct.policies.loading import description, missing_factories, shown_by
 from rlstruct.profiling import operation, phase
+from rlstruct.vec_env import TIME_LIMITS
 
 CreateModel = Callable[[], nn.Module]
 
@@ -332,8 +333,7 @@ class TrainingLoop:
                     warn_user(
                         f"run_training: none of {n_running} episodes ended within n_timesteps = "
                         f"{self.config.n_timesteps} steps. They are cut there and count as truncated. Raise "
-                        "n_timesteps, or set a time limit if episodes may never end, for example "
-                        "gymnasium.make(..., max_episode_steps=...)."
+                        f"n_timesteps, or set a time limit if episodes may never end ({TIME_LIMITS})."
                     )
         else:
             # computed from shapes, which does not wait for the device

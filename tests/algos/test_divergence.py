@@ -106,7 +106,9 @@ def test_an_evaluation_that_never_ends_is_cut_with_a_warning() -> None:
     with RL_Batcher(10, WeightlessAgent, CountingEnv, env_args={"n_envs": 2, "lengths": (5, 1000)}, seed=0) as batcher:
         evaluator = Evaluator(batcher, step_limit=25)
         evaluator.start({}, env_steps=0, policy_version=0)
-        with pytest.warns(UserWarning, match=r"1 of 2 episodes had not ended after 30 steps .step limit 25.\. .*cut"):
+        with pytest.warns(
+            UserWarning, match=r"1 of 2 episodes had not ended after 30 steps .step limit 25.\. .*TensorEnv"
+        ):
             result = evaluator.wait()
         # The first environment plays 5 steps, worth 1 + … + 5 = 15; the second is cut after 30, worth 30 * 31 / 2.
         assert (result.lengths, result.returns, result.n_cut) == ((5, 30), (15.0, 465.0), 1)
@@ -116,7 +118,8 @@ def test_an_evaluation_that_never_ends_is_cut_with_a_warning() -> None:
 
 
 def test_episodes_longer_than_a_batch_of_reinforce_are_named_once() -> None:
-    with pytest.warns(UserWarning, match=r"none of 4 episodes ended within n_timesteps = 5 steps.*max_episode") as seen:
+    said = r"none of 4 episodes ended within n_timesteps = 5 steps.*max_episode.*of a TensorEnv"
+    with pytest.warns(UserWarning, match=said) as seen:
         train("reinforce", None, n_timesteps=5, evaluation_timesteps=60, n_env_steps=100)
     assert len(seen) == 1
 
