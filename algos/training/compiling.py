@@ -62,7 +62,10 @@ def with_decisions(
             costs["compile_update"] += config.n_timesteps * SECONDS_PER_STEP
             saved["compile_update"] *= 1 + config.n_timesteps * SAVED_PER_STEP / SAVED["compile_update"]
     if pays:
-        words = ", ".join(f"{name} (saves about {saved[name]:.0f} s, costs {costs[name]:.0f})" for name in pays)
+        only = {"compile_simulator": ", if the environment is a TensorEnv"}
+        words = ", ".join(
+            f"{name} (saves about {saved[name]:.0f} s, costs {costs[name]:.0f}{only.get(name, '')})" for name in pays
+        )
         turned_on, not_on = f"turns on {words}. Pass False to leave one off.", f"would turn on {words}, but {why_not}."
         _logger.info("run_training %s", not_on if why_not else turned_on)
     decisions: dict[str, Any] = {**chosen, **{name: name in pays and not why_not for name in new}}

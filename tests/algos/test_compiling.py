@@ -141,7 +141,7 @@ def test_one_line_tells_what_is_compiled_and_why(
         "compile_update (saves about 27 s, costs 25). Pass False to leave one off."
     )
     assert "would turn on compile_agent" in missing
-    assert missing.endswith("costs 15), but there is no C++ compiler called g++.")
+    assert missing.endswith("costs 15, if the environment is a TensorEnv), but there is no C++ compiler called g++.")
 
 
 def test_a_simulator_is_compiled_in_a_training_that_decided_so() -> None:
