@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -12,7 +13,7 @@ import torch
 from rlstruct.algos.a2c import A2CConfig
 from rlstruct.algos.minibatches import EpochConfig
 from rlstruct.algos.training.config import TrainingConfig
-from rlstruct.algos.training.presets import PRESETS
+from rlstruct.algos.training.presets import PRESETS, Preset
 from rlstruct.cli.messages import UserError, nearest
 from rlstruct.cli.stored_run import RunSettings
 from rlstruct.cli.tasks import Task, find, is_image, registered_id, spaces_of
@@ -46,8 +47,7 @@ def settings_for(
     network: tuple[str, ...] = ()
     if env and name in names and (chosen or not on_consoles or options.simulator == "warp"):
         preset = PRESETS[algorithm, name]
-        kept = {key: value for key, value in preset.network.items() if key != "hidden" or not options.recurrent}
-        network = tuple(f"{key}={json.dumps(value)}" for key, value in kept.items())
+        network = _network_of(preset, recurrent=options.recurrent)
         config = preset.config
         if not name.startswith(env) or options.wrapper:
             config = replace(config, target_return=None)  # the target belongs to another task
@@ -66,6 +66,30 @@ def settings_for(
         return None, [f"settings: the defaults{made_for}{others}"]
     config, fitted = _with_fitting_parts(config, options)
     return (Task(env=options.env, network=network), config), [*notes, *fitted]
+
+
+def _network_of(preset: Preset, *, recurrent: bool) -> tuple[str, ...]:
+    """Return the network of a preset as the words of --network; one with a memory has its own size."""
+    return tuple(
+        f"{key}={json.dumps(value)}" for key, value in preset.network.items() if key != "hidden" or not recurrent
+    )
+
+
+@contextlib.contextmanager
+def naming_preset(algorithm: str, task: Task, preset: str | None) -> Iterator[None]:
+    """Say that the network of ``--preset`` belongs to another environment, if an error blames ``--network`` for it."""
+    try:
+        yield
+    except UserError as error:
+        known = PRESETS.get((algorithm, preset or ""))
+        if known is None or not str(error).startswith("--network "):
+            raise
+        if task.network != _network_of(known, recurrent=task.remembers()):
+            raise
+        raise UserError(
+            f"--preset {preset}: this preset is for another environment, and its network, --network "
+            f"{' '.join(task.network)}, does not fit {task.env}. Pass a --network that fits, or omit --preset. {error}"
+        ) from None
 
 
 def _shows_images(options: argparse.Namespace) -> bool:

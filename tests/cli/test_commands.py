@@ -181,6 +181,18 @@ def test_another_preset_or_none_can_be_chosen(capsys: Capture) -> None:
     assert settings_of(none)["trace_decay"] == A2CConfig().trace_decay
 
 
+def test_a_preset_whose_network_does_not_fit_is_blamed(capsys: Capture) -> None:
+    words = ["train", "ppo", "--env", "CartPole-v1", *SMALL, "--preset", "Pendulum-v1"]
+    assert main(words) == 2
+    said = capsys.readouterr().err
+    assert "--preset Pendulum-v1: this preset is for another environment" in said
+    assert "--network initial_log_std=0.5, does not fit CartPole-v1. Pass a --network that fits, or omit --pre" in said
+    assert main([*words, "--network", "initial_log_std=0.7"]) == 2
+    assert "train: --network initial_log_std: there are only hidden" in capsys.readouterr().err
+    assert main([*words, "--env", "no_such_module:Env"]) == 2
+    assert "train: there is no module 'no_such_module'" in capsys.readouterr().err
+
+
 def test_what_would_be_compiled_is_told_in_a_line(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     monkeypatch.setattr(compiling, "SECONDS", dict.fromkeys(compiling.SECONDS, 0.0))
     monkeypatch.setattr(compiling, "why_no_compiler", lambda: "there is no C++ compiler called g++")

@@ -27,7 +27,7 @@ from rlstruct.algos.training.config import TrainingConfig, changed_setting, chec
 from rlstruct.algos.training.evaluation import Evaluation, TrainingResult
 from rlstruct.algos.training.run_folder import RunFolder
 from rlstruct.cli.agents import AgentChoice, algorithm_of, display_name, prepare, with_stacks
-from rlstruct.cli.initial_settings import read_initial_options, settings_for
+from rlstruct.cli.initial_settings import naming_preset, read_initial_options, settings_for
 from rlstruct.cli.messages import LOG, UserError, check_device, out_of_memory, plural, refused, require, say, wrapped
 from rlstruct.cli.stored_run import RunSettings, commits, folder_of, load_settings, load_trained, versions
 from rlstruct.cli.tasks import Factory, Task, is_own
@@ -188,7 +188,8 @@ def _train(algorithm: str, options: Training[Any], notes: Sequence[str], command
         trained = load_trained(resumed, auto_reset=auto_reset, factories=options.factory)
         factory, choice = trained.factory, trained.choice
     else:
-        factory, choice = prepare(algorithm, task)
+        with naming_preset(algorithm, task, options.preset):
+            factory, choice = prepare(algorithm, task)
         config = with_stacks(config, factory.stack)
     earlier = load_settings(resumed).commands if resumed is not None and not options.factory else ()
     settings = RunSettings(
