@@ -22,7 +22,7 @@ from rlstruct.batchers.arguments import check_factory
 from rlstruct.core import DictTensor
 from rlstruct.device import resolve_device
 from rlstruct.engine.purity import RANDOM_IN_TRAINING
-from rlstruct.errors import BadTypeError, check_call, warn_user
+from rlstruct.errors import BadTypeError, BadValueError, check_call, warn_user
 from rlstruct.rl_agent import RL_Agent
 from rlstruct.vec_env import DeviceEnv, VecEnv
 
@@ -62,8 +62,16 @@ def _warn_of_number(asked: object, made: int) -> None:
 
 
 def check_create_env(create_env: CreateEnv, env_args: Mapping[str, object]) -> None:
-    """Raise TypeError unless ``create_env`` is a factory that accepts the arguments of a training."""
+    """Raise TypeError unless ``create_env`` is a factory that accepts the arguments of a training.
+
+    Raise ValueError if ``env_args`` has the number of environments, which the configuration sets.
+    """
     check_factory("run_training", "create_env", create_env, "such as a function of n_envs and seed")
+    if "n_envs" in env_args:
+        raise BadValueError(
+            f"run_training: env_args has n_envs={env_args['n_envs']!r}, but create_env gets the n_envs of the "
+            "configuration, and another number for evaluations. Leave it out, and set config.n_envs."
+        )
     arguments = _placed(create_env, "cpu", {**env_args, "n_envs": 1, "seed": 0})
     fix = "every training passes n_envs and seed, further arguments come from env_args"
     check_call("run_training", "create_env", create_env, arguments, fix)

@@ -236,12 +236,14 @@ class Factory:
         """Create ``n_envs`` environments, on ``device`` if they support it; environment j has the seed ``seed + j``."""
         auto_reset = self.auto_reset if auto_reset is None else auto_reset
         if self.backend is not None:
-            settings = {"backend": self.backend, "auto_reset": auto_reset, **self.settings}
+            _refuse_passed(self.settings)
+            settings = {"backend": self.backend, "auto_reset": auto_reset, "device": device, **self.settings}
             if self.atari:
                 settings["stack"] = min(1, self.stack)  # the environment refuses 0
-            return sims.make(registered_id(self.name), n_envs, seed, device=device, **settings)
+            return sims.make(registered_id(self.name), n_envs, seed, **settings)
         create: Any = imported(self.name) if is_own(self.name) else partial(gymnasium.make, self.name)
         if is_own(self.name) and not (isinstance(create, type) and issubclass(create, gymnasium.Env)):
+            _refuse_passed(self.settings)
             taken = inspect.signature(create).parameters
             takes_all = any(one.kind is one.VAR_KEYWORD for one in taken.values())
             offered = {"device": device, "auto_reset": auto_reset}
@@ -329,6 +331,14 @@ def find(task: Task, *, auto_reset: bool) -> Factory:
     require_atari()
     obs_type = {**spec.kwargs, **settings}.get("obs_type", "rgb")
     return replace(made, atari=obs_type != "ram" and not spec.additional_wrappers)
+
+
+def _refuse_passed(settings: Mapping[str, Any]) -> None:
+    """Raise UserError if the user sets an argument that every VecEnv gets from the command."""
+    for name in ("n_envs", "seed"):
+        if name in settings:
+            option = f"--{name.replace('_', '-')}"
+            raise UserError(f"--env-options {name}={settings[name]}: the command passes {name} itself. Pass {option}.")
 
 
 def _unwrappable(words: Sequence[str], why: str) -> UserError:

@@ -38,6 +38,7 @@ class InfoNumbers:
                 raise BadValueError(f"{where}: info has {name!r}, which {what}, expected different paths. {fix}")
         self.keys = tuple(f"info/{name}" for name in self.names)
         self._where, self._unseen = where, set(self.names)
+        self._last: object = None  # info, until all names have been seen
 
     def __bool__(self) -> bool:
         """Return True if there is anything to carry."""
@@ -53,6 +54,7 @@ class InfoNumbers:
         Raises:
             ShapeMismatchError: a value is not a number.
         """
+        self._last = info if self._unseen else None
         for name, array in zip(self.names, arrays, strict=True):
             value = info
             for part in name.split("/"):
@@ -84,6 +86,7 @@ class InfoNumbers:
             for j, row in enumerate(info):
                 self.write(arrays, j, {**row, **row.get("final_info", {})} if ended[j] else row)
             return
+        self._last = info if self._unseen else None
         for name, array in zip(self.names, arrays, strict=True):
             array[:] = np.nan
             self._write_column(name, array, info, np.ones_like(ended))
@@ -96,10 +99,11 @@ class InfoNumbers:
         """Warn once about names that no info has had; call it when an episode has ended."""
         if self._unseen:
             missing, self._unseen = sorted(self._unseen), set()
+            known, self._last = ", ".join(map(repr, _paths(self._last))) or "nothing", None
             warn_user(
                 f"{self._where}: no info of a step had {', '.join(map(repr, missing))} until the first episode ended: "
-                "NaN in the batch. Compare the name with the info that step() returns; for episode/r, wrap each "
-                "environment in gymnasium.wrappers.RecordEpisodeStatistics."
+                f"NaN in the batch. The last info had {known}; for episode/r, wrap each environment in "
+                "gymnasium.wrappers.RecordEpisodeStatistics."
             )
 
     def _write_column(self, name: str, array: Array, info: Any, rows: Array) -> None:  # noqa: ANN401
@@ -132,3 +136,11 @@ class InfoNumbers:
         if j is not None:
             tag_environment(error, j)
         return error
+
+
+def _paths(info: object) -> list[str]:
+    """Return the paths of everything in an info, without the masks of vector environments."""
+    if not isinstance(info, Mapping):
+        return []
+    parts = {str(name): _paths(value) for name, value in info.items() if not str(name).startswith("_")}
+    return [path for name, inner in parts.items() for path in ([f"{name}/{one}" for one in inner] or [name])]

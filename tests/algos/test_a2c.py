@@ -419,6 +419,11 @@ def test_what_is_no_factory_of_environments_is_refused(factory: Any, error: type
         train(SMALL, create_model, ActorCriticAgent, factory())
 
 
+def test_the_number_of_environments_belongs_into_the_settings() -> None:
+    with pytest.raises(ValueError, match=r"run_training: env_args has n_envs=3, but .* Leave it out, and set config\."):
+        train(SMALL, create_model, ActorCriticAgent, create_env, env_args={"n_envs": 3})
+
+
 def test_an_agent_where_its_factory_belongs_is_refused() -> None:
     agent = ActorCriticAgent(create_model())
     with pytest.raises(TypeError, match="create_agent is a ActorCriticAgent, expected a function or a class"):

@@ -146,6 +146,15 @@ def test_an_exception_of_the_users_code_is_a_line_and_its_own_traceback(
     assert "rlstruct/cli" not in rest
 
 
+@pytest.mark.parametrize("env", ["odd_envs:not_an_env", "CartPole-v1"])
+def test_an_option_of_environments_that_the_command_passes(env: str, capsys: Capture) -> None:
+    simulator = [] if ":" in env else ["--simulator", "torch"]
+    words = ["train", "ppo", "--env", env, *simulator, "--env-options", "n_envs=3", *SMALL]
+    said = refused(words, capsys)
+    assert "--env-options n_envs=3: the command passes n_envs itself. Pass --n-envs." in said
+    assert_one_sentence(said)
+
+
 def test_a_training_that_does_not_begin_leaves_no_folder(capsys: Capture) -> None:
     assert "no licence" in refused(["train", "ppo", "--env", "odd_envs:Raises", *SMALL], capsys)
     words = ["train", "ppo", "--env", "odd_envs:Base", *SMALL, "--n-minibatches", "1", "--n-learners", "3"]
