@@ -76,8 +76,10 @@ if not _TYPE_CHECKING:  # for them every name would exist
             globals()[name] = value  # from here on it costs nothing
             return value
         for folder in () if name.startswith("_") or name in _FOLDERS else _FOLDERS:
-            if _exports(folder, name):  # `from rlstruct import` would replace the message of an AttributeError
-                raise ImportError(f"{name!r} is not here. Write: from rlstruct.{folder} import {name}", name="rlstruct")
+            for there in (name, name.lower()):  # PPO is the module ppo
+                if _exports(folder, there):  # `from rlstruct import` would replace the message of an AttributeError
+                    fix = f"Write: from rlstruct.{folder} import {there}"
+                    raise ImportError(f"{name!r} is not here. {fix}", name="rlstruct")
         if name in _renamed.NAMES["rlstruct"]:
             return _renamed.attributes(__name__)(name)
         fix = f". Write: import rlstruct.{name}" if name in _FOLDERS else ""

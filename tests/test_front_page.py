@@ -55,6 +55,11 @@ def test_names_of_other_packages_say_where_they_live(name: str, place: str) -> N
     assert hasattr(importlib.import_module(f"rlstruct.{place}"), name)  # what it says is true
 
 
+def test_the_name_of_an_algorithm_says_where_its_module_is() -> None:
+    with pytest.raises(ImportError, match=r"^'PPO' is not here\. Write: from rlstruct\.algos import ppo$"):
+        rlstruct.PPO  # noqa: B018
+
+
 def test_a_package_that_is_not_imported_yet_says_how() -> None:
     code = "import rlstruct\ntry: rlstruct.batchers\nexcept AttributeError as error: print(error)"
     code += "\nfrom rlstruct import batchers; print(rlstruct.batchers.RL_Batcher)"
