@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -44,6 +45,15 @@ class Algorithm(Generic[Config]):
     agents: Literal["policy", "values", "online values", "soft", "search"] = "policy"
     arrange: Arrange[Config] | None = None
 
+    def __post_init__(self) -> None:
+        """Give this algorithm its own docstring, which help() shows instead of that of the class."""
+        signature = inspect.signature(type(self).__call__)
+        _, *plain = [one.replace(annotation=one.empty) for one in signature.parameters.values()]
+        call = f"train{signature.replace(parameters=plain, return_annotation=signature.empty)}"
+        about = f"{self.about}. Settings: {self.learner.settings.__name__}"
+        text = f"{call}\n\n{about}.\n\n{inspect.getdoc(type(self).__call__)}"
+        object.__setattr__(self, "__doc__", text)  # the dataclass is frozen
+
     def __call__(
         self,
         config: Config,
@@ -55,7 +65,23 @@ class Algorithm(Generic[Config]):
         run: RunFolder | None = None,
         callbacks: Sequence[Callback] = (),
     ) -> TrainingResult:
-        """Train a network with the settings of this algorithm; arguments, result and errors: see `run_training`."""
+        """Train a network.
+
+        `run_training` says more about the arguments, and what it raises.
+
+        Args:
+            config: all settings.
+            create_model: returns the network, on the CPU.
+            create_agent: returns an agent around a network, called as ``create_agent(model, device=…, stochastic=…,
+                copy_model=…)``, such as a class of `rlstruct.agents`.
+            create_env: returns the environments, called as ``create_env(n_envs=…, seed=…, **env_args)``.
+            env_args: further arguments of ``create_env``.
+            run: folder of the results; None logs nothing.
+            callbacks: called at the start and the end, after each update and after each evaluation.
+
+        Returns:
+            The trained network and its history.
+        """
         if not isinstance(run, RunFolder | None):
             raise BadTypeError(f"run_training: run is {run!r}, expected a RunFolder, or None. Pass run=RunFolder(…).")
         if run is not None:

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import pydoc
 from typing import Any
 
 import pytest
 import torch
 from resume_tasks import train
 
-from rlstruct.algos import A2CConfig, DQNConfig, PPOConfig, PQNConfig, ReinforceConfig, SACConfig
+from rlstruct.algos import ALGORITHMS, A2CConfig, DQNConfig, PPOConfig, PQNConfig, ReinforceConfig, SACConfig
 
 ALL = pytest.mark.parametrize("name", ["reinforce", "a2c", "ppo", "dqn", "pqn", "pqn, recurrent", "sac"])
+
+
+@pytest.mark.parametrize("name", list(ALGORITHMS))
+def test_help_of_an_algorithm_tells_how_to_call_it(name: str) -> None:
+    said = pydoc.plain(pydoc.render_doc(ALGORITHMS[name]))
+    assert "train(config, create_model, create_agent, create_env, *, env_args=None, run=None, callbacks=())" in said
+    assert f"Settings: {ALGORITHMS[name].learner.settings.__name__}." in said
+    assert "create_env: returns the environments, called as ``create_env(n_envs=…, seed=…, **env_args)``." in said
 
 
 @ALL
