@@ -270,7 +270,9 @@ def test_a_stopped_run_goes_on_as_if_it_had_not_been_stopped(monkeypatch: pytest
     assert main(["train", "--resume", str(stopped), "--discount", "0.5", "--no-progress"]) == 2
     assert "discount is 0.5, but 0.99 in the checkpoint" in capsys.readouterr().err
     assert main(["train", "--resume", str(stopped), "--env", "Acrobot-v1"]) == 2
-    assert "--resume continues in CartPole-v1" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert f"--resume {stopped}: --env is 'Acrobot-v1', but 'CartPole-v1' in the run. Omit --env, or start an" in said
+    assert f"another run with it: rlstruct train --config {stopped} --env …" in said
     with RunFolder.resume(stopped, progress=False):
         assert main(["train", "--resume", str(stopped)]) == 2
     assert "is in use: a training writes into it" in capsys.readouterr().err

@@ -151,7 +151,13 @@ def read_options(arguments: Sequence[str]) -> tuple[str, Training[Any], list[str
     default = None if begun is None else Training(environment=begun[0], training=begun[1])
     options = parse_options(algorithm, words, default)
     if initial.resume and template and options.environment != template.task:
-        raise UserError(f"--resume continues in {template.task.env}. To change that, start a run with --config.")
+        now, before = vars(options.environment), vars(template.task)
+        name = next(name for name in now if now[name] != before[name])
+        option = f"--{name.replace('_', '-')}"
+        raise UserError(
+            f"--resume {folder}: {option} is {now[name]!r}, but {before[name]!r} in the run. Omit {option}, or start "
+            f"another run with it: rlstruct train --config {shlex.quote(str(folder))} {option} …"
+        )
     return algorithm, options, notes
 
 
