@@ -49,7 +49,7 @@ class ModelAgent(RL_Agent, Generic[Model]):
         for attribute in self._reads:
             if not hasattr(model, attribute):
                 raise BadTypeError(
-                    f"{name}: model is a {type(model).__name__} without the attribute {attribute!r}, expected one that "
+                    f"{name}: model is {kind_of(model)} without the attribute {attribute!r}, expected one that "
                     f"has it. help({name}) names a network that does."
                 )
         its_device = module_device(model)

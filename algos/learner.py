@@ -34,6 +34,7 @@ from rlstruct.errors import (
     ShapeMismatchError,
     UsageError,
     check_call,
+    kind_of,
     warn_user,
 )
 from rlstruct.functional import categorical, gaussian, random
@@ -557,7 +558,7 @@ def check_numbers(where: str, terms: Mapping[str, Any], *, single: Collection[st
     for name, term in terms.items():
         if not isinstance(term, Tensor):
             raise BadTypeError(
-                f"{where}: {name!r} is {term!r}, a {type(term).__name__}, expected a tensor on the learner's device. "
+                f"{where}: {name!r} is {term!r}, {kind_of(term)}, expected a tensor on the learner's device. "
                 f"Remove item(), or convert a Python number: loss.new_tensor({name})."
             )
         if name in single and term.dim():

@@ -24,6 +24,7 @@ from rlstruct.errors import (
     ShapeMismatchError,
     check_call,
     expect_type,
+    kind_of,
     warn_user,
 )
 from rlstruct.options import Range, check_seed, nearest
@@ -80,7 +81,7 @@ def as_integer(name: str, value: object, at_least: int | None = None) -> int:
         number = operator.index(value)  # type: ignore[arg-type]  # also numpy's integers
     except TypeError:
         raise BadTypeError(
-            f"RL_Batcher: {name} is {value!r}, a {type(value).__name__}; expected a whole number. Pass an int."
+            f"RL_Batcher: {name} is {value!r}, {kind_of(value)}; expected a whole number. Pass an int."
         ) from None
     Range(at_least=at_least).check("RL_Batcher", name, number)
     return number
@@ -155,7 +156,7 @@ def check_factory(where: str, name: str, factory: object, how: str) -> None:
     if isinstance(factory, VecEnv | RL_Agent | nn.Module) or not callable(factory):
         made = "RL_Agent" if name == "create_agent" else "VecEnv"
         raise BadTypeError(
-            f"{where}: {name} is a {type(factory).__name__}, expected a function or a class. "
+            f"{where}: {name} is {kind_of(factory)}, expected a function or a class. "
             f"Every process creates its own {made}: pass the function that creates it, {how}."
         )
 

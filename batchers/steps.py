@@ -15,7 +15,7 @@ from rlstruct.core import DictTensor, Layout, TemporalDictTensor, expect
 from rlstruct.engine.executors import AgentOutput, inference_mode_agrees
 from rlstruct.engine.purity import modules_of, weights_of
 from rlstruct.engine.torch_private import version_of
-from rlstruct.errors import BadTypeError, DeviceMismatchError, ShapeMismatchError
+from rlstruct.errors import BadTypeError, DeviceMismatchError, ShapeMismatchError, kind_of
 from rlstruct.indexed_actions import wrong_index
 from rlstruct.rl_agent import RL_Agent, RL_Agent_CheckDevice, check_answer
 from rlstruct.spaces import ActionIndices
@@ -196,7 +196,7 @@ def expect_rows(where: str, tensors: object, env: VecEnv) -> None:
     """
     if not isinstance(tensors, DictTensor):
         raise BadTypeError(
-            f"{where} is a {type(tensors).__name__}, expected a DictTensor. Return DictTensor({{'name': tensor}}) with "
+            f"{where} is {kind_of(tensors)}, expected a DictTensor. Return DictTensor({{'name': tensor}}) with "
             "one row per environment; DictTensor() is the empty one."
         )
     device = str(env.device)

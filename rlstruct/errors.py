@@ -180,10 +180,13 @@ def how_to_install(extra: str) -> str:
 def kind_of(value: object) -> str:
     """Name a wrong argument: a class by its name, everything else by its type.
 
-    >>> kind_of(dict), kind_of({})
-    ('the class dict', 'a dict')
+    >>> kind_of(dict), kind_of({}), kind_of(3)
+    ('the class dict', 'a dict', 'an int')
     """
-    return f"the class {value.__name__}" if isinstance(value, type) else f"a {type(value).__name__}"
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    name = type(value).__name__
+    return f"{'an' if name[0] in 'AEIOaeio' else 'a'} {name}"  # but a UserError
 
 
 def expect_type(what: str, value: object, kinds: Any, expected: str, fix: str) -> None:  # noqa: ANN401 - as isinstance

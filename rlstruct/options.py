@@ -20,7 +20,7 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from rlstruct.errors import BadTypeError, BadValueError
+from rlstruct.errors import BadTypeError, BadValueError, kind_of
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -52,7 +52,7 @@ class Range:
         if not self.choices:
             if not isinstance(value, Real) or (self.whole and value % 1):
                 noun = "a whole number" if self.whole else "a number"
-                text = f"{where}: {name} is {value!r}, a {type(value).__name__}; expected {noun}"
+                text = f"{where}: {name} is {value!r}, {kind_of(value)}; expected {noun}"
                 raise BadTypeError(", ".join(filter(None, [text, str(self)])) + ".")
             number = float(value)
             fits = (self.at_least is None or number >= self.at_least) and (self.above is None or number > self.above)
@@ -87,9 +87,7 @@ def check_seed(where: str, name: str, seed: object, n: int = 1) -> int:
         number = operator.index(seed)  # type: ignore[arg-type]  # also numpy's integers
     except TypeError:
         fix = "Pass an int." if n == 1 else "Pass one int s: environment j gets the seed s + j."
-        raise BadTypeError(
-            f"{where}: {name} is {seed!r}, a {type(seed).__name__}; expected a whole number. {fix}"
-        ) from None
+        raise BadTypeError(f"{where}: {name} is {seed!r}, {kind_of(seed)}; expected a whole number. {fix}") from None
     if not 0 <= number < 2**63 - n:
         raise BadValueError(f"{where}: {name} is {number}, expected 0 to 2**63 - {n + 1}.")
     return number

@@ -386,7 +386,7 @@ def check_answer(where: str, answer: object) -> tuple[DictTensor, DictTensor]:
             return action, new_state
         got = f"({type(action).__name__}, {type(new_state).__name__})"
     else:
-        got = f"a {type(answer).__name__}"
+        got = kind_of(answer)
     raise BadTypeError(
         f"{where}: returned {got}, expected the pair (DictTensor, DictTensor). "
         "Return DictTensor({'action': ...}), state: an agent without a state returns the one that it got."

@@ -14,7 +14,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
-from rlstruct.errors import BadTypeError, BadValueError, ShapeMismatchError
+from rlstruct.errors import BadTypeError, BadValueError, ShapeMismatchError, kind_of
 
 Space: TypeAlias = spaces.Space[Any]
 Element: TypeAlias = Any
@@ -57,7 +57,7 @@ class Leaf:
                 value = value[name]
         except (KeyError, IndexError, TypeError) as error:
             raise ShapeMismatchError(
-                f"{self.key}: the environment gave a {type(value).__name__} without the entry {name!r} that its "
+                f"{self.key}: the environment gave {kind_of(value)} without the entry {name!r} that its "
                 f"space declares. Return every entry, or leave it out of the space."
             ) from error
         return value
@@ -285,7 +285,7 @@ def _walk(space: Space, key: str, path: tuple[Any, ...], where: str) -> Iterator
             yield from _walk(child, f"{key}/{name}", (*path, name), where)
         return
     if not isinstance(space, spaces.Space):
-        raise BadTypeError(f"{where}: space {key!r} is a {type(space).__name__}, expected a space of gymnasium.spaces.")
+        raise BadTypeError(f"{where}: space {key!r} is {kind_of(space)}, expected a space of gymnasium.spaces.")
     if not isinstance(space, _PLAIN):
         raise BadTypeError(
             f"{where}: space {key!r} is {space}, which has no fixed shape. Only Box, Discrete, MultiDiscrete, "

@@ -22,6 +22,7 @@ from rlstruct.errors import (
     MissingMethodError,
     UsageError,
     expect_type,
+    kind_of,
 )
 
 if TYPE_CHECKING:
@@ -202,7 +203,7 @@ def check_action(where: str, action: object, keys: Iterable[str] = ()) -> DictTe
     named = action if isinstance(action, Mapping) else {"action": action}
     keys = ", ".join(f"{key!r}: …" for key in named)
     raise BadTypeError(
-        f"{where}.step: the action is a {type(action).__name__}, expected a DictTensor. Pass DictTensor({{{keys}}})."
+        f"{where}.step: the action is {kind_of(action)}, expected a DictTensor. Pass DictTensor({{{keys}}})."
     )
 
 

@@ -65,7 +65,7 @@ ENVIRONMENTS: dict[str, Callable[[], VecEnv]] = {
     [
         (torch.ones(2, dtype=torch.int64), r"a Tensor, expected a DictTensor\. Pass DictTensor\({'action': …}\)"),
         ({"action": torch.ones(2)}, r"a dict, expected a DictTensor\. Pass DictTensor\({'action': …}\)"),
-        (1, "a int, expected a DictTensor"),
+        (1, "an int, expected a DictTensor"),
     ],
 )
 def test_an_action_that_is_no_dict_tensor_is_told(name: str, action: Any, got: str) -> None:

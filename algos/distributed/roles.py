@@ -173,7 +173,7 @@ def _members(roles: Mapping[str, Sequence[Role]]) -> list[tuple[str, int, Role]]
     """Return name, index and object of each role, by rank; raise BadTypeError or BadValueError for wrong arguments."""
     if not isinstance(roles, Mapping):
         raise BadTypeError(
-            f"launch_roles: roles is a {type(roles).__name__}, expected a dict of lists of roles by their name. Pass "
+            f"launch_roles: roles is {kind_of(roles)}, expected a dict of lists of roles by their name. Pass "
             "for example {'learner': [Mine()]}."
         )
     for role, each in roles.items():
@@ -328,7 +328,7 @@ class Messages:
         ranks = self.ranks(role)
         if not isinstance(x, Tensor):
             raise BadTypeError(
-                f"Role.all_reduce: x is a {type(x).__name__}, expected a tensor. Pass for example torch.tensor([1.0])."
+                f"Role.all_reduce: x is {kind_of(x)}, expected a tensor. Pass for example torch.tensor([1.0])."
             )
         if self._rank not in ranks:
             mine, index = self._members[self._rank]

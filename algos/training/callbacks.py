@@ -16,7 +16,7 @@ from torch import Tensor
 from rlstruct.algos.training.checkpoint import plain, write_checkpoint
 from rlstruct.algos.training.evaluation import Evaluation
 from rlstruct.core import Trajectories
-from rlstruct.errors import BadTypeError, BadValueError, UsageError
+from rlstruct.errors import BadTypeError, BadValueError, UsageError, kind_of
 from rlstruct.functional.all_reduce import sum_over_learners
 from rlstruct.options import nearest, writable
 from rlstruct.policies import Policy
@@ -258,7 +258,7 @@ def _plain(one: Callback) -> object:
 def for_others(callbacks: Sequence[Callback]) -> list[Callback]:
     """Return the callbacks for the other learners; a placeholder stands for each that only rank 0 calls."""
     if not isinstance(callbacks, Sequence):
-        raise BadTypeError(f"run_training: callbacks is a {type(callbacks).__name__}, expected a list of callbacks.")
+        raise BadTypeError(f"run_training: callbacks is {kind_of(callbacks)}, expected a list of callbacks.")
     for one in callbacks:
         if not isinstance(one, Callback):
             raise BadTypeError(

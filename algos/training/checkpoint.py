@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from rlstruct.core import DictTensor, TemporalDictTensor, Trajectories
-from rlstruct.errors import BadTypeError, BadValueError, MissingFileError, UsageError, warn_user
+from rlstruct.errors import BadTypeError, BadValueError, MissingFileError, UsageError, kind_of, warn_user
 from rlstruct.policies.loading import read_plain
 
 FORMAT = 2
@@ -89,7 +89,7 @@ def _check_plain(value: Any, place: str, allowed: Set[object]) -> None:  # noqa:
         entries = [(f"[{i}]", one) for i, one in enumerate(value) if type(one) not in _PLAIN]
     else:
         raise BadTypeError(
-            f"checkpoint: {place or 'the state'} is a {type(value).__name__}, which a checkpoint cannot hold; expected "
+            f"checkpoint: {place or 'the state'} is {kind_of(value)}, which a checkpoint cannot hold; expected "
             "tensors and plain values: numbers, strings, lists and dicts. Convert arrays with torch.from_numpy, and "
             "store a module's state_dict()."
         )

@@ -28,7 +28,7 @@ from rlstruct.batchers import EpisodeStatistics, RL_Batcher
 from rlstruct.core import DictTensor, TensorSpec, Trajectories
 from rlstruct.device import resolve_device
 from rlstruct.engine.compiled import compiling_simulators
-from rlstruct.errors import BadTypeError, BadValueError, warn_user
+from rlstruct.errors import BadTypeError, BadValueError, kind_of, warn_user
 from rlstruct.functional.all_reduce import sum_over_learners
 from rlstruct.policies.loading import description, missing_factories, shown_by
 from rlstruct.profiling import operation, phase
@@ -93,7 +93,7 @@ def run_training(
     """
     if not isinstance(config, learner_class.settings):
         raise BadTypeError(
-            f"run_training: config is a {type(config).__name__}, expected the {learner_class.settings.__name__} of "
+            f"run_training: config is {kind_of(config)}, expected the {learner_class.settings.__name__} of "
             "this algorithm. Import the configuration and train() from the same module of rlstruct.algos."
         )
     check_create_env(create_env, env_args or {})

@@ -26,7 +26,7 @@ from rlstruct.algos.training.checkpoint import lock_file, read_checkpoint, repla
 from rlstruct.algos.training.evaluation import Evaluation
 from rlstruct.algos.training.learning_curve import draw_learning_curve, in_order
 from rlstruct.algos.training.loggers import CreateLogger, create_bar, find_loggers, flat_settings
-from rlstruct.errors import BadTypeError, BadValueError, MissingFileError, UsageError, import_extra
+from rlstruct.errors import BadTypeError, BadValueError, MissingFileError, UsageError, import_extra, kind_of
 from rlstruct.profiling import operation
 
 _COUNTERS = ("env_steps", "policy_version", "seconds", "steps_per_second")
@@ -210,7 +210,7 @@ class RunFolder:
             if not isinstance(value, Integral if name in counts else Real):
                 noun = "whole number" if name in counts else "number"
                 raise BadTypeError(
-                    f"RunFolder.log: {name} is {value!r}, a {type(value).__name__}; expected a {noun}. Pass "
+                    f"RunFolder.log: {name} is {value!r}, {kind_of(value)}; expected a {noun}. Pass "
                     "tensor.item() of a tensor."
                 )
         row: dict[str, float] = {"env_steps": env_steps, "policy_version": policy_version, "seconds": at - self._start}
@@ -355,7 +355,7 @@ class RunFolder:
 
 def _settings_text(where: str, config: object) -> bytes:
     if not is_dataclass(config) or isinstance(config, type):
-        raise BadTypeError(f"{where}: config is a {type(config).__name__}, expected an instance of a dataclass.")
+        raise BadTypeError(f"{where}: config is {kind_of(config)}, expected an instance of a dataclass.")
     return (json.dumps(asdict(config), indent=2, default=str) + "\n").encode()
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rlstruct.core import DictTensor
 from rlstruct.engine.validity import StepChecks, unchecked
-from rlstruct.errors import BadTypeError, BadValueError, ShapeMismatchError, UsageError
+from rlstruct.errors import BadTypeError, BadValueError, ShapeMismatchError, UsageError, kind_of
 from rlstruct.options import check_seed
 from rlstruct.spaces import Element, Leaf, as_tensor, leaves, nest
 from rlstruct.vec_env import VecEnv
@@ -168,7 +168,7 @@ class GymnasiumVectorEnv(VectorEnv[Element, Element, Any]):
         env = self._create(**self._env_args, seed=self._seed)
         if not isinstance(env, VecEnv):
             raise BadTypeError(
-                f"GymnasiumVectorEnv: create_env returned a {type(env).__name__}, expected a VecEnv. "
+                f"GymnasiumVectorEnv: create_env returned {kind_of(env)}, expected a VecEnv. "
                 "Pass the factory that RL_Batcher takes, such as one that returns rlstruct.sims.make(...)."
             )
         if not env.auto_reset:

@@ -11,7 +11,7 @@ from torch import Tensor
 from rlstruct.core import DictTensor, Layout, expect
 from rlstruct.device import DeviceLike, resolve_device
 from rlstruct.engine.validity import StepChecks
-from rlstruct.errors import BadTypeError, BadValueError, ShapeMismatchError, UsageError
+from rlstruct.errors import BadTypeError, BadValueError, ShapeMismatchError, UsageError, kind_of
 from rlstruct.functional.masks import rows_of, zero_rows
 from rlstruct.options import check_seed
 from rlstruct.profiling import operation
@@ -146,7 +146,7 @@ class TensorsEnv(VecEnv):
         """Raise unless a value is a tensor, and has this shape."""
         if not isinstance(value, Tensor):
             raise BadTypeError(
-                f"{self._name}: {what} is a {type(value).__name__}, expected a tensor on {self._device}. "
+                f"{self._name}: {what} is {kind_of(value)}, expected a tensor on {self._device}. "
                 "rlstruct.envs.GymVectorEnv takes environments that return numpy arrays."
             )
         if shape is not None and value.shape != shape:

@@ -22,6 +22,7 @@ from rlstruct.algos import ALGORITHMS, Algorithm
 from rlstruct.algos.training.config import TrainingConfig
 from rlstruct.cli.messages import UserError, nearest
 from rlstruct.cli.tasks import Factory, Task, find, imported, is_image, is_own, spaces_of
+from rlstruct.errors import kind_of
 from rlstruct.rl_agent import RL_Agent
 from rlstruct.spaces import ActionIndices, leaves
 
@@ -180,7 +181,7 @@ def _own_network(
             "observation_space or action_space, or pass further arguments as KEY=VALUE."
         ) from None
     if not isinstance(made := create(**arguments), nn.Module):
-        raise UserError(f"--network {name} returned a {type(made).__name__}, expected a torch.nn.Module.")
+        raise UserError(f"--network {name} returned {kind_of(made)}, expected a torch.nn.Module.")
     return made
 
 
@@ -212,7 +213,7 @@ def _fitting(algorithm: str, task: Task, observation: spaces.Space[Any], action:
     """Return the space that agents see; raise if no bundled agent of this algorithm supports the task."""
     if not isinstance(observation, spaces.Box):
         raise UserError(
-            f"the bundled agents see one frame, and this environment shows a {type(observation).__name__} space. Wrap "
+            f"the bundled agents see one frame, and this environment shows {kind_of(observation)} space. Wrap "
             "it (gymnasium.wrappers.FlattenObservation), or write an agent: tutorials/02_your_own_agent.py"
         )
     name, family = display_name(algorithm), ALGORITHMS[algorithm].agents

@@ -26,7 +26,7 @@ from rlstruct import sims
 from rlstruct.cli import wrappers
 from rlstruct.cli.messages import UserError, blame, nearest, plural, require
 from rlstruct.envs import GymEnv, GymEnvInf
-from rlstruct.errors import how_to_install
+from rlstruct.errors import how_to_install, kind_of
 from rlstruct.options import Options
 from rlstruct.sims.tensor_env import Backend
 from rlstruct.vec_env import VecEnv
@@ -121,7 +121,7 @@ def imported(name: str) -> Callable[..., Any]:
     if create is None:
         raise UserError(f"{module} has no function or class {attribute!r}.{nearest(attribute, vars(target))}")
     if not callable(create):
-        raise UserError(f"{name} is a {type(create).__name__}, expected a function or a class.")
+        raise UserError(f"{name} is {kind_of(create)}, expected a function or a class.")
     return create
 
 

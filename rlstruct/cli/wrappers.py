@@ -10,7 +10,7 @@ from typing import Any
 import gymnasium
 
 from rlstruct.cli.messages import UserError, blame, nearest
-from rlstruct.errors import Explained
+from rlstruct.errors import Explained, kind_of
 
 OPTION = "--wrapper"
 _EXAMPLE = "gymnasium.wrappers:TimeLimit,max_episode_steps=50"
@@ -94,7 +94,7 @@ def apply(env: gymnasium.Env[Any, Any], words: Sequence[str]) -> gymnasium.Env[A
             raise shown from None
         if not isinstance(wrapped, gymnasium.Env):
             raise UserError(
-                f"{OPTION} {word}: it returned a {type(wrapped).__name__}, expected a gymnasium.Env. Name a class of "
+                f"{OPTION} {word}: it returned {kind_of(wrapped)}, expected a gymnasium.Env. Name a class of "
                 "gymnasium.Wrapper, or a function that takes an environment and returns it wrapped."
             )
         env = wrapped

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rlstruct.core.layout import Layout, as_dict, check_indices, expect, validate
 from rlstruct.core.named_tensors import NamedTensors, join
-from rlstruct.errors import BadIndexError, BadTypeError, BadValueError, ShapeMismatchError
+from rlstruct.errors import BadIndexError, BadTypeError, BadValueError, ShapeMismatchError, kind_of
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -174,7 +174,7 @@ class TemporalDictTensor(NamedTensors):
     def _check_lengths(self, lengths: Tensor) -> None:
         where = f"{type(self).__name__}:"
         if not isinstance(lengths, Tensor):
-            raise BadTypeError(f"{where} lengths is a {type(lengths).__name__}, expected a tensor [B] of torch.int64.")
+            raise BadTypeError(f"{where} lengths is {kind_of(lengths)}, expected a tensor [B] of torch.int64.")
         first = self._first(lengths)
         B = first.shape[0] if first.dim() else 0
         fix = "Give one length for each row, on the device of the tensors."

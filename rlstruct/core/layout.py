@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rlstruct import renamed
-from rlstruct.errors import BadIndexError, BadKeyError, BadTypeError, DeviceMismatchError, ShapeMismatchError
+from rlstruct.errors import BadIndexError, BadKeyError, BadTypeError, DeviceMismatchError, ShapeMismatchError, kind_of
 
 _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 
@@ -240,13 +240,13 @@ def validate(cls: type, leading: int, tensors: Mapping[str, Tensor]) -> None:
 
 def _not_named(cls: type, key: object, tensor: object) -> TypeError:
     if not isinstance(key, str):
-        return BadTypeError(f"{cls.__name__}: key {key!r} is a {type(key).__name__}, expected a str.")
+        return BadTypeError(f"{cls.__name__}: key {key!r} is {kind_of(key)}, expected a str.")
     fix = "Convert it with torch.as_tensor(value, device=...)."
     if isinstance(tensor, torch.nn.Module):
         fix = "Pass the model to the agent when you create it: create_agent(model)."
     elif isinstance(tensor, int | float):
         fix = f"Give every row its value: torch.full((B,), {tensor})."
-    return BadTypeError(f"{cls.__name__}: key {key!r} holds a {type(tensor).__name__}, expected a torch.Tensor. {fix}")
+    return BadTypeError(f"{cls.__name__}: key {key!r} holds {kind_of(tensor)}, expected a torch.Tensor. {fix}")
 
 
 def check_pair(cls: type, leading: int, key: str, tensor: Tensor, first_key: str, first: Tensor) -> None:
@@ -297,9 +297,7 @@ def as_dict(cls: type, tensors: Any) -> dict[str, Any]:  # noqa: ANN401 - perhap
         fix = "Name it: {'frame': tensor}." if isinstance(tensors, Tensor) else "Such as {'frame': torch.zeros(B, 4)}."
         if isinstance(tensors, torch.nn.Module):
             fix = "The weights of a model are model.state_dict(), and need no structure: pass that dict itself."
-        raise BadTypeError(
-            f"{cls.__name__}: got a {type(tensors).__name__}, expected a mapping of names to tensors. {fix}"
-        )
+        raise BadTypeError(f"{cls.__name__}: got {kind_of(tensors)}, expected a mapping of names to tensors. {fix}")
     return dict(tensors)
 
 

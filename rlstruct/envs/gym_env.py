@@ -24,7 +24,7 @@ from rlstruct.envs.rows import (
     restart,
     write_rewards,
 )
-from rlstruct.errors import BadTypeError, BadValueError, ShapeMismatchError, expect_type, tag_environment
+from rlstruct.errors import BadTypeError, BadValueError, ShapeMismatchError, expect_type, kind_of, tag_environment
 from rlstruct.options import check_seed
 from rlstruct.profiling import operation
 from rlstruct.spaces import Element, advice_on
@@ -216,7 +216,7 @@ class GymEnv(RowsEnv):
             raise
 
     def _who(self, method: str, j: int) -> str:
-        return f"{self._where}.{method}: environment {j}, a {type(self.envs[j].unwrapped).__name__},"
+        return f"{self._where}.{method}: environment {j}, {kind_of(self.envs[j].unwrapped)},"
 
     def _explained(self, error: Exception, j: int, action: Element, answer: Element) -> Exception | None:
         """Create an error that says what is wrong with a return value or an action; None if both are valid.
@@ -287,7 +287,7 @@ def _checked(envs: Sequence[gymnasium.Env[Any, Any]], where: str) -> list[gymnas
     for j, env in enumerate(envs):
         if not isinstance(env, gymnasium.Env):
             raise BadTypeError(
-                f"{where}: entry {j} is a {type(env).__name__}, expected a gymnasium.Env. "
+                f"{where}: entry {j} is {kind_of(env)}, expected a gymnasium.Env. "
                 f"Build it first, for example with gymnasium.make(...)."
             )
         if any(env is other for other in envs[:j]):
@@ -298,7 +298,7 @@ def _checked(envs: Sequence[gymnasium.Env[Any, Any]], where: str) -> list[gymnas
             first, space = (getattr(one, name, None) for one in (envs[0], env))
             if not isinstance(space, gymnasium.Space):
                 raise BadTypeError(
-                    f"{where}: environment {j}, a {type(env.unwrapped).__name__}, declares no {name}. Set it in its "
+                    f"{where}: environment {j}, {kind_of(env.unwrapped)}, declares no {name}. Set it in its "
                     f"__init__, for example self.{name} = gymnasium.spaces."
                     + ("Discrete(n)." if name == "action_space" else "Box(low, high, shape).")
                 )

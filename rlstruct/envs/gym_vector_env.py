@@ -13,7 +13,7 @@ from rlstruct.core import DictTensor
 from rlstruct.envs.autoreset import autoreset_mode as find_mode
 from rlstruct.envs.autoreset import make_restarter
 from rlstruct.envs.rows import RowsEnv, copy_idle_rows, options_of, restart
-from rlstruct.errors import BadTypeError, BadValueError, tag_environment
+from rlstruct.errors import BadTypeError, BadValueError, kind_of, tag_environment
 from rlstruct.options import check_seed
 from rlstruct.profiling import operation
 from rlstruct.spaces import advice_on
@@ -173,7 +173,7 @@ class GymVectorEnv(RowsEnv):
 def _check_vector(vec: object) -> None:
     if not isinstance(vec, VectorEnv):
         raise BadTypeError(
-            f"GymVectorEnv: got a {type(vec).__name__}, expected a gymnasium.vector.VectorEnv. For a list of "
+            f"GymVectorEnv: got {kind_of(vec)}, expected a gymnasium.vector.VectorEnv. For a list of "
             f"environments use GymEnv or GymEnvInf; EnvPool needs env_type='gymnasium' and version 1.2 or later."
         )
     base: Any = vec.unwrapped

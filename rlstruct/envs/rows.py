@@ -16,7 +16,7 @@ from rlstruct.core import DictTensor, expect
 from rlstruct.engine.validity import StepChecks
 from rlstruct.envs.codec import Arrays, SpaceCodec
 from rlstruct.envs.info_numbers import InfoNumbers
-from rlstruct.errors import BadTypeError, ShapeMismatchError, UsageError, tag_environment, warn_user
+from rlstruct.errors import BadTypeError, ShapeMismatchError, UsageError, kind_of, tag_environment, warn_user
 from rlstruct.spaces import ROUNDING, Leaf, Space
 from rlstruct.vec_env import FLAGS, Ended, IdleGuard, ObservationBuffer, StepResult, VecEnv, check_action, expect_on_cpu
 
@@ -196,7 +196,7 @@ def options_of(env_info: DictTensor | None, n: int, where: str) -> Options | Non
 
 def old_api(who: str, answer: object, expected: str) -> TypeError:
     """Create the error for an environment whose return value does not have gymnasium's form."""
-    got = f"a {type(answer).__name__}"
+    got = kind_of(answer)
     if isinstance(answer, tuple):
         got = f"{len(answer)} values, ({', '.join(type(value).__name__ for value in answer)})"
     return BadTypeError(f"{who} returned {got}, expected gymnasium's {expected}. Port it from the old gym API.")

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rlstruct.core import DictTensor, Layout
-from rlstruct.errors import BadTypeError
+from rlstruct.errors import BadTypeError, kind_of
 from rlstruct.spaces import Leaf
 
 Tensors = dict[str, Tensor]
@@ -22,12 +22,12 @@ def fields_of(where: str, state: object) -> Tensors:
         return dict(state.items())
     if not dataclasses.is_dataclass(state) or isinstance(state, type):
         raise BadTypeError(
-            f"{where}: got a {type(state).__name__}, expected a frozen dataclass of tensors [B, ...] or a DictTensor."
+            f"{where}: got {kind_of(state)}, expected a frozen dataclass of tensors [B, ...] or a DictTensor."
         )
     fields = {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
     for name, value in fields.items():
         if not isinstance(value, Tensor):
-            raise BadTypeError(f"{where}: field {name!r} is a {type(value).__name__}, expected a tensor [B, ...].")
+            raise BadTypeError(f"{where}: field {name!r} is {kind_of(value)}, expected a tensor [B, ...].")
     return fields
 
 

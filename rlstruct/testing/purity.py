@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from rlstruct.core import DictTensor
 from rlstruct.engine.purity import RANDOM_IN_TRAINING, modules_of
+from rlstruct.errors import kind_of
 from rlstruct.testing.conformance import equal_rows, fail, holds
 
 _OF_MODULES = frozenset(vars(nn.Module()))
@@ -39,7 +40,7 @@ def check_modes(name: str, agent: object) -> None:
     """Raise ConformanceError if dropout or batch normalisation of an agent is in train mode while it acts."""
     for path, module in modules_of(agent).items():
         if isinstance(module, RANDOM_IN_TRAINING) and module.training:
-            got = f"{path}, a {type(module).__name__}, in train mode"
+            got = f"{path}, {kind_of(module)}, in train mode"
             fix = "Call model.eval() on the agent's model: it then acts without dropping or averaging over the batch."
             fail(name, None, got, "modules in eval mode", fix)
 

@@ -426,7 +426,7 @@ def test_the_number_of_environments_belongs_into_the_settings() -> None:
 
 def test_an_agent_where_its_factory_belongs_is_refused() -> None:
     agent = ActorCriticAgent(create_model())
-    with pytest.raises(TypeError, match="create_agent is a ActorCriticAgent, expected a function or a class"):
+    with pytest.raises(TypeError, match="create_agent is an ActorCriticAgent, expected a function or a class"):
         train(SMALL, create_model, agent, create_env)  # type: ignore[arg-type]
 
 

@@ -184,7 +184,7 @@ def test_each_computes_with_its_part_of_the_cores() -> None:
 
 
 def test_bad_roles_are_refused() -> None:
-    with pytest.raises(TypeError, match=r"roles\['a'\]\[0\] is a int, expected an object of a class that derives"):
+    with pytest.raises(TypeError, match=r"roles\['a'\]\[0\] is an int, expected an object of a class that derives"):
         launch_roles({"a": [3]})  # type: ignore[list-item]
     with pytest.raises(ValueError, match="roles is empty"):
         launch_roles({"a": []})

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -125,17 +126,18 @@ def plain(result: TrainingResult) -> dict[str, Any]:
     return {"weights": weights, "evaluations": evaluations, "losses": result.losses, "env_steps": result.env_steps}
 
 
-def new_folder(root: Path, name: str) -> RunFolder:
-    return RunFolder("test", config_of(name), n_env_steps=config_of(name).n_env_steps, root=root, progress=False)
+def new_folder(root: Path, name: str, **changes: Any) -> RunFolder:
+    config = replace(config_of(name), **changes)
+    return RunFolder("test", config, n_env_steps=config.n_env_steps, root=root, progress=False)
 
 
 def train_and_resume(name: str, root: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """Train without a break, and with one."""
     less = {"n_env_steps": 480}
-    with new_folder(root / "whole", name) as run:
+    with new_folder(root / "whole", name, **less) as run:
         whole = plain(train(name, run, **less))
     iterate: Callable[[TrainingLoop], None] = TrainingLoop.iterate
-    folder = new_folder(root / "broken", name)
+    folder = new_folder(root / "broken", name, **less)
 
     def die(self: TrainingLoop) -> None:
         if self.env_steps >= 200:

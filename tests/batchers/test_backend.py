@@ -188,5 +188,5 @@ def test_an_unknown_backend_is_named_with_those_that_there_are() -> None:
 def test_what_fails_in_an_inline_worker_is_a_worker_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(BACKENDS, "mine", f"{__name__}:create_inline_pool")
     batcher = RL_Batcher(5, RngAgent, lambda seed: 3, n_processes=1, cluster="mine://here")  # type: ignore[arg-type, return-value]
-    with batcher, pytest.raises(RuntimeError, match="create_env returned a int, expected a VecEnv"):
+    with batcher, pytest.raises(RuntimeError, match="create_env returned an int, expected a VecEnv"):
         batcher.reset()

@@ -141,8 +141,8 @@ def test_arguments_out_of_range(arguments: dict[str, Any], words: str) -> None:
         ({"seed": "0"}, "seed is '0', a str; expected a whole number"),
         ({"seed": None, "seeds": [1.5]}, r"seeds\[0\] is 1\.5, a float"),
         ({"agent_seeds": ["1"]}, r"agent_seeds\[0\] is '1', a str"),
-        ({"seed": None, "seeds": 3}, r"seeds is a int, expected a list\. Pass one seed per process, here 1"),
-        ({"agent_seeds": 3}, "agent_seeds is a int, expected a list"),
+        ({"seed": None, "seeds": 3}, r"seeds is an int, expected a list\. Pass one seed per process, here 1"),
+        ({"agent_seeds": 3}, "agent_seeds is an int, expected a list"),
         ({"max_restarts": None}, "max_restarts is None"),
         ({"timeout": "3"}, "timeout is a str, expected seconds"),
         ({"agent_info": {}}, r"agent_info is a dict, expected a DictTensor\. Pass DictTensor\("),
@@ -298,7 +298,7 @@ def test_statistics_add_up(n_processes: int) -> None:
 
 
 def test_factories_must_return_what_they_promise() -> None:
-    with pytest.raises(RuntimeError, match="create_env returned a int, expected a VecEnv"):
+    with pytest.raises(RuntimeError, match="create_env returned an int, expected a VecEnv"):
         RL_Batcher(1, RngAgent, lambda seed: 3, seed=0)  # type: ignore[arg-type, return-value]
     with pytest.raises(RuntimeError, match="create_agent returned a str, expected an RL_Agent"):
         RL_Batcher(1, lambda: "agent", create_counting_env, env_args={"n_envs": 1})  # type: ignore[arg-type, return-value]

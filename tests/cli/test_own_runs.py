@@ -56,7 +56,7 @@ def test_a_simulator_an_environment_and_a_factory_of_a_module_are_trained_evalua
     [
         ("own_games:Wlk", "own_games has no function or class 'Wlk'. Did you mean 'Walk'?"),
         ("no_such_games:Walk", "there is no module 'no_such_games'"),
-        ("own_games:SIZE", "own_games:SIZE is a int, expected a function or a class."),
+        ("own_games:SIZE", "own_games:SIZE is an int, expected a function or a class."),
         ("own_games:create_model", "own_games:create_model cannot be called with n_envs, seed: got an unexpected"),
         ("own_games:Place", "own_games:Place cannot be called with n_envs, seed"),
     ],

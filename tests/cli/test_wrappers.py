@@ -101,7 +101,7 @@ LIMIT = "gymnasium.wrappers:TimeLimit"
         (f"{LIMIT},max_episode_steps=-5", "raised ValueError: Expect the `max_episode_steps` to be positive"),
         (f"{FLAT},size=3", "there is no argument 'size', expected none: omit it."),
         ("gymnasium.wrappers.vector:ClipReward", "ClipReward wraps vector environments, expected a wrapper of single"),
-        ("test_wrappers:not_an_env", "it returned a int, expected a gymnasium.Env. Name a class of gymnasium.Wrapper"),
+        ("test_wrappers:not_an_env", "it returned an int, expected a gymnasium.Env. Name a class of gymnasium.Wrapper"),
         ("builtins:dict", "cannot wrap an environment: "),
     ],
 )

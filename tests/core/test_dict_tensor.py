@@ -157,7 +157,7 @@ def test_set_works_on_the_empty_structure_and_replaces() -> None:
         ({"a": torch.zeros(0), "b": torch.tensor(1.0)}, ShapeMismatchError, r"'b' is \[\] "),
         ({"a": [1.0]}, TypeError, "key 'a' holds a list"),
         ({"a": torch.zeros(1), "b": None}, TypeError, "key 'b' holds a NoneType"),
-        ({3: torch.zeros(1)}, TypeError, "key 3 is a int"),
+        ({3: torch.zeros(1)}, TypeError, "key 3 is an int"),
         ([torch.zeros(1)], TypeError, "got a list, expected a mapping"),
         (
             {"b": torch.zeros(1), "a": torch.zeros(1, device="meta")},

@@ -212,9 +212,9 @@ def test_constructor_names_what_is_wrong() -> None:
         TypeError, match=r"got a SyncVectorEnv, expected a list of env.* Write GymVectorEnv\(vec, seed\)"
     ):
         GymEnvInf(SyncVectorEnv([Counting]), 0)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"got a int, expected a list of env.* Write GymEnvInf\(\[gymnasium\.make"):
+    with pytest.raises(TypeError, match=r"got an int, expected a list of env.* Write GymEnvInf\(\[gymnasium\.make"):
         GymEnvInf(4, 0)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="entry 1 is a int"):
+    with pytest.raises(TypeError, match="entry 1 is an int"):
         GymEnv([one, 3])  # type: ignore[list-item]
     with pytest.raises(ValueError, match="entry 2 is the same object"):
         GymEnv([one, Counting(), one])
@@ -263,7 +263,7 @@ class Answering(Counting):
 )
 def test_a_reset_of_the_old_gym_api_is_told(first: Any, got: str) -> None:
     env = GymEnv([Counting(), Answering(first=first)])
-    message = rf"GymEnv.reset: environment 1, a Answering, returned {got}.*two values, \(observation, info\)"
+    message = rf"GymEnv.reset: environment 1, an Answering, returned {got}.*two values, \(observation, info\)"
     with pytest.raises(TypeError, match=message) as caught:
         env.reset()
     assert caught.value.environment_index == 1  # type: ignore[attr-defined]

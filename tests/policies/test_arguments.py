@@ -29,7 +29,7 @@ class WithoutDevice(ActorCriticAgent):
         ((ActorCritic(4, 2), ActorCriticAgent, {"frame": (4,)}), r"specs is {'frame': \(4,\)}, expected the observ"),
         ((ActorCritic(4, 2), ActorCriticAgent, spaces.Text(3)), r"specs: space 'frame' is Text\(.* no fixed shape"),
         ((ActorCritic(4, 2), WithoutDevice, SPECS), "an unexpected keyword argument 'device'. Its parameters are"),
-        ((ActorCritic(4, 2), ActorCriticAgent(ActorCritic(4, 2)), SPECS), "create_agent is a ActorCriticAgent, expec"),
+        ((ActorCritic(4, 2), ActorCriticAgent(ActorCritic(4, 2)), SPECS), "create_agent is an ActorCriticAgent, expec"),
         (
             (ActorCriticAgent, ActorCritic(4, 2), SPECS),
             "model is the class ActorCriticAgent, expected a torch.nn.Module",
