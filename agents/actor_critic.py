@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -120,7 +120,7 @@ class RecurrentAgent(ModelAgent[Recurrent]):
     pure = True
     action_form: ActionForm = "index"
     choose: Callable[..., DictTensor] = discrete_choice
-    _outputs = ("logits [B, A]", "value [B]", "hidden [B, H]")
+    _outputs: ClassVar[tuple[str, ...]] = ("logits [B, A]", "value [B]", "hidden [B, H]")
     _reads = ("n_hidden",)
 
     def initial_state(self, agent_info: DictTensor, B: int) -> DictTensor:

@@ -45,12 +45,12 @@ class DeviceEnvFactory:
     def __call__(self, **arguments: object) -> VecEnv:
         """Create the environments, and wrap them in a DeviceEnv if they are elsewhere."""
         env = self.create_env(**_placed(self.create_env, self.device, arguments))
-        if not isinstance(env, VecEnv):
-            return env  # the batcher reports it
         n_envs = arguments.get("n_envs")
-        if env.n_envs() != n_envs:
+        if isinstance(env, VecEnv) and env.n_envs() != n_envs:
             _warn_of_number(n_envs, env.n_envs())
-        return env if env.device == resolve_device(self.device) else DeviceEnv(env, self.device)
+        if not isinstance(env, VecEnv) or env.device == resolve_device(self.device):
+            return env  # the batcher reports what is not a VecEnv
+        return DeviceEnv(env, self.device)
 
 
 @functools.cache  # once in a process
