@@ -219,7 +219,6 @@ class SquashedGaussianAgent(ModelAgent[Any]):
     pure = True
     action_form = "vector"
     agent_info_on_device = True  # epsilon is compared with random numbers on the device
-    _reads = ("center", "scale")
 
     def __call__(
         self, state: DictTensor, observation: DictTensor, agent_info: DictTensor, history: object = None

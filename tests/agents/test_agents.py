@@ -15,7 +15,6 @@ from rlstruct.agents import (
     RecurrentActorCritic,
     RecurrentAgent,
     RecurrentQNetwork,
-    SquashedGaussianAgent,
 )
 
 
@@ -125,7 +124,6 @@ def test_a_network_with_other_outputs_is_named(create: Any, model: torch.nn.Modu
         (QAgent, QNetwork, r"model is the class QNetwork, expected a torch\.nn\.Module\. Create one: QNetwork\("),
         (QAgent, "mlp", r"model is a str, expected a torch\.nn\.Module"),
         (RecurrentAgent, torch.nn.Linear(4, 2), "model is a Linear without the attribute 'n_hidden'"),
-        (SquashedGaussianAgent, torch.nn.Linear(4, 2), "model is a Linear without the attribute 'center'"),
     ],
 )
 def test_a_model_that_is_no_such_network_is_refused_at_once(create: Any, model: Any, words: str) -> None:

@@ -24,6 +24,7 @@ from rlstruct.vec_env import Observed, StepResult
 
 B, T = 3, 4
 BOX = spaces.Box(-1.0, 1.0, (2,))
+pytestmark = pytest.mark.filterwarnings("ignore:.*ClipAction")  # these environments clip their actions themselves
 ACCELERATORS = ["sim:0", pytest.param("cuda:0", marks=pytest.mark.gpu)]
 
 
