@@ -258,8 +258,7 @@ class Factory:
                 ) from None
             env = create(**arguments)
             if not isinstance(env, VecEnv):
-                type_name = type(env).__name__
-                raise UserError(f"{self.name} returned a {type_name}, expected a VecEnv or a gymnasium environment.")
+                raise UserError(f"{self.name} returned {kind_of(env)}, expected a VecEnv or a gymnasium environment.")
             if self.wrapper:
                 raise _unwrappable(self.wrapper, f"{self.name} is a VecEnv, {type(env).__name__}")
             return env
