@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from rlstruct import renamed
-from rlstruct.algos.agent_outputs import POLICY_AND_VALUE, Alternatives
+from rlstruct.algos.agent_outputs import POLICY_AND_VALUE, WITH_PROBABILITY, Alternatives
 from rlstruct.algos.algorithm import Algorithm
 from rlstruct.algos.bootstrapping import bootstrap_values, next_values, replay_with_next_values
 from rlstruct.algos.learner import GradientLearner, evaluate_actions
@@ -159,7 +159,7 @@ class A2CLearner(GradientLearner):
     def __init__(self, model: nn.Module, agent: RL_Agent, config: A2CConfig) -> None:
         super().__init__(model, agent, config)
         if config.vtrace:
-            self.outputs = tuple((*names, "log_probability") for names in self.outputs)
+            self.outputs = WITH_PROBABILITY
         self.overlap, self.reuse_batches = config.overlap, self.reuse_batches and config.window is None
         self._latest: list[Trajectories] = []  # the batches of the window, the oldest first
         if config.window is not None and self.statistics is not None:

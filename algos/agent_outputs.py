@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from rlstruct.core import TensorSpec
@@ -13,40 +13,44 @@ Alternatives = Sequence[Sequence[str]]
 """Names of outputs. An agent returns all of at least one alternative; without alternatives nothing is required."""
 
 POLICY_AND_VALUE: Alternatives = (("value", "action_logits"), ("value", "action_mean", "action_log_std"))
-"""Of PPO, A2C and REINFORCE: discrete actions, or continuous ones."""
+"""Of A2C and REINFORCE: discrete actions, or continuous ones."""
+
+WITH_PROBABILITY: Alternatives = tuple((*names, "log_probability") for names in POLICY_AND_VALUE)
+"""The same, and with which probability the action was chosen."""
 
 ACTION_VALUES: Alternatives = (("action_values",),)
 """Of DQN and PQN."""
 
 
 class _Form(NamedTuple):
-    wanted: str
+    shape: str
+    holds: str
+    n_axes: tuple[int, ...]  # that it may have behind that of the environments
     fix: str
     example: str  # agent that returns it
-    n_axes: tuple[int, ...]  # that it may have behind that of the environments
-    per_action: bool = False  # along the last axis
 
 
-_NUMBER, _ENTRIES = "[B], one number per environment", "[B, D], one number per entry of the action"
-_CHOICES = "[B, A], one number for each of at least two actions"
+_EACH = "Keep the axis of the entries, even if there is one."
 _FORMS = {
-    "value": _Form(_NUMBER, "Return a single value of each environment's observation.", "ActorCriticAgent", (0,)),
-    "log_probability": _Form(_NUMBER, "Sum over the entries of an action: sum(-1).", "SquashedGaussianAgent", (0,)),
-    "action_values": _Form(_CHOICES, "Return the values of all actions.", "QAgent", (1,), per_action=True),
+    "value": _Form("[B]", "one number per environment", (0,), "Return one value per environment.", "ActorCriticAgent"),
+    "log_probability": _Form(
+        "[B]",
+        "one number per environment",
+        (0,),
+        "Sum over an action's entries: sum(-1).",
+        "SquashedGaussianAgent",
+    ),
+    "action_values": _Form("[B, A]", "one number per action", (1,), "Return the values of all actions.", "QAgent"),
     "action_logits": _Form(
-        f"{_CHOICES}, or [B, K, A] for K actions at once",
+        "[B, A]",
+        "one number per action, or [B, K, A] for K actions at once",
+        (1, 2),
         "Return the logits of all actions.",
         "ActorCriticAgent",
-        (1, 2),
-        per_action=True,
     ),
-    "action_mean": _Form(_ENTRIES, "Keep the axis of the entries, even if there is one.", "GaussianAgent", (1,)),
-    "action_log_std": _Form(_ENTRIES, "Keep the axis of the entries, even if there is one.", "GaussianAgent", (1,)),
+    "action_mean": _Form("[B, D]", "one number per entry of the action", (1,), _EACH, "GaussianAgent"),
+    "action_log_std": _Form("[B, D]", "one number per entry of the action", (1,), _EACH, "GaussianAgent"),
 }
-
-
-def _shape(name: str) -> str:
-    return _FORMS[name].wanted.partition(", one")[0]
 
 
 def name_of(agent: RL_Agent) -> str:
@@ -56,13 +60,27 @@ def name_of(agent: RL_Agent) -> str:
     return type(agent).__name__
 
 
-def lacking(returned: Mapping[str, object], alternatives: Alternatives) -> bool:
+def lacking(returned: Collection[str], alternatives: Alternatives) -> bool:
     """Return True if outputs contain none of the alternatives."""
     return bool(alternatives) and not any(all(name in returned for name in names) for names in alternatives)
 
 
+def missing_outputs(agent: RL_Agent, returned: Collection[str], alternatives: Alternatives) -> BadKeyError:
+    """Create the error for an agent whose outputs contain none of the alternatives."""
+    missing = dict.fromkeys(tuple(name for name in names if name not in returned) for names in alternatives)
+    least = [names for names in missing if not any(set(other) < set(names) for other in missing)]
+    shapes = {name: f"{name!r} {form.shape}" for name, form in _FORMS.items()}
+    wanted = ", or ".join(" and ".join(shapes.get(name, repr(name)) for name in names) for names in least)
+    form = _FORMS.get(least[0][0])
+    example = "" if form is None else f", as rlstruct.agents.{form.example} does"
+    return BadKeyError(
+        f"{name_of(agent)}.__call__: returned {sorted(returned)}, expected {wanted} as well, from which the algorithm "
+        f"learns. Return it next to 'action'{example}; docs/your_own.md lists what each algorithm needs."
+    )
+
+
 def check_outputs(agent: RL_Agent, returned: Mapping[str, TensorSpec], alternatives: Alternatives) -> None:
-    """Raise unless an algorithm can learn from an agent's outputs.
+    """Raise unless an algorithm can learn from an agent's outputs. What it does not learn from may have any shape.
 
     Args:
         agent: whose outputs they are.
@@ -75,24 +93,14 @@ def check_outputs(agent: RL_Agent, returned: Mapping[str, TensorSpec], alternati
         TypeError: an output does not hold floats.
     """
     if lacking(returned, alternatives):
-        missing = [[name for name in names if name not in returned] for names in alternatives]
-        least = [names for names in missing if not any(set(other) < set(names) for other in missing)]
-        wanted = ", or ".join(" and ".join(f"{name!r} {_shape(name)}" for name in names) for names in least)
-        raise BadKeyError(
-            f"{name_of(agent)}.__call__: returned {sorted(returned)}, expected {wanted} as well, from which the "
-            f"algorithm learns. Return it next to 'action', as rlstruct.agents.{_FORMS[least[0][0]].example} does; "
-            "docs/your_own.md lists the outputs that each algorithm needs."
-        )
-    for name, form in _FORMS.items():
-        if name not in returned:
-            continue
-        shape, dtype = returned[name]
-        at = f"{name_of(agent)}.__call__: {name!r} is"
+        raise missing_outputs(agent, returned, alternatives)
+    read = {name for names in alternatives if not lacking(returned, (names,)) for name in names}
+    for name in sorted(read & _FORMS.keys()):
+        form, (shape, dtype) = _FORMS[name], returned[name]
+        at, wanted = f"{name_of(agent)}.__call__: {name!r} is", f"{form.shape}, {form.holds}"
         if not dtype.is_floating_point:
-            raise BadTypeError(f"{at} {dtype}, expected floats: {form.wanted}. Return the network's numbers.")
-        fits = len(shape) in form.n_axes
-        if fits and not (form.per_action and shape[-1] == 1):
-            continue
-        squeezed = not fits and shape[-1:] == (1,) and len(shape) - 1 in form.n_axes
-        fix = "Remove the last axis: squeeze(-1)." if squeezed else form.fix
-        raise ShapeMismatchError(f"{at} [{', '.join(['B', *map(str, shape)])}], expected {form.wanted}. {fix}")
+            raise BadTypeError(f"{at} {dtype}, expected floats: {wanted}. Return the network's numbers.")
+        if len(shape) not in form.n_axes:
+            squeezed = shape[-1:] == (1,) and len(shape) - 1 in form.n_axes
+            fix = "Remove the last axis: squeeze(-1)." if squeezed else form.fix
+            raise ShapeMismatchError(f"{at} [{', '.join(['B', *map(str, shape)])}], expected {wanted}. {fix}")

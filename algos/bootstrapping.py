@@ -5,11 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from rlstruct.algos.agent_outputs import missing_outputs
 from rlstruct.core import DictTensor, TemporalDictTensor, Trajectories
 from rlstruct.core.layout import as_signed, take_rows
 from rlstruct.engine.host_syncs import intended
 from rlstruct.engine.torch_private import is_traced
-from rlstruct.errors import BadKeyError, BadValueError
+from rlstruct.errors import BadValueError
 from rlstruct.profiling import operation
 from rlstruct.replay import most_rows, replay_with_states, row_chunks
 from rlstruct.rl_agent import RL_Agent
@@ -166,10 +167,7 @@ def _values_after(
 def output_of(agent: RL_Agent, outputs: DictTensor | TemporalDictTensor, key: str) -> Tensor:
     """Return one of an agent's outputs; KeyError if the agent does not return it."""
     if key not in outputs:
-        raise BadKeyError(
-            f"{type(agent).__name__}.__call__: returned {sorted(outputs.keys())}, expected {key!r} as well, from which "
-            "the learner computes its targets. Return it next to 'action', one row per environment."
-        )
+        raise missing_outputs(agent, outputs.keys(), ((key,),))
     return outputs[key]
 
 

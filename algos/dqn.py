@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from rlstruct import renamed
 from rlstruct.algos.agent_outputs import ACTION_VALUES, Alternatives
 from rlstruct.algos.algorithm import Algorithm
+from rlstruct.algos.bootstrapping import output_of
 from rlstruct.algos.learner import CreateAgent, agent_around
 from rlstruct.algos.prioritised_replay import PrioritisedReplayBuffer
 from rlstruct.algos.replay_buffer import ReplayBuffer
@@ -124,12 +125,7 @@ def action_values(agent: RL_Agent, observation: DictTensor) -> Tensor:
             "the replay buffer, without random keys, agent_info and state. Draw numbers only if self.stochastic, "
             "and train an agent with a memory by PQN, PPO or A2C, or take rlstruct.agents.StackingAgent."
         ) from error
-    if "action_values" not in output.keys():
-        raise BadKeyError(
-            f"DQN: the agent returns {list(output.keys())}, expected 'action_values' [B, A] among them. Take "
-            "rlstruct.agents.QAgent with a network of action values, or return them with 'action'."
-        )
-    return output["action_values"]
+    return output_of(agent, output, "action_values")
 
 
 class DQNLearner(ReplayLearner):

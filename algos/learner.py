@@ -92,7 +92,7 @@ class GradientLearner(ABC):
         whole_episodes: True if every batch starts new episodes. Otherwise each batch continues where the last one
             stopped, in environments that reset themselves.
         outputs: what the algorithm learns from among an agent's outputs, see `rlstruct.algos.agent_outputs`. The first
-            batch is checked for them, unless this is empty.
+            batch is checked for them, unless this is empty, or inherited by a class with other `terms`.
         overlap: start collecting the next batch before learning from this one. Worker processes then collect during
             the update, with weights that are one update older.
         reuse_batches: let the next batch be written over one that `update` has learned from. Set it to True in a
@@ -192,7 +192,7 @@ class GradientLearner(ABC):
             ValueError: an output has another shape than its name asks for.
             TypeError: an output does not hold floats.
         """
-        if not self.outputs:
+        if not self.outputs or self._reads_others():
             return
         returned = trajectories.steps.truncate_key("action/").specs()
         if lacking(returned, self.outputs):  # an agent may return some only where they are needed
@@ -201,6 +201,11 @@ class GradientLearner(ABC):
             with torch.enable_grad(), torch.random.fork_rng(devices=[]):
                 returned = replay_agent(self.agent, first).specs()
         check_outputs(self.agent, returned, self.outputs)
+
+    def _reads_others(self) -> bool:
+        """Return True if a subclass replaced `terms`, but not ``outputs``: it may read anything."""
+        newest = next(one for one in type(self).__mro__ if {"terms", "outputs"} & vars(one).keys())
+        return "outputs" not in vars(newest)
 
     def check_first_update(self, numbers: Mapping[str, float]) -> None:  # noqa: B027 - optional
         """Warn if the numbers of a training's first update show a mistake; by default nothing is checked."""

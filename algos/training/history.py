@@ -74,10 +74,10 @@ class TrainingHistory:
         mean_return = self.statistics.mean_return()
         for update in self._unread:
             numbers = {**{name: next(read) for name in update.terms}, "policy_lag": float(update.policy_lag)}
-            if not all(map(math.isfinite, numbers.values())):
-                self._refuse(update, numbers)
             if not self.losses:
                 self._learner.check_first_update(numbers)
+            if not all(map(math.isfinite, numbers.values())):
+                self._refuse(update, numbers)
             for name, number in numbers.items():
                 self.losses.setdefault(name, []).append(number)
             if mean_return is not None and update is self._unread[-1]:

@@ -19,7 +19,6 @@ from rlstruct.engine.runner import Runner
 from rlstruct.engine.streams import stream_on
 from rlstruct.engine.validity import unchecked
 from rlstruct.errors import expect_type
-from rlstruct.functional import categorical, gaussian
 from rlstruct.functional.random import step_keys
 from rlstruct.indexed_actions import env_for
 from rlstruct.replay import replay_agent
@@ -87,11 +86,10 @@ def check_agent(
 
     The checks: all tensors are on the right device (see `RL_Agent_CheckDevice`); no dropout or batch normalisation is
     in train mode; the initial state has B rows, and the same columns for every B; outputs fit the action space and the
-    initial state; ``log_probability`` is that of ``action``, where the agent returns ``action_logits``, or
-    ``action_mean`` and ``action_log_std``, as well; arguments are not written to; equal arguments give equal outputs;
-    at the start of an episode nothing depends on the state of the episode before; no row depends on another; a replay
-    reproduces the stored outputs, and `states_at` the states; `update` copies all weights; a pure agent depends on
-    weights and arguments only; every executor returns the agent's outputs.
+    initial state; arguments are not written to; equal arguments give equal outputs; at the start of an episode nothing
+    depends on the state of the episode before; no row depends on another; a replay reproduces the stored outputs, and
+    `states_at` the states; `update` copies all weights; a pure agent depends on weights and arguments only; every
+    executor returns the agent's outputs.
 
     Args:
         agent: the agent to check, on ``device``. Its weights are restored afterwards, if they can be found.
@@ -129,7 +127,6 @@ def check_agent(
     check_modes(kit.name, agent)
     kit.check_initial_state()
     kit.check_acting()
-    kit.check_log_probability()
     kit.check_repeated()
     if not remembers:
         kit.check_memory()
@@ -194,27 +191,6 @@ class _Kit:
             (reached, _), (observation, _) = self.env.step(action)
             steps.append(_Step(state, shown, history, action, reached))
             state = new_state
-
-    def check_log_probability(self) -> None:
-        """Compare ``log_probability`` with that of ``action`` in the distribution that the agent returned."""
-        for t, step in enumerate(self.steps):
-            outputs = step.action
-            if "log_probability" not in outputs:
-                return
-            if "action_logits" in outputs:
-                each = categorical.log_probability(outputs["action_logits"], outputs["action"])
-                expected = each.sum(-1) if each.dim() == 2 else each
-            elif "action_mean" in outputs and "action_log_std" in outputs:
-                mean, log_std = outputs["action_mean"], outputs["action_log_std"]
-                expected = gaussian.log_probability(mean, log_std, outputs["action"])
-            else:
-                return
-            where = f"{self.name}.__call__ (step {t})"
-            fix = "Return the logarithm of the probability of 'action', summed over its entries if it has several."
-            got, wanted = (
-                DictTensor({"log_probability": on_cpu(one)}) for one in (outputs["log_probability"], expected)
-            )
-            check_same(where, got, wanted, fix, tolerance=self.tolerance)
 
     def check_repeated(self) -> None:
         """Call the agent twice with the arguments of every step."""

@@ -26,7 +26,9 @@ from rlstruct.algos import (
     reinforce,
 )
 from rlstruct.batchers import RL_Batcher
+from rlstruct.errors import TrainingDiverged
 from rlstruct.functional import categorical, random
+from rlstruct.replay import replay_agent
 from rlstruct.rl_agent import frame_of
 
 Outputs = dict[str, Any]
@@ -91,19 +93,19 @@ def column(tensor: Tensor) -> Tensor:
 ACTOR_CRITIC = [(reinforce.train, ReinforceConfig), (a2c.train, A2CConfig), (ppo.train, PPOConfig)]
 VALUES = [(dqn.train, DQNConfig), (pqn.train, PQNConfig)]
 NUMBER = r"\[B\], one number per environment\. "
-CHOICES = r"\[B, A\], one number for each of at least two actions"
+CHOICES = r"\[B, A\], one number per action"
 WRONG = {
     "a column of values": (
         ACTOR_CRITIC, sets("value", column), rf"'value' is \[B, 1\], expected {NUMBER}Remove the last axis: squeeze",
     ),
     "two values": (
-        ACTOR_CRITIC, sets("value", lambda v: column(v).repeat(1, 2)), rf"is \[B, 2\], expected {NUMBER}Return a sin",
+        ACTOR_CRITIC, sets("value", lambda v: column(v).repeat(1, 2)), rf"is \[B, 2\], expected {NUMBER}Return one val",
     ),
     "whole values": (ACTOR_CRITIC, sets("value", Tensor.long), r"'value' is torch.int64, expected floats: \[B\], one"),
     "a log-probability per entry": (
-        ACTOR_CRITIC,
+        [(ppo.train, PPOConfig)],
         sets("log_probability", lambda p: column(p).repeat(1, 3)),
-        rf"'log_probability' is \[B, 3\], expected {NUMBER}Sum over the entries of an action: sum\(-1\)",
+        rf"'log_probability' is \[B, 3\], expected {NUMBER}Sum over an action's entries: sum\(-1\)",
     ),
     "no value": (
         ACTOR_CRITIC, lacks("value"), r"returned \['action', 'action_logits', .*\], expected 'value' \[B\] as well",
@@ -114,8 +116,8 @@ WRONG = {
         lacks("action_logits"),
         r"expected 'action_logits' \[B, A\], or 'action_mean' \[B, D\] and 'action_log_std' \[B, D\] as well",
     ),
-    "one logit": (
-        ACTOR_CRITIC, sets("action_logits", lambda x: x[:, :1]), rf"is \[B, 1\], expected {CHOICES}.*logits of all act",
+    "the logit of the action": (
+        ACTOR_CRITIC, sets("action_logits", lambda x: x.amax(-1)), rf"is \[B\], expected {CHOICES}.*logits of all act",
     ),
     "the value of the best action": (
         VALUES, sets("action_values", lambda x: x.amax(-1)), rf"'action_values' is \[B\], expected {CHOICES}\. Return",
@@ -172,6 +174,30 @@ def test_an_agent_may_return_an_output_only_where_the_loss_needs_it() -> None:
     assert train(reinforce.train, ReinforceConfig, value_with_gradients_only, bootstrap=False).env_steps > 0
 
 
+def test_outputs_that_an_algorithm_does_not_read_may_have_any_shape() -> None:
+    train(dqn.train, DQNConfig, sets("value", column))
+    train(reinforce.train, ReinforceConfig, sets("log_probability", column))
+
+
+def test_a_learner_that_replaces_terms_declares_what_it_reads_or_is_left_alone() -> None:
+    class Renamed(reinforce.ReinforceLearner):
+        def terms(self, minibatch: Any) -> dict[str, Tensor]:
+            return {"loss": replay_agent(self.agent, minibatch)["my_logits"].square().mean()}
+
+    class Declared(Renamed):
+        outputs = (("my_logits", "value"),)
+
+    def rename(outputs: Outputs) -> None:
+        outputs["my_logits"] = outputs.pop("action_logits")
+        outputs.pop("value")
+
+    assert train(Algorithm(Renamed, "about"), ReinforceConfig, rename).env_steps > 0
+    with pytest.raises(KeyError, match=r"expected 'value' \[B\] as well"):
+        train(Algorithm(Declared, "about"), ReinforceConfig, rename)
+
+
 def test_log_probabilities_of_other_actions_warn_in_the_first_update() -> None:
     with pytest.warns(UserWarning, match=r"PPO: before the first .* differs from 1 by up to 1\.\d*e\+08, .*Mine ret"):
         train(ppo.train, PPOConfig, sets("log_probability", lambda p: p - 18.5))
+    with pytest.warns(UserWarning, match=r"by up to inf, .*Mine ret"), pytest.raises(TrainingDiverged):
+        train(ppo.train, PPOConfig, sets("log_probability", lambda p: p - 100.0))

@@ -645,18 +645,6 @@ WRONG_AGENTS: dict[str, tuple[type[RL_Agent], str, str]] = {
     "remembers in itself": (KeepsItsCounter, "action/calls", "keep lasting values in the state"),
     "mean over the batch": (with_action(batch_mean), "action/value", "Row b of the output"),
     "depends on the row's place": (with_action(row_number), "action/row", "Row b of the output"),
-    "another log-probability": (
-        with_action(lambda a, _: changed(a, action_logits=torch.zeros(B, 2), log_probability=torch.zeros(B))),
-        "log_probability",
-        "expected -0.6931",
-    ),
-    "a log-probability for each entry": (
-        with_action(
-            lambda a, _: changed(a, action_logits=torch.zeros(B, 2), log_probability=torch.full((B, 1), 0.5).log())
-        ),
-        "log_probability",
-        "got [3, 1] torch.float32, expected [3] torch.float32",
-    ),
     "replays otherwise": (ReplaysOtherwise, "log_prob", "Replay must act as collection did"),
     "ignores weights": (IgnoresWeights, "weight", "usually self.model.load_state_dict(info)"),
     "takes half of the weights": (TakesHalf, "bias", "usually self.model.load_state_dict(info)"),
