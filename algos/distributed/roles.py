@@ -12,6 +12,7 @@ import json
 import os
 import pickle
 import platform
+import threading
 import time
 import traceback
 from abc import ABC, abstractmethod
@@ -44,7 +45,8 @@ _PIECE_BYTES = 4 * 2**20  # torch's TCPStore refuses values above 8 MiB, and clo
 class Role(ABC):
     """The work of one process of `launch_roles`. Objects are pickled, so keep large things out of ``__init__``.
 
-    Call the methods below in ``run``, and in one thread of it.
+    Call the methods below in ``run``. Several threads of it may, if no two of them call the same method at a time.
+    Processes that wait for each other raise only if none of them has another thread, which could still send.
 
     Attributes:
         role: the key under which `launch_roles` got this object.
@@ -378,7 +380,8 @@ class Messages:
                     f"{self._title(self._rank)}. Call all_reduce equally often in each process.",
                     ranks=(rank,),
                 )
-            self._refuse_circle(rank)
+            if _only_thread():
+                self._refuse_circle(rank)
 
     def send(self, value: object, role: str, index: int) -> None:
         """See `Role.send`."""
@@ -406,20 +409,24 @@ class Messages:
     def _wait_for(self, key: str, source: int, missing: str) -> None:
         """Wait until another process has stored a key; raise LearnerError if it has ended without ``missing``."""
         begin = looked = time.monotonic()
-        while not self._store.check([key]):  # torch's own wait prints warnings once its time is over
-            if (now := time.monotonic()) > looked + 1.0:
-                self.group.peers.check(now - begin)
-                # It may have stored the key and ended since the last look.
-                if self._store.check([f"ended {source}"]) and not self._store.check([key]):
-                    raise LearnerError(
-                        f"{self._title(self._rank)}: {self._title(source)} has ended without {missing}", ranks=(source,)
-                    )
-                self._store.set(f"waits {self._rank}", json.dumps([source, key, self._n_sums]))
-                self._refuse_circle(source, key)
-                looked = now
-            time.sleep(0.0 if now < begin + 0.01 else 1e-3)
-        if looked > begin:
-            self._store.set(f"waits {self._rank}", "")
+        try:
+            while not self._store.check([key]):  # torch's own wait prints warnings once its time is over
+                if (now := time.monotonic()) > looked + 1.0:
+                    looked = now
+                    self.group.peers.check(now - begin)
+                    # It may have stored the key and ended since the last look.
+                    if self._store.check([f"ended {source}"]) and not self._store.check([key]):
+                        raise LearnerError(
+                            f"{self._title(self._rank)}: {self._title(source)} has ended without {missing}",
+                            ranks=(source,),
+                        )
+                    if _only_thread():
+                        self._store.set(f"waits {self._rank}", json.dumps([source, key, self._n_sums, begin]))
+                        self._refuse_circle(source, key)
+                time.sleep(0.0 if now < begin + 0.01 else 1e-3)
+        finally:  # a caller that catches an error may send after all
+            if looked > begin:
+                self._store.set(f"waits {self._rank}", "")
 
     def _refuse_circle(self, source: int, *keys: str) -> None:
         """Raise LearnerError if ``source``, for which this process waits (for its keys), in turn waits for this one."""
@@ -430,11 +437,12 @@ class Messages:
             records[rank] = self._store.get(f"waits {rank}")
             if not records[rank]:
                 return
-            rank, key, n_sums = json.loads(records[rank])
+            rank, key, n_sums, _ = json.loads(records[rank])
             awaited.append(key)
             if len(records) == 1 and self._summing is not None and n_sums.get(self._summing[0], 0) > self._summing[1]:
                 return  # it takes part in the sum
-        # Keys are unique, so if all records are the same and nothing has arrived, all were waiting at some moment.
+        # Each wait has its own record, and none of these processes has another thread that could send meanwhile. So if
+        # all records are still the same and nothing has arrived, all wait, and will forever.
         if any(self._store.check([key]) for key in awaited):
             return
         if any(self._store.get(f"waits {rank}") != record for rank, record in records.items()):
@@ -460,6 +468,12 @@ class Messages:
 
     def _known(self) -> str:
         return ", ".join(f"{role} {index}" for role, index in self._members)
+
+
+def _only_thread() -> bool:
+    """Return True if this is the main thread, and no other thread of the user's may send while it waits."""
+    threads = {threading.current_thread(), *threading.enumerate()}
+    return {one for one in threads if not one.name.startswith("rlstruct-")} == {threading.main_thread()}
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 import tracemalloc
 from collections import OrderedDict
@@ -155,6 +156,44 @@ class TakesTurns(Role):
                 total += self.receive(self.other)
         self.all_reduce(torch.ones(1))
         return total
+
+
+class ReceivesInThread(Role):
+    """Receives in a thread, and sends later than a wait takes to be looked at twice."""
+
+    def __init__(self, other: str) -> None:
+        self.other = other
+
+    def run(self) -> list[int]:
+        received: list[int] = []
+        thread = threading.Thread(target=lambda: received.append(self.receive(self.other)))
+        thread.start()
+        time.sleep(2.5)
+        self.send(2, self.other)
+        thread.join()
+        return received
+
+
+class GivesUp(Role):
+    """Waits until a signal comes, and sends later than the other's wait takes to be looked at twice."""
+
+    def run(self) -> Any:
+        def give_up(*_: object) -> None:
+            raise TimeoutError
+
+        signal.signal(signal.SIGALRM, give_up)
+        signal.setitimer(signal.ITIMER_REAL, 1.5)
+        try:
+            self.receive("waits")
+        except TimeoutError:
+            time.sleep(2.5)
+        self.send(3, "waits")
+
+
+class WaitsForOneThatGivesUp(Role):
+    def run(self) -> Any:
+        time.sleep(1.5)  # until the other one has given up: two that wait at the same time are an error
+        return self.receive("other")
 
 
 class Fails(Role):

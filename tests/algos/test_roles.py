@@ -16,8 +16,10 @@ from role_tasks import (
     Cores,
     Drains,
     Fails,
+    GivesUp,
     Late,
     ReceivesFirst,
+    ReceivesInThread,
     ReceivesViews,
     Reports,
     ReturnsLittle,
@@ -31,6 +33,7 @@ from role_tasks import (
     TakesTurns,
     Trainer,
     Waits,
+    WaitsForOneThatGivesUp,
 )
 
 from rlstruct import DictTensor
@@ -121,6 +124,14 @@ def test_roles_that_wait_for_each_other_are_named() -> None:
 
 def test_roles_that_answer_late_wait_for_each_other_in_turn() -> None:
     assert launch_roles({"a": [TakesTurns("b", 0)], "b": [TakesTurns("a", 1)]}) == {"a": [2], "b": [2]}
+
+
+def test_roles_that_receive_in_a_thread_may_send_later() -> None:
+    assert launch_roles({"a": [ReceivesInThread("b")], "b": [ReceivesInThread("a")]}) == {"a": [[2]], "b": [[2]]}
+
+
+def test_one_that_gave_up_a_wait_may_send_later() -> None:
+    assert launch_roles({"waits": [WaitsForOneThatGivesUp()], "other": [GivesUp()]})["waits"] == [3]
 
 
 def test_outside_of_launch_roles_a_role_has_no_others() -> None:
