@@ -32,9 +32,9 @@ class Explained(Exception):
     page, topic = "faults", ""
 
     def __init_subclass__(cls, **words: Any) -> None:  # noqa: ANN401 - as object's
-        """Name the heading after the class; a user's subclass keeps the heading of its base class."""
+        """Name the heading after the class; a private or a user's subclass keeps the heading of its base class."""
         super().__init_subclass__(**words)
-        if cls.__module__.startswith("rlstruct."):
+        if cls.__module__.startswith("rlstruct.") and cls.__name__[0] != "_":
             cls.page, cls.topic = f"faults#{cls.__name__.lower()}", cls.__name__
 
     def __init__(self, *arguments: object, **attributes: Any) -> None:  # noqa: ANN401 - those of the class

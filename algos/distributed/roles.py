@@ -42,6 +42,20 @@ _SECONDS_TO_FIND_THE_CAUSE = 0.5  # an error may only follow from the end of ano
 _PIECE_BYTES = 4 * 2**20  # torch's TCPStore refuses values above 8 MiB, and closes the connection
 
 
+class _NotStartedError(UsageError, AttributeError):
+    """So that hasattr works."""
+
+
+class _Later:
+    """An attribute of a role until `launch_roles` sets it; the object's own value then hides this descriptor."""
+
+    def __get__(self, role: Role | None, kind: type[Role]) -> NoReturn:
+        raise _NotStartedError(
+            f"{kind.__name__}: there is no role, index, device or other process before launch_roles has "
+            "started this one. Use them in run(), not in __init__, and call launch_roles({'name': [it]})."
+        )
+
+
 class Role(ABC):
     """The work of one process of `launch_roles`. Objects are pickled, so keep large things out of ``__init__``.
 
@@ -59,15 +73,8 @@ class Role(ABC):
     device: str
     _messages: Messages
 
-    if not TYPE_CHECKING:  # a type checker would accept any attribute
-
-        def __getattr__(self, name: str) -> NoReturn:
-            if name in Role.__annotations__:
-                raise UsageError(
-                    f"{type(self).__name__}: there is no role, index, device or other process before launch_roles has "
-                    "started this one. Use them in run(), not in __init__, and call launch_roles({'name': [it]})."
-                )
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+    if not TYPE_CHECKING:  # a type checker needs only the annotations
+        role = index = device = _messages = _Later()
 
     @abstractmethod
     def run(self) -> Any:  # noqa: ANN401 - anything that can be pickled

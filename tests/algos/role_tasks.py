@@ -196,6 +196,18 @@ class WaitsForOneThatGivesUp(Role):
         return self.receive("other")
 
 
+class Network(Role, torch.nn.Module):
+    """A role that is a network, too; returns the sum of all weights of both processes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(2, 2)
+        torch.nn.init.ones_(self.layer.weight)
+
+    def run(self) -> float:
+        return self.all_reduce(self.layer.weight.detach().sum()).item()
+
+
 class Fails(Role):
     def __init__(self, how: str) -> None:
         self.how = how

@@ -8,6 +8,7 @@ import sys
 import time
 from collections import OrderedDict
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from role_tasks import (
     Fails,
     GivesUp,
     Late,
+    Network,
     ReceivesFirst,
     ReceivesInThread,
     ReceivesViews,
@@ -140,6 +142,25 @@ def test_outside_of_launch_roles_a_role_has_no_others() -> None:
         with pytest.raises(UsageError, match=r"Waits: there is no role, .* Use them in run\(\), not in __init__"):
             call()
     assert not hasattr(role, "other")
+    assert not hasattr(role, "device")
+    assert getattr(role, "index", None) is None
+
+
+def test_a_role_may_be_a_network() -> None:
+    network = Network()
+    assert network.layer.weight.tolist() == [[1.0, 1.0]] * 2
+    assert not hasattr(network, "device")
+    assert launch_roles({"network": [network, Network()]}) == {"network": [8.0, 8.0]}
+
+
+def test_a_wrong_name_in_a_property_of_a_role_is_the_one_that_is_named() -> None:
+    class Misspelt(Waits):
+        @property
+        def net(self) -> Any:
+            return self.modle  # type: ignore[attr-defined]
+
+    with pytest.raises(AttributeError, match="modle"):
+        _ = Misspelt().net
 
 
 def test_a_message_from_one_that_has_ended_is_not_awaited() -> None:
