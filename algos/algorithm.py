@@ -17,7 +17,6 @@ from rlstruct.algos.training.config import TrainingConfig
 from rlstruct.algos.training.evaluation import Evaluates, TrainingResult
 from rlstruct.algos.training.loop import CreateModel, run_training
 from rlstruct.algos.training.run_folder import RunFolder
-from rlstruct.errors import BadTypeError
 
 Config = TypeVar("Config", bound=TrainingConfig)
 Arrange = Callable[
@@ -82,11 +81,7 @@ class Algorithm(Generic[Config]):
         Returns:
             The trained network and its history.
         """
-        if not isinstance(run, RunFolder | None):
-            raise BadTypeError(f"run_training: run is {run!r}, expected a RunFolder, or None. Pass run=RunFolder(…).")
-        if run is not None:
-            run.begin(config)
-        create_evaluator = None
+        create_evaluator, settings = None, config
         if self.arrange is not None:
             check_create_env(create_env, env_args or {})
             config, create_agent, create_evaluator = self.arrange(
@@ -100,6 +95,7 @@ class Algorithm(Generic[Config]):
             create_env,
             env_args=env_args,
             run=run,
+            settings=settings,
             create_evaluator=create_evaluator,
             callbacks=callbacks,
         )

@@ -54,6 +54,7 @@ def run_training(
     *,
     env_args: Mapping[str, object] | None = None,
     run: RunFolder | None = None,
+    settings: TrainingConfig | None = None,
     create_evaluator: Callable[[nn.Module], Evaluates] | None = None,
     callbacks: Sequence[Callback] = (),
 ) -> TrainingResult:
@@ -72,6 +73,7 @@ def run_training(
         run: where to log; None logs nothing. A folder from `RunFolder.resume` continues from its checkpoint. If the
             environments can be saved, like those of `rlstruct.sims`, the training continues bit for bit. Others, such
             as gymnasium's, start new episodes with new seeds; everything else continues.
+        settings: those that ``run`` was created with, if ``config`` has been adjusted since; by default ``config``.
         create_evaluator: called with the network, returns an evaluator of weights. None lets the agent play episodes
             in separate environments.
         callbacks: called in this order at the start and the end, after each update and after each evaluation; see
@@ -85,7 +87,7 @@ def run_training(
         LearnerError: one of several learners is missing, has different settings, failed, or was killed or stopped; or
             the environments cannot be divided among them.
         TypeError: create_model is a network instead of a function, create_agent or create_env is not a factory or does
-            not accept its arguments, or config belongs to another algorithm.
+            not accept its arguments, config belongs to another algorithm, or run is not a RunFolder.
         ValueError: the seed is too large (see `rlstruct.algos.seeds`), a device of the configuration does not exist,
             the environments should reset themselves but do not, or ``run`` or its checkpoint has other settings.
         RuntimeError: ``run`` is closed, or another training has written to it.
@@ -96,6 +98,10 @@ def run_training(
             f"run_training: config is {kind_of(config)}, expected the {learner_class.settings.__name__} of "
             "this algorithm. Import the configuration and train() from the same module of rlstruct.algos."
         )
+    if not isinstance(run, RunFolder | None):
+        raise BadTypeError(f"run_training: run is {run!r}, expected a RunFolder, or None. Pass run=RunFolder(…).")
+    if run is not None:
+        run.begin(settings or config)
     check_create_env(create_env, env_args or {})
     parts = learner_class, config, create_model, create_agent, create_env
     again = partial(run_training, *parts, env_args=env_args, create_evaluator=create_evaluator)

@@ -166,7 +166,7 @@ class RunFolder:
         self._closed = self._begun = False
 
     def begin(self, config: object) -> None:
-        """Check that a training with these settings may write here; each ``train`` of an algorithm calls this.
+        """Check that a training with these settings may write here; `run_training` calls this.
 
         Raises:
             RuntimeError: the folder is closed, or a training has written here.

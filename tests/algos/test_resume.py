@@ -17,7 +17,8 @@ from resume_tasks import TASKS, config_of, create_network, create_sim, train
 
 import rlstruct
 from rlstruct.agents import ActorCriticAgent
-from rlstruct.algos.a2c import A2CConfig
+from rlstruct.algos import Algorithm, run_training
+from rlstruct.algos.a2c import A2CConfig, A2CLearner
 from rlstruct.algos.training import compiling
 from rlstruct.algos.training.checkpoint import read_checkpoint
 from rlstruct.algos.training.config import check_resumed, load_config
@@ -173,6 +174,28 @@ def test_a_folder_takes_one_training_with_its_settings(tmp_path: Path) -> None:
             train("a2c", run, n_env_steps=80)
     with pytest.raises(RuntimeError, match=r"RunFolder.begin: .* is closed.*RunFolder.resume\(path\)"):
         train("a2c", run, n_env_steps=80)
+
+
+def test_a_training_without_a_train_checks_its_folder_as_well(tmp_path: Path) -> None:
+    parts: Any = A2CLearner, config_of("a2c"), create_network, ActorCriticAgent, create_sim
+    with pytest.raises(TypeError, match="run is 'runs', expected a RunFolder, or None"):
+        run_training(*parts, run="runs")
+    with (
+        new_folder(tmp_path, "a2c", n_env_steps=80) as run,
+        pytest.raises(ValueError, match=r"n_env_steps is \d+ in config, but 80 in .*config.json"),
+    ):
+        run_training(*parts, run=run)
+
+
+def test_a_folder_has_the_settings_from_before_the_algorithm_adjusts_them(tmp_path: Path) -> None:
+    def arrange(config: A2CConfig, create_agent: Any, create_env: Any) -> tuple[A2CConfig, Any, None]:
+        return dataclasses.replace(config, seed=7), create_agent, None
+
+    adjusting = Algorithm(A2CLearner, "with another seed", arrange=arrange)
+    config: Any = dataclasses.replace(config_of("a2c"), n_env_steps=80)
+    with new_folder(tmp_path, "a2c", n_env_steps=80) as run:
+        adjusting(config, create_network, ActorCriticAgent, create_sim, run=run)
+    assert read_checkpoint(run.path / "checkpoint.pt")["config"]["seed"] == 7
 
 
 # What SAC and PPO had in 0.3.0.
