@@ -177,7 +177,8 @@ class RunFolder:
         if self._begun and self._rows:
             raise UsageError(
                 f"run_training: run is {self.path}, to which another training has written. Create a RunFolder for each "
-                "training. RunFolder.resume(path) continues a training from its checkpoint."
+                "training. To continue that training from its checkpoint, close this folder (run.close()) and pass "
+                "run=RunFolder.resume(run.path)."
             )
         self._begun = True
         if self.checkpoint is None:  # otherwise `check_resumed` compares

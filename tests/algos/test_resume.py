@@ -170,10 +170,30 @@ def test_a_folder_takes_one_training_with_its_settings(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=r"n_env_steps is 120 in config, but 80 in .*config.json. .*save_config"):
             train("a2c", run, n_env_steps=120)
         train("a2c", run, n_env_steps=80)
-        with pytest.raises(RuntimeError, match=r"to which another training has written.*RunFolder.resume\(path\)"):
+        with pytest.raises(RuntimeError, match=r"to which another training has written.*RunFolder.resume\(run"):
             train("a2c", run, n_env_steps=80)
     with pytest.raises(RuntimeError, match=r"RunFolder.begin: .* is closed.*RunFolder.resume\(path\)"):
         train("a2c", run, n_env_steps=80)
+
+
+def test_the_folder_of_an_interrupted_training_is_closed_and_opened_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(self: TrainingLoop) -> None:
+        raise KeyboardInterrupt
+
+    run = new_folder(tmp_path, "a2c", n_env_steps=80)
+    with monkeypatch.context() as patch:
+        patch.setattr(TrainingLoop, "iterate", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            train("a2c", run, n_env_steps=80)
+    with pytest.raises(
+        RuntimeError, match=r"close this folder \(run.close\(\)\) and pass run=RunFolder.resume\(run.path\)"
+    ):
+        train("a2c", run, n_env_steps=80)
+    run.close()
+    with RunFolder.resume(run.path, progress=False) as again:
+        assert train("a2c", again, n_env_steps=80).env_steps >= 80
 
 
 def test_a_training_without_a_train_checks_its_folder_as_well(tmp_path: Path) -> None:
