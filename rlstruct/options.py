@@ -201,13 +201,14 @@ class Options:
             raise BadValueError(f"{type(self).__name__}: {name} is {getattr(self, name)!r}, expected {expected}.")
 
 
-def writable(where: str, path: str | Path, *, folder: bool = False) -> Path:
+def writable(where: str, path: str | Path, *, folder: bool = False, replaces: bool = False) -> Path:
     """Return the path of results that are written later, after creating the folders that it needs.
 
     Args:
         where: what writes there, the beginning of the error message.
         path: a file, or a folder of files.
         folder: whether it is a folder.
+        replaces: whether another file, once complete, takes the place of an existing one, which may be read-only.
 
     Raises:
         ValueError: nothing can be written there.
@@ -221,7 +222,7 @@ def writable(where: str, path: str | Path, *, folder: bool = False) -> Path:
         raise BadValueError(f"{where}: {path} cannot be written: {error.strerror}. Pass another path.") from None
     if not folder and path.is_dir():
         raise BadValueError(f"{where}: {path} is a folder, expected the name of a file. Pass {path / 'NAME'}.")
-    if path.exists() and not os.access(path, os.W_OK):
+    if not replaces and path.exists() and not os.access(path, os.W_OK):
         raise BadValueError(f"{where}: {path} is read-only. Pass another path, or make it writable.")
     return path
 

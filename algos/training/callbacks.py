@@ -100,7 +100,7 @@ class TrainingContext:
         """
         weights, result = self._weights("save_policy"), self.evaluations[-1]
         numbers = {"env_steps": result.env_steps, "policy_version": result.policy_version, "evaluation": asdict(result)}
-        path = writable("TrainingContext.save_policy", file)
+        path = writable("TrainingContext.save_policy", file, replaces=True)
         write_checkpoint(path, {**self._loop.policy_state(), **numbers, "model": weights})
 
     def _weights(self, method: str) -> dict[str, Tensor]:

@@ -64,7 +64,7 @@ class BestCheckpoint(Callback):
 
     def on_start(self, context: TrainingContext) -> None:
         """Create the folder of the file; raise if there is no place for it."""
-        writable("BestCheckpoint", _place("BestCheckpoint", self.file, context, "best.pt"))
+        writable("BestCheckpoint", _place("BestCheckpoint", self.file, context, "best.pt"), replaces=True)
 
     def on_evaluation(self, context: TrainingContext) -> None:
         """Save the policy if this evaluation is the best so far."""

@@ -185,7 +185,7 @@ class Trajectories(Batched):
         Raises:
             ValueError: nothing can be written there, for example because it is a folder.
         """
-        path = writable("Trajectories.save", os.fspath(path))
+        path = writable("Trajectories.save", os.fspath(path), replaces=True)
 
         def stored(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
             return {key: _on_its_own(value) for key, value in tensors.items()}

@@ -124,7 +124,7 @@ def export(policy: Policy, file: str | Path) -> float:
     file = Path(file)
     if file.suffix not in (".pt2", ".onnx"):
         raise BadValueError(f"export: {file} ends in {file.suffix!r}, expected .pt2 or .onnx.")
-    writable("export", file)
+    writable("export", file, replaces=True)
     original = exported(policy)
     unfinished = file.with_name(f"{file.stem}.unfinished{file.suffix}")
     inputs = original.sample(3, torch.Generator(device="cpu").manual_seed(0)) | original.begin(3)

@@ -129,6 +129,15 @@ def test_a_file_in_a_new_folder_is_saved_and_a_folder_is_no_file(tmp_path: pathl
         counted([3]).save(str(tmp_path / "new"))
 
 
+def test_a_read_only_file_is_replaced(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "batch.pt"
+    counted([3]).save(path)
+    path.chmod(0o444)
+    monkeypatch.setattr(os, "access", lambda *_: False)  # root may write to any file
+    counted([3, 1]).save(path)
+    assert Trajectories.load(path).lengths.tolist() == [3, 1]
+
+
 def test_what_cannot_be_loaded_says_why(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "batch.pt"
     with pytest.raises(FileNotFoundError):

@@ -174,7 +174,7 @@ def tune(
     limit = _MEMORY_FRACTION * memory_available(device) if memory_limit is None else float(memory_limit)
     asked = {"space": repr(space), "alpha": alpha, "seconds": seconds, "limit": memory_limit, "learns": create_learner}
     if cache is not None:
-        writable("tune: cache", cache)
+        writable("tune: cache", cache, replaces=True)
     key = "" if cache is None else answers.key(device, create_agent, create_env, options, asked)
     stored = None if cache is None or again else answers.read(Path(cache)).get(key)
     if stored is not None:
