@@ -429,12 +429,17 @@ def test_a_step_of_ones_own_is_what_a_batcher_calls() -> None:
     assert steps_into(EnvWrapper(GymEnvInf([Counting()], 0))) is None
 
 
+def unseen(name: str, bound: float, **settings: Any) -> gymnasium.Env[Any, Any]:
+    """Create an environment with an action space that no other test has, since a process warns once of each."""
+    return gymnasium.wrappers.RescaleAction(gymnasium.make(name, **settings), -bound, bound)
+
+
 def test_an_action_beyond_a_box_is_reported_once() -> None:
-    envs = [gymnasium.make("MountainCarContinuous-v0") for _ in range(2)]
+    envs = [unseen("MountainCarContinuous-v0", 1.25) for _ in range(2)]
     env, beyond = GymEnvInf(envs, 0), DictTensor({"action": torch.tensor([[0.5], [1.5]])})
     env.reset()
-    env.step(DictTensor({"action": torch.tensor([[1.0], [-1.000001]])}))  # a rounding error
-    with pytest.warns(UserWarning, match=r"outside Box\(-1.0, 1.0, \(1,\), float32\).*wrappers.ClipAction") as caught:
+    env.step(DictTensor({"action": torch.tensor([[1.25], [-1.250001]])}))  # a rounding error
+    with pytest.warns(UserWarning, match=r"outside Box\(-1.25, 1.25, \(1,\), float32\).*wrappers.ClipAction") as caught:
         env.step(beyond)
     assert caught[0].filename == __file__
     env.step(beyond)
@@ -453,7 +458,7 @@ def test_a_clipped_action_is_not_reported_even_if_the_space_shows_its_bounds() -
 
 
 def test_actions_are_watched_for_a_thousand_steps() -> None:
-    env = GymEnvInf([gymnasium.make("Pendulum-v1", max_episode_steps=9)])
+    env = GymEnvInf([unseen("Pendulum-v1", 2.25, max_episode_steps=9)])
     env.reset()
     for _ in range(1000):
         env.step(DictTensor({"action": torch.zeros(1, 1)}))
