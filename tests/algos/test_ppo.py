@@ -76,7 +76,7 @@ class Toy(gymnasium.Env[Any, Any]):
 
 
 VECTOR, IMAGE = spaces.Box(-np.inf, np.inf, (4,), np.float32), spaces.Box(0, 255, (1, 10, 10), np.uint8)
-ONE, SEVERAL, CONTINUOUS = spaces.Discrete(3), spaces.MultiDiscrete([3, 2]), spaces.Box(-np.inf, np.inf, (2,))
+ONE, SEVERAL, CONTINUOUS = spaces.Discrete(3), spaces.MultiDiscrete([3, 2]), spaces.Box(-1.0, 1.0, (2,))
 Kind = tuple[Callable[[], nn.Module], Any, spaces.Box, spaces.Space[Any]]
 KINDS: dict[str, Kind] = {
     "discrete": (partial(ActorCritic, 4, 3, hidden=(8,)), ActorCriticAgent, VECTOR, ONE),
@@ -94,7 +94,10 @@ KINDS: dict[str, Kind] = {
 
 
 def create_toys(n_envs: int, seed: int, frame: spaces.Box, action: spaces.Space[Any]) -> GymEnvInf:
-    return GymEnvInf([Toy(frame, action) for _ in range(n_envs)], seed=seed)
+    envs: list[gymnasium.Env[Any, Any]] = [Toy(frame, action) for _ in range(n_envs)]
+    if isinstance(action, spaces.Box):
+        envs = [gymnasium.wrappers.ClipAction(env) for env in envs]
+    return GymEnvInf(envs, seed=seed)
 
 
 def create_learner(kind: str, config: PPOConfig = SMALL, dtype: torch.dtype = torch.float32) -> PPOLearner:

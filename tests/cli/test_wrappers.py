@@ -48,7 +48,7 @@ def test_a_run_keeps_its_wrappers(processes: list[str], capsys: Capture) -> None
     assert lengths(run) == [7, 7, 7]
     capsys.readouterr()
     assert main(["train", "--resume", str(run), "--wrapper", FLAT]) == 2
-    assert ": --wrapper is " in capsys.readouterr().err
+    assert f": --wrapper is {(FLAT,)}, but {(STACK, FLAT, SHORT)} in the run." in capsys.readouterr().err
     assert main(["export", str(run)]) == 0
     assert "checked against the policy" in capsys.readouterr().out
 
