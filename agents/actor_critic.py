@@ -8,11 +8,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from rlstruct.agents.model_agent import ModelAgent, expect_outputs
+from rlstruct.agents.model_agent import ANY_NUMBER, ModelAgent, expect_outputs
 from rlstruct.agents.networks import MLP, ActionLogits, ActorCritic, Recurrent, takes_sequences
 from rlstruct.core import DictTensor, Trajectories
 from rlstruct.engine.fused import Layers, Perceptron
 from rlstruct.engine.torch_private import has_hooks
+from rlstruct.errors import BadTypeError, kind_of
 from rlstruct.functional import categorical, gaussian
 from rlstruct.functional.masks import masked_dicttensor
 from rlstruct.rl_agent import ActionForm, frame_of, replayed_observation
@@ -121,12 +122,25 @@ class RecurrentAgent(ModelAgent[Recurrent]):
     action_form: ActionForm = "index"
     choose: Callable[..., DictTensor] = discrete_choice
     _outputs: ClassVar[tuple[str, ...]] = ("logits [B, A]", "value [B]", "hidden [B, H]")
-    _reads = ("n_hidden",)
+
+    def __init_subclass__(cls, **settings: Any) -> None:  # noqa: ANN401 - whatever other bases take
+        """Accept any number of outputs before ``hidden`` if a subclass has its own ``choose``, which gets them."""
+        super().__init_subclass__(**settings)
+        declaring = next(base for base in cls.__mro__ if "_outputs" in vars(base))
+        if cls.choose is not declaring.choose:
+            cls._outputs = (ANY_NUMBER, "hidden [B, H]")
 
     def initial_state(self, agent_info: DictTensor, B: int) -> DictTensor:
         """Return ``hidden``: zeros [B, H] on the agent's device."""
+        n_hidden = getattr(self.model, "n_hidden", None)
+        if n_hidden is None:
+            raise BadTypeError(
+                f"{type(self).__name__}: model is {kind_of(self.model)} without the attribute 'n_hidden', expected one "
+                "that has it: H, the size of its hidden state. Set self.n_hidden in the network, or define "
+                "initial_state in the agent."
+            )
         dtype = next(self.model.parameters()).dtype
-        return DictTensor({"hidden": torch.zeros(B, self.model.n_hidden, dtype=dtype, device=self.device)})
+        return DictTensor({"hidden": torch.zeros(B, n_hidden, dtype=dtype, device=self.device)})
 
     def __call__(
         self, state: DictTensor, observation: DictTensor, agent_info: DictTensor, history: object = None

@@ -15,6 +15,9 @@ from rlstruct.rl_agent import RL_Agent
 
 Model = TypeVar("Model", bound=nn.Module)
 
+ANY_NUMBER: Final = "…"
+"""Beginning of the outputs of a network that may return any number of others."""
+
 
 class ModelAgent(RL_Agent, Generic[Model]):
     """Base of agents that own one torch module.
@@ -28,7 +31,7 @@ class ModelAgent(RL_Agent, Generic[Model]):
             learner needs: gradients then reach ``model`` itself.
 
     Raises:
-        TypeError: the model is not a torch.nn.Module, or lacks an attribute that the agent reads.
+        TypeError: the model is not a torch.nn.Module.
         DeviceMismatchError: the model is shared and not on ``device``.
 
     Attributes:
@@ -39,19 +42,12 @@ class ModelAgent(RL_Agent, Generic[Model]):
 
     stochastic: Final[bool]
     _outputs: ClassVar[tuple[str, ...]] = ()  # what the network's forward returns
-    _reads: ClassVar[tuple[str, ...]] = ()  # other attributes of the network
 
     def __init__(
         self, model: Model, *, device: DeviceLike | None = None, stochastic: bool = True, copy_model: bool = True
     ) -> None:
         name = type(self).__name__
         expect_type(f"{name}: model is", model, nn.Module, "a torch.nn.Module", "Create the network, and pass it.")
-        for attribute in self._reads:
-            if not hasattr(model, attribute):
-                raise BadTypeError(
-                    f"{name}: model is {kind_of(model)} without the attribute {attribute!r}, expected one that "
-                    f"has it. help({name}) names a network that does."
-                )
         its_device = module_device(model)
         self.device = its_device if device is None else resolve_device(device)
         if not copy_model and its_device != self.device:
@@ -71,7 +67,7 @@ def expect_outputs(agent: ModelAgent[Any], outputs: Any) -> Any:  # noqa: ANN401
     """Return the outputs of an agent's network, or raise TypeError unless they are as many as the agent needs."""
     expected = agent._outputs
     one = isinstance(outputs, Tensor)
-    if one if len(expected) == 1 else not one and len(outputs) == len(expected):
+    if one if len(expected) == 1 else not one and (len(outputs) == len(expected) or expected[0] == ANY_NUMBER):
         return outputs
     name = type(agent).__name__
     got = f"{len(outputs)} values" if isinstance(outputs, tuple | list) else kind_of(outputs)

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from random_observations import observe
+from torch import Tensor
 
 from rlstruct import DeviceMismatchError, DictTensor
 from rlstruct.agents import (
@@ -123,9 +124,66 @@ def test_a_network_with_other_outputs_is_named(create: Any, model: torch.nn.Modu
     [
         (QAgent, QNetwork, r"model is the class QNetwork, expected a torch\.nn\.Module\. Create one: QNetwork\("),
         (QAgent, "mlp", r"model is a str, expected a torch\.nn\.Module"),
-        (RecurrentAgent, torch.nn.Linear(4, 2), "model is a Linear without the attribute 'n_hidden'"),
     ],
 )
-def test_a_model_that_is_no_such_network_is_refused_at_once(create: Any, model: Any, words: str) -> None:
+def test_a_model_that_is_no_network_is_refused_at_once(create: Any, model: Any, words: str) -> None:
     with pytest.raises(TypeError, match=f"^{create.__name__}: {words}"):
         create(model)
+
+
+def test_a_network_without_a_hidden_size_is_refused_where_it_is_read() -> None:
+    agent: Any = RecurrentAgent(torch.nn.Linear(4, 2))  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"^RecurrentAgent: model is a Linear without the attribute 'n_hidden'"):
+        agent.initial_state(DictTensor(), 2)
+
+
+class LongShortTerm(torch.nn.LSTMCell):
+    """A recurrent network whose state is two tensors, and which lacks ``n_hidden``."""
+
+    def forward(self, frame: Tensor, state: Any) -> Any:
+        return super().forward(frame, state)
+
+
+class LongShortTermAgent(RecurrentAgent):
+    """An agent that overrides all methods in which its base uses the network."""
+
+    def initial_state(self, agent_info: DictTensor, B: int) -> DictTensor:
+        return DictTensor({"hidden": torch.zeros(B, 3, device=self.device), "cell": torch.ones(B, 3)})
+
+    def __call__(self, state: DictTensor, observation: DictTensor, *others: object) -> tuple[DictTensor, DictTensor]:
+        hidden, cell = self.model(observation["frame"], (state["hidden"], state["cell"]))
+        return DictTensor({"action": hidden.argmax(1)}), DictTensor({"hidden": hidden, "cell": cell})
+
+
+class WithPrediction(RecurrentActorCritic):
+    """A recurrent network with one more output than its base."""
+
+    def forward(self, frame: Tensor, hidden: Tensor) -> Any:
+        policy, value, hidden = super().forward(frame, hidden)
+        return policy, value, 2 * value, hidden
+
+
+class PredictingAgent(RecurrentAgent):
+    """An agent that chooses by itself, and keeps the promise of its base."""
+
+    pure = True
+    action_form = "index"
+
+    def choose(self, policy: Tensor, value: Tensor, predicted: Tensor, observation: DictTensor) -> DictTensor:
+        return DictTensor({"action": policy.argmax(1), "value": value, "predicted": predicted})
+
+
+def test_subclasses_of_a_recurrent_agent_use_networks_of_their_own() -> None:
+    observation = observe(2, 4)
+    two_states: Any = LongShortTermAgent(LongShortTerm(4, 3))  # type: ignore[arg-type]
+    action, state = two_states(two_states.initial_state(DictTensor(), 2), observation, DictTensor())
+    assert action["action"].shape == (2,)
+    assert state["cell"].shape == (2, 3)
+    predicting = PredictingAgent(WithPrediction(4, 3, n_hidden=8))
+    for act in (predicting, torch.compile(predicting, backend="eager", fullgraph=True)):
+        action, _ = act(predicting.initial_state(DictTensor(), 2), observation, DictTensor())
+        assert torch.equal(action["predicted"], 2 * action["value"])
+    broken: Any = PredictingAgent(torch.nn.GRUCell(4, 8))  # type: ignore[arg-type]
+    broken.model.n_hidden = 8
+    with pytest.raises(TypeError, match=r"returned a Tensor, expected \(…, hidden \[B, H\]\)\. help\(PredictingAgent\)"):
+        broken(broken.initial_state(DictTensor(), 2), observation, DictTensor())
