@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, Final, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from rlstruct.core import DictTensor
 from rlstruct.device import DeviceLike, resolve_device
 from rlstruct.errors import BadTypeError, DeviceMismatchError, expect_type, kind_of
 from rlstruct.rl_agent import RL_Agent
@@ -64,18 +65,29 @@ class ModelAgent(RL_Agent, Generic[Model]):
 
 
 def expect_outputs(agent: ModelAgent[Any], outputs: Any) -> Any:  # noqa: ANN401 - a tensor, or several
-    """Return the outputs of an agent's network, or raise TypeError unless they are as many as the agent needs."""
+    """Return the outputs of an agent's network, a tensor or a tuple.
+
+    Raise TypeError unless they are as many as the agent needs.
+    """
     expected = agent._outputs
-    one = isinstance(outputs, Tensor)
-    if one if len(expected) == 1 else not one and (len(outputs) == len(expected) or expected[0] == ANY_NUMBER):
+    if isinstance(outputs, Tensor) if len(expected) == 1 else type(outputs) is tuple and len(outputs) == len(expected):
         return outputs
-    name = type(agent).__name__
-    got = f"{len(outputs)} values" if isinstance(outputs, tuple | list) else kind_of(outputs)
+    several = _as_tuple(outputs)
+    if len(several) == len(expected) > 1 or (several and expected[0] == ANY_NUMBER):
+        return several
+    got = f"{len(several)} value{'s'[len(several) == 1 :]}" if several else kind_of(outputs)
     wanted = f"({', '.join(expected)})" if len(expected) > 1 else expected[0]
     raise BadTypeError(
-        f"{name}: {type(agent.model).__name__}.forward returned {got}, expected {wanted}. help({name}) names a network "
-        "that returns it."
+        f"{type(agent).__name__}: {type(agent.model).__name__}.forward returned {got}, expected {wanted}. "
+        f"help({type(agent).__name__}) names a network that returns it."
     )
+
+
+def _as_tuple(outputs: object) -> tuple[Any, ...]:
+    """Return the values of a tuple, a generator or another iterable; none if they have names, or are one tensor."""
+    if not isinstance(outputs, Iterable) or isinstance(outputs, Tensor | Mapping | DictTensor):
+        return ()
+    return tuple(outputs)
 
 
 def module_device(model: nn.Module) -> torch.device:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -117,6 +118,43 @@ def test_a_network_with_other_outputs_is_named(create: Any, model: torch.nn.Modu
     agent, B = create(model), 2  # as many rows as ActorCriticAgent needs outputs
     with pytest.raises(TypeError, match=rf"^{create.__name__}: {words}\. help\({create.__name__}\) names a network"):
         agent(agent.initial_state(DictTensor(), B), observe(B, 4), DictTensor())
+
+
+class Converting(torch.nn.Module):
+    """A network that returns its two outputs in another form than a tuple."""
+
+    def __init__(self, convert: Callable[[tuple[Tensor, Tensor]], object]) -> None:
+        super().__init__()
+        self.network, self.convert = ActorCritic(4, 2), convert
+
+    def forward(self, frame: Tensor) -> object:
+        return self.convert(self.network(frame))
+
+
+@pytest.mark.parametrize("convert", [list, iter])
+def test_outputs_may_be_any_iterable(convert: Callable[[Any], object]) -> None:
+    model, observation = Converting(convert), observe(2, 4)
+    (action, _), (expected, _) = (
+        ActorCriticAgent(network)(DictTensor(), observation, DictTensor()) for network in (model, model.network)
+    )
+    assert torch.equal(action["action_logits"], expected["action_logits"])
+    assert torch.equal(action["value"], expected["value"])
+
+
+@pytest.mark.parametrize("create", [ActorCriticAgent, QAgent])
+@pytest.mark.parametrize(
+    ("convert", "kind"),
+    [
+        (lambda pair: None, "a NoneType"),
+        (lambda pair: dict(zip(("logits", "value"), pair, strict=True)), "a dict"),
+        (lambda pair: DictTensor({"logits": pair[0], "value": pair[1]}), "a DictTensor"),
+    ],
+)
+def test_outputs_with_names_or_none_are_refused(create: Any, convert: Callable[[Any], object], kind: str) -> None:
+    agent = create(Converting(convert))
+    words = rf"^{create.__name__}: Converting\.forward returned {kind}, expected .* help\({create.__name__}\) names a"
+    with pytest.raises(TypeError, match=words):
+        agent(DictTensor(), observe(2, 4), DictTensor())
 
 
 @pytest.mark.parametrize(
