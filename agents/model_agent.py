@@ -75,11 +75,12 @@ def expect_outputs(agent: ModelAgent[Any], outputs: Any) -> Any:  # noqa: ANN401
     several = _as_tuple(outputs)
     if len(several) == len(expected) > 1 or (several and expected[0] == ANY_NUMBER):
         return several
+    bundled = next(base.__name__ for base in type(agent).__mro__ if base.__module__.startswith("rlstruct."))
     got = f"{len(several)} value{'s'[len(several) == 1 :]}" if several else kind_of(outputs)
     wanted = f"({', '.join(expected)})" if len(expected) > 1 else expected[0]
     raise BadTypeError(
         f"{type(agent).__name__}: {type(agent.model).__name__}.forward returned {got}, expected {wanted}. "
-        f"help({type(agent).__name__}) names a network that returns it."
+        f"help({bundled}) names a network that returns it."
     )
 
 

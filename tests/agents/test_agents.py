@@ -141,7 +141,11 @@ def test_outputs_may_be_any_iterable(convert: Callable[[Any], object]) -> None:
     assert torch.equal(action["value"], expected["value"])
 
 
-@pytest.mark.parametrize("create", [ActorCriticAgent, QAgent])
+class OwnAgent(ActorCriticAgent):
+    """A user's agent, whose documentation names no network."""
+
+
+@pytest.mark.parametrize("create", [OwnAgent, QAgent])
 @pytest.mark.parametrize(
     ("convert", "kind"),
     [
@@ -151,8 +155,8 @@ def test_outputs_may_be_any_iterable(convert: Callable[[Any], object]) -> None:
     ],
 )
 def test_outputs_with_names_or_none_are_refused(create: Any, convert: Callable[[Any], object], kind: str) -> None:
-    agent = create(Converting(convert))
-    words = rf"^{create.__name__}: Converting\.forward returned {kind}, expected .* help\({create.__name__}\) names a"
+    agent, bundled = create(Converting(convert)), "QAgent" if create is QAgent else "ActorCriticAgent"
+    words = rf"^{create.__name__}: Converting\.forward returned {kind}, expected .* help\({bundled}\) names a network"
     with pytest.raises(TypeError, match=words):
         agent(DictTensor(), observe(2, 4), DictTensor())
 
@@ -223,5 +227,5 @@ def test_subclasses_of_a_recurrent_agent_use_networks_of_their_own() -> None:
         assert torch.equal(action["predicted"], 2 * action["value"])
     broken: Any = PredictingAgent(torch.nn.GRUCell(4, 8))  # type: ignore[arg-type]
     broken.model.n_hidden = 8
-    with pytest.raises(TypeError, match=r"returned a Tensor, expected \(…, hidden \[B, H\]\)\. help\(PredictingAgent\)"):
+    with pytest.raises(TypeError, match=r"returned a Tensor, expected \(…, hidden \[B, H\]\)\. help\(RecurrentAgent\)"):
         broken(broken.initial_state(DictTensor(), 2), observation, DictTensor())
