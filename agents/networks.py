@@ -9,6 +9,7 @@ from itertools import pairwise
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -131,20 +132,22 @@ class ActionLogits(nn.Module):
     def __init__(self, n_actions: int | Sequence[int]) -> None:
         super().__init__()
         raw: Any = n_actions
-        if not all(map(is_size, [raw] if not isinstance(raw, Iterable) else [*raw] or [None])):
+        if isinstance(raw, Tensor | np.ndarray):
+            raw = raw.tolist()  # sync: once, in the constructor
+        one = not isinstance(raw, Iterable)
+        sizes = [raw] if one else [*raw]
+        if not sizes or not all(map(is_size, sizes)):
             raise BadValueError(
                 f"ActionLogits: n_actions is {n_actions!r}, expected a whole number, 1 or more, or several. "
                 "Pass n of a Discrete space, nvec of a MultiDiscrete one."
             )
-        # Also numbers of numpy, as gymnasium's spaces have them.
-        n_actions = int(n_actions) if isinstance(n_actions, int | Integral) else tuple(map(int, n_actions))
-        self.shape = (n_actions,) if isinstance(n_actions, int) else (len(n_actions), max(n_actions))
+        sizes = [int(size) for size in sizes]  # also numbers of numpy, as gymnasium's spaces have them
+        self.shape = (sizes[0],) if one else (len(sizes), max(sizes))
         self.n_outputs = math.prod(self.shape)
         device = torch.get_default_device()
-        sizes = torch.tensor(n_actions, device=device).reshape(-1, 1)
-        none = torch.arange(self.shape[-1], device=device) >= sizes  # [K, A]
+        none = torch.arange(self.shape[-1], device=device) >= torch.tensor(sizes, device=device).unsqueeze(1)  # [K, A]
         self._none: Tensor | None
-        self.register_buffer("_none", none if len(self.shape) == 2 else None, persistent=False)
+        self.register_buffer("_none", None if one else none, persistent=False)
 
     def forward(self, outputs: Tensor) -> Tensor:
         """Turn outputs [B, n_outputs] into logits [B, A] or [B, K, A]."""

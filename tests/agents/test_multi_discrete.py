@@ -49,10 +49,14 @@ def test_several_choices_at_once_are_drawn_and_judged_as_torch_does() -> None:
     assert torch.equal(best["action"], logits.argmax(-1))
 
 
-def test_sizes_are_numbers_of_numpy_too() -> None:
-    one = ActorCritic(4, spaces.Discrete(3).n)
-    several = ActorCritic(4, spaces.MultiDiscrete([3, 2]).nvec)
-    assert one(torch.zeros(5, 4))[0].shape == (5, 3)
+@pytest.mark.parametrize("size", [spaces.Discrete(3).n, np.array(3), torch.tensor(3)])
+def test_a_size_is_a_number_of_numpy_or_torch_too(size: Any) -> None:
+    assert ActorCritic(4, size)(torch.zeros(5, 4))[0].shape == (5, 3)
+
+
+@pytest.mark.parametrize("sizes", [spaces.MultiDiscrete([3, 2]).nvec, torch.tensor([3, 2]), iter([3, 2])])
+def test_sizes_are_numbers_of_numpy_or_torch_too(sizes: Any) -> None:
+    several = ActorCritic(4, sizes)
     assert (several(torch.zeros(5, 4))[0][:, 1, 2] == -torch.inf).all()  # there is no third option
 
 

@@ -83,6 +83,10 @@ def test_sizes_that_are_none_are_refused() -> None:
         (lambda: MLP(spaces.Box(-1, 1, (4,)), 2), "MLP: n_inputs is Box.*, expected a whole number, 0 or more"),
         (lambda: ActorCritic(4, spaces.Discrete(2)), "n_actions is .* Pass n of a Discrete space, nvec of"),
         (lambda: ActorCritic(4, 2.5), "n_actions is 2.5, expected a whole number"),  # type: ignore[arg-type]
+        (
+            lambda: ActorCritic(4, torch.tensor([3.0, 2.0])),
+            r"n_actions is tensor\(\[3\., 2\.\]\), expected a whole number",
+        ),  # type: ignore[arg-type]
         (lambda: ActorCritic(4, ()), r"n_actions is \(\), expected a whole number"),
         (lambda: MeanAndDeviation(1.5, 0.0), "n_dimensions is 1.5, expected a whole"),  # type: ignore[arg-type]
     ],
