@@ -246,6 +246,8 @@ class Limits:
             if isinstance(leaf.space, spaces.Box) != boxes or leaf.torch_dtype in NO_KERNELS:
                 continue
             low, high = leaf.bounds()
+            if leaf.torch_dtype == torch.bool or ((low == -np.inf).all() and (high == np.inf).all()):
+                continue  # nothing to clamp
             if low.size and (low == low.flat[0]).all() and (high == high.flat[0]).all():
                 self._limits[name] = low.flat[0].item(), high.flat[0].item()  # sync: none, it is numpy's
             else:

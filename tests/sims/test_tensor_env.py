@@ -86,6 +86,27 @@ def test_actions_are_clipped_to_their_box_and_shown_as_chosen(auto_reset: bool, 
     torch.testing.assert_close(reached["last_action/right"], right)
 
 
+@pytest.mark.parametrize(
+    ("space", "action"),
+    [
+        (spaces.Box(0, 1, (2,), np.bool_), torch.tensor([[True, False]])),
+        (spaces.Box(-np.inf, np.inf, (2,)), torch.tensor([[-1e9, 1e9]])),
+    ],
+)
+def test_actions_that_no_bound_can_clip_arrive_without_a_copy(space: spaces.Box, action: torch.Tensor) -> None:
+    class Pushed(Counter):
+        action_space = space
+
+        def transition(self, state, action, key):
+            arrived.append(action)
+            return super().transition(state, action.sum(1).to(torch.int64), key)
+
+    arrived: list[torch.Tensor] = []
+    env = started(Pushed(1, auto_reset=False))
+    env.step(DictTensor({"action": action}))
+    assert arrived[-1] is action
+
+
 def test_a_step_shows_the_final_state_and_restarts() -> None:
     env = Counter(2)
     env.reset(DictTensor({"state/value": torch.tensor([20, 33]), "weather": torch.zeros(2)}))
