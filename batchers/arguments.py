@@ -6,9 +6,9 @@ import functools
 import inspect
 import operator
 import secrets
-from collections.abc import Mapping, Sequence, Sized
+from collections.abc import Callable, Mapping, Sequence, Sized
 from numbers import Real
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal, ParamSpec
 
 import torch
 from torch import nn
@@ -31,9 +31,7 @@ from rlstruct.options import Range, check_seed, nearest
 from rlstruct.rl_agent import RL_Agent
 from rlstruct.vec_env import VecEnv, expect_on_cpu
 
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
+Arguments = ParamSpec("Arguments")
 State = Literal["new", "ready", "ended", "executing", "alone", "full", "failed", "closed"]
 
 _CALLS = ("n_envs", "reset", "execute", "get", "update", "state_dict", "load_state_dict", "memory_report", "__enter__")
@@ -55,18 +53,24 @@ REFUSED: dict[State, dict[str, str]] = {
 """Reasons why a state refuses a call. Other calls are allowed."""
 
 
-class KnownArguments:
-    """Base of RL_Batcher, which names an unknown argument and says where it belongs, before Python reports it."""
+def explain_unknown(constructor: Callable[Arguments, None]) -> Callable[Arguments, None]:
+    """Decorate RL_Batcher's constructor: name an unknown argument, and say where it belongs, before Python reports it.
 
-    def __new__(cls, *values: object, **named: object) -> Self:
-        """Raise TypeError if an argument is unknown."""
-        known = inspect.signature(cls).parameters
-        for name in named.keys() - known if all(one.kind is not one.VAR_KEYWORD for one in known.values()) else ():
+    Raises:
+        TypeError: there is no such argument.
+    """
+    known = inspect.signature(constructor).parameters
+
+    @functools.wraps(constructor)
+    def checked(*values: Arguments.args, **named: Arguments.kwargs) -> None:
+        for name in named.keys() - known:
             raise BadTypeError(
-                f"{cls.__name__}: there is no argument {name!r}.{nearest(name, known)} Those of create_env go into "
-                f"env_args={{{name!r}: …}}, those of create_agent into agent_args."
+                f"{type(values[0]).__name__}: there is no argument {name!r}.{nearest(name, known)} Those of create_env "
+                f"go into env_args={{{name!r}: …}}, those of create_agent into agent_args."
             )
-        return super().__new__(cls)
+        constructor(*values, **named)
+
+    return checked
 
 
 def check_call_order(call: str, state: State) -> None:

@@ -32,7 +32,7 @@ Batch = tuple[Trajectories, int]
 NotReady = tuple[None, None]
 
 
-class RL_Batcher(arguments.KnownArguments):  # noqa: N801 - the name in rlstructures
+class RL_Batcher:  # noqa: N801 - the name in rlstructures
     """Collector of batches of T steps, which an agent takes in many environments.
 
     Call ``reset``, then ``execute`` and ``get`` in turn. With ``n_processes=0`` this process collects; otherwise worker
@@ -93,6 +93,7 @@ class RL_Batcher(arguments.KnownArguments):  # noqa: N801 - the name in rlstruct
 
     _state: State = "closed"  # until the constructor succeeds, so that ``__del__`` has nothing to close
 
+    @arguments.explain_unknown
     def __init__(
         self,
         n_timesteps: int,

@@ -160,7 +160,26 @@ def test_an_unknown_argument_is_told_where_it_belongs() -> None:
         RL_Batcher(1, RngAgent, create_counting_env, n_envs=1)  # type: ignore[call-arg]
     with pytest.raises(TypeError, match=r"no argument 'n_process'\. Did you mean 'n_processes'\?"):
         make(n_process=1)
-    assert "n_timesteps" in inspect.signature(RL_Batcher).parameters
+
+
+def test_the_signature_is_that_of_the_constructor_in_subclasses_too() -> None:
+    class Counting(RL_Batcher):
+        """A batcher without a constructor of its own."""
+
+    class Short(RL_Batcher):
+        """A batcher that fixes most arguments."""
+
+        def __init__(self, n_envs: int, **others: Any) -> None:
+            super().__init__(2, RngAgent, create_counting_env, env_args={"n_envs": n_envs}, **others)
+
+    for batcher in (RL_Batcher, Counting):
+        assert [*inspect.signature(batcher).parameters][:3] == ["n_timesteps", "create_agent", "create_env"]
+    with pytest.raises(TypeError, match=r"^Counting: there is no argument 'n_envs'\."):
+        Counting(1, RngAgent, create_counting_env, n_envs=1)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"^Short: there is no argument 'n_process'\. Did you mean 'n_processes'\?"):
+        Short(1, n_process=1)
+    with Short(3) as batcher:
+        assert batcher.n_envs() == 3
 
 
 def test_a_device_without_values_is_refused() -> None:
