@@ -214,5 +214,5 @@ def _warn_of_clipping(where: str, key: str, space: str) -> None:
     warn_user(
         f"{where}: the agent's {key!r} is outside {space}. Unless the environment clips its actions itself, wrap it in "
         "gymnasium.wrappers.ClipAction, as rlstruct train does; the trajectories keep the actions as sampled. This "
-        "warning appears once."
+        "warning appears once in each process."
     )
