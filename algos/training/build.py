@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -45,20 +44,9 @@ class DeviceEnvFactory:
     def __call__(self, **arguments: object) -> VecEnv:
         """Create the environments, and wrap them in a DeviceEnv if they are elsewhere."""
         env = self.create_env(**_placed(self.create_env, self.device, arguments))
-        n_envs = arguments.get("n_envs")
-        if isinstance(env, VecEnv) and env.n_envs() != n_envs:
-            _warn_of_number(n_envs, env.n_envs())
         if not isinstance(env, VecEnv) or env.device == resolve_device(self.device):
             return env  # the batcher reports what is not a VecEnv
         return DeviceEnv(env, self.device)
-
-
-@functools.cache  # once in a process
-def _warn_of_number(asked: object, made: int) -> None:
-    warn_user(
-        f"run_training: create_env(n_envs={asked}, …) returned {made} environments, expected {asked}. Create n_envs of "
-        "them, or set n_envs, and evaluation_episodes for evaluations, to what create_env returns."
-    )
 
 
 def check_create_env(create_env: CreateEnv, env_args: Mapping[str, object]) -> None:
@@ -81,6 +69,20 @@ def _placed(create_env: CreateEnv, device: str, arguments: Mapping[str, object])
     """Add the device to the arguments of a factory that accepts one."""
     takes_device = "device" in inspect.signature(create_env).parameters
     return {"device": device, **arguments} if takes_device else {**arguments}
+
+
+def check_number(config: TrainingConfig, batcher: RL_Batcher, *, evaluates: bool = False) -> None:
+    """Warn unless ``create_env`` has returned as many environments as the configuration asks for."""
+    processes, made = max(1, config.evaluation_processes if evaluates else config.n_processes), batcher.n_envs()
+    expected = config.evaluation_episodes if evaluates else config.n_envs * processes
+    if made != expected:
+        where = f" in {processes} processes" if processes > 1 else ""
+        learners = 1 if config.n_processes else learner_group().size  # they divide the processes, or the environments
+        setting = f"evaluation_episodes={made}" if evaluates else f"n_envs={made // processes * learners}"
+        warn_user(
+            f"run_training: create_env(n_envs={expected // processes}, …) returned {made} environments{where}, "
+            f"expected {expected}. Create n_envs of them, or set {setting} in the configuration."
+        )
 
 
 def create_network(create_model: Callable[[], nn.Module], seed: int) -> nn.Module:

@@ -16,7 +16,14 @@ from rlstruct import renamed
 from rlstruct.algos.distributed.launch import launch_learners
 from rlstruct.algos.learner import CreateAgent, GradientLearner, agent_around
 from rlstruct.algos.seeds import Seeds, training_seeds
-from rlstruct.algos.training.build import CreateEnv, check_create_env, create_batchers, create_network, threads_for
+from rlstruct.algos.training.build import (
+    CreateEnv,
+    check_create_env,
+    check_number,
+    create_batchers,
+    create_network,
+    threads_for,
+)
 from rlstruct.algos.training.callbacks import Callback, Callbacks, for_others
 from rlstruct.algos.training.checkpoint import FORMAT, generator_states, restored, set_generator_states, stored
 from rlstruct.algos.training.compiling import with_decisions
@@ -133,8 +140,11 @@ def run_training(
             evaluation = stack.enter_context(phase("evaluation")(evaluating)())
             show = None if run is None else run.show_evaluation
             sampling = learner.agent_info(1.0, evaluation.n_envs()) if config.evaluation_stochastic else DictTensor()
+            check_number(share, evaluation, evaluates=True)
             limit, check = config.evaluation_step_limit, learner.check_agent
             evaluator = Evaluator(evaluation, step_limit=limit, show=show, agent_info=sampling, check=check)
+        if group.rank == 0:
+            check_number(share, batcher)
         loop = TrainingLoop(config, learner, batcher, evaluator, run)
         loop.create_agent, loop.callbacks = create_agent, Callbacks(callbacks, loop, create_agent)
         loop.seeds = seeds

@@ -179,13 +179,21 @@ def test_environments_appear_where_the_batcher_wants_them() -> None:
     assert isinstance(native, CountingEnv)
 
 
-def test_environments_that_are_not_as_many_as_asked_for_are_reported_once() -> None:
-    # Numbers that no other test has, since a process warns once of each pair.
-    factory = DeviceEnvFactory(lambda n_envs, seed: CountingEnv(17, seed), "cpu")
-    factory(n_envs=17, seed=0)
-    with pytest.warns(UserWarning, match=r"\(n_envs=13, …\) returned 17 environments, expected 13\. Create n_envs"):
-        factory(n_envs=13, seed=0)
-    assert factory(n_envs=13, seed=0).n_envs() == 17
+def create_three(n_envs: int, seed: int) -> GymEnv:
+    return create_env(3, seed)
+
+
+def test_another_number_of_environments_is_reported_with_the_settings_that_fit() -> None:
+    config = dataclasses.replace(SMALL, n_env_steps=100, n_processes=2, n_envs=2)
+    with pytest.warns(UserWarning, match="create_env") as caught:
+        train(config, create_model, ActorCriticAgent, create_three)
+    assert [warning.filename for warning in caught] == [__file__] * 2
+    evaluating, collecting = (str(warning.message) for warning in caught)
+    assert "(n_envs=4, …) returned 3 environments, expected 4." in evaluating
+    assert "or set evaluation_episodes=3 in" in evaluating
+    assert "(n_envs=2, …) returned 6 environments in 2 processes, expected 4." in collecting
+    assert "or set n_envs=3 in" in collecting
+    train(dataclasses.replace(config, n_envs=3, evaluation_episodes=3), create_model, ActorCriticAgent, create_three)
 
 
 @pytest.mark.parametrize("compiled", [False, True])
