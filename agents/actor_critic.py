@@ -126,7 +126,7 @@ class RecurrentAgent(ModelAgent[Recurrent]):
     def __init_subclass__(cls, **settings: Any) -> None:  # noqa: ANN401 - whatever other bases take
         """Accept any number of outputs before ``hidden`` if a subclass has its own ``choose``, which gets them."""
         super().__init_subclass__(**settings)
-        declaring = next(base for base in cls.__mro__ if "_outputs" in vars(base))
+        declaring: Any = next(base for base in cls.__mro__ if "_outputs" in vars(base))
         if cls.choose is not declaring.choose:
             cls._outputs = (ANY_NUMBER, "hidden [B, H]")
 

@@ -164,7 +164,7 @@ def test_an_unknown_argument_is_told_where_it_belongs() -> None:
 
 def test_the_signature_is_that_of_the_constructor_in_subclasses_too() -> None:
     class Counting(RL_Batcher):
-        """A batcher without a constructor of its own."""
+        """A batcher that inherits its constructor."""
 
     class Short(RL_Batcher):
         """A batcher that fixes most arguments."""

@@ -431,7 +431,7 @@ def test_a_step_of_ones_own_is_what_a_batcher_calls() -> None:
 
 def unseen(name: str, bound: float, **settings: Any) -> gymnasium.Env[Any, Any]:
     """Create an environment with an action space that no other test has, since a process warns once of each."""
-    return gymnasium.wrappers.RescaleAction(gymnasium.make(name, **settings), -bound, bound)
+    return gymnasium.wrappers.RescaleAction(gymnasium.make(name, **settings), np.float32(-bound), np.float32(bound))
 
 
 def test_an_action_beyond_a_box_is_reported_once() -> None:

@@ -205,7 +205,7 @@ def test_workers_share_a_gpu_under_a_daemon_that_runs_already(tmp_path: Path, mo
         ({"alpha": 0}, ValueError, "alpha is 0, expected more than 0, or None"),
         ({"seconds": None}, TypeError, "seconds is None, a NoneType; expected a number, more than 0"),
         ({"env_args": {"n_envs": 3}}, ValueError, r"env_args has 'n_envs', which is tuned"),
-        ({"n_env": (1,)}, TypeError, "unexpected keyword argument 'n_env'"),
+        ({"n_env": (1,)}, TypeError, "there is no argument 'n_env'"),
         ({"device": "cuda:7"}, ValueError, "cuda"),
         ({"sharing": ("half",)}, ValueError, "half"),
     ],
