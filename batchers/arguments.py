@@ -59,14 +59,14 @@ def explain_unknown(constructor: Callable[Arguments, None]) -> Callable[Argument
     Raises:
         TypeError: there is no such argument.
     """
-    known = inspect.signature(constructor).parameters
+    parameters = inspect.signature(constructor).parameters
 
     @functools.wraps(constructor)
     def checked(*values: Arguments.args, **named: Arguments.kwargs) -> None:
-        for name in named.keys() - known:
+        for name in named.keys() - parameters:
             raise BadTypeError(
-                f"{type(values[0]).__name__}: there is no argument {name!r}.{nearest(name, known)} Those of create_env "
-                f"go into env_args={{{name!r}: …}}, those of create_agent into agent_args."
+                f"{type(values[0]).__name__}: there is no argument {name!r}.{nearest(name, parameters)} Those of "
+                f"create_env go into env_args={{{name!r}: …}}, those of create_agent into agent_args."
             )
         constructor(*values, **named)
 

@@ -216,8 +216,8 @@ def _misplaced(agent: RL_Agent, device: torch.device) -> str | None:
     what, fix = "tensor attribute", "Register it with register_buffer of the agent's network, and move that"
     if any(kept[name] is tensor for _, module in modules for tensor in (*module.parameters(), *module.buffers())):
         what, fix = "weight", "Move the agent's network"
-    found = f"{what} {name!r} is on {kept[name].device}, and its observation on {device}."
-    return f"{found} {fix} with .to({str(device)!r}) in create_agent."
+    where = f"{what} {name!r} is on {kept[name].device}, and its observation on {device}."
+    return f"{where} {fix} with .to({str(device)!r}) in create_agent."
 
 
 def _expect_one_per_action(agent: RL_Agent, action: DictTensor, env: VecEnv) -> None:

@@ -81,10 +81,10 @@ def naming_preset(algorithm: str, task: Task, preset: str | None) -> Iterator[No
     try:
         yield
     except UserError as error:
-        known = PRESETS.get((algorithm, preset or ""))
-        if known is None or not str(error).startswith("--network "):
+        tuned = PRESETS.get((algorithm, preset or ""))
+        if tuned is None or not str(error).startswith("--network "):
             raise
-        if task.network != _network_of(known, recurrent=task.remembers()):
+        if task.network != _network_of(tuned, recurrent=task.remembers()):
             raise
         raise UserError(
             f"--preset {preset}: this preset is for another environment, and its network, --network "

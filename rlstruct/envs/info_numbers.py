@@ -99,10 +99,10 @@ class InfoNumbers:
         """Warn once about names that no info has had; call it when an episode has ended."""
         if self._unseen:
             missing, self._unseen = sorted(self._unseen), set()
-            known, self._last = ", ".join(map(repr, _paths(self._last))) or "nothing", None
+            paths, self._last = ", ".join(map(repr, _paths(self._last))) or "nothing", None
             warn_user(
                 f"{self._where}: no info of a step had {', '.join(map(repr, missing))} until the first episode ended: "
-                f"NaN in the batch. The last info had {known}; for episode/r, wrap each environment in "
+                f"NaN in the batch. The last info had {paths}; for episode/r, wrap each environment in "
                 "gymnasium.wrappers.RecordEpisodeStatistics."
             )
 

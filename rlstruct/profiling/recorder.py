@@ -78,7 +78,7 @@ class Recorder:
         self._begun = self._slice = 0
         self._slices: list[tuple[int, int]] = []  # begin and kind
         self._turns_at = self._closes_at = 0  # ns; when something changes, and when the open window ends
-        self._known = {_START}  # operations that have begun, outside of evaluations
+        self._met = {_START}  # operations that have begun, outside of evaluations
         # `torch.cuda.is_available` would open CUDA's driver, which reads the variables of MPS only then. NVML does not.
         is_first = multiprocessing.parent_process() is None and torch.backends.cuda.is_built()  # type: ignore[no-untyped-call]
         self._end_samples = nvml.sample(self._folder) if is_first else None
@@ -95,7 +95,7 @@ class Recorder:
         if now >= self._turns_at and name != _START:
             self._turn(now)
             now = max(now, self._begun)
-        if name not in self._known and self.phase != _EVALUATION:
+        if name not in self._met and self.phase != _EVALUATION:
             self._meet(name, now)
             now = max(now, self._begun)
         depth = len(self._stack)
@@ -197,9 +197,9 @@ class Recorder:
 
     def _meet(self, name: str, now: int) -> None:
         """Record a full window from here on: an operation begins for the first time."""
-        if len(self._known) > _MOST_NAMES or _is_capturing():
+        if len(self._met) > _MOST_NAMES or _is_capturing():
             return
-        self._known.add(name)
+        self._met.add(name)
         if not self._is_on:
             self._begin_window(self._length)
         elif self._closes_at < now + self._length:

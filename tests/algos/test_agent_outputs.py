@@ -175,8 +175,8 @@ def test_an_agent_may_return_an_output_only_where_the_loss_needs_it() -> None:
 
 
 def test_outputs_that_an_algorithm_does_not_read_may_have_any_shape() -> None:
-    train(dqn.train, DQNConfig, sets("value", column))
-    train(reinforce.train, ReinforceConfig, sets("log_probability", column))
+    assert train(dqn.train, DQNConfig, sets("value", column)).losses["loss"]
+    assert train(reinforce.train, ReinforceConfig, sets("log_probability", column)).losses["loss"]
 
 
 def test_a_learner_that_replaces_terms_declares_what_it_reads_or_is_left_alone() -> None:
