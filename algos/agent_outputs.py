@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from rlstruct.core import TensorSpec
 from rlstruct.errors import BadKeyError, BadTypeError, ShapeMismatchError
-from rlstruct.rl_agent import RL_Agent, RL_Agent_CheckDevice
+from rlstruct.rl_agent import RL_Agent, unwatched
 
 Alternatives = Sequence[Sequence[str]]
 """Names of outputs. An agent returns all of at least one alternative; without alternatives nothing is required."""
@@ -54,10 +54,8 @@ _FORMS = {
 
 
 def name_of(agent: RL_Agent) -> str:
-    """Return the name of the class that the user wrote or chose, also inside of `RL_Agent_CheckDevice`."""
-    while isinstance(agent, RL_Agent_CheckDevice):
-        agent = agent.agent
-    return type(agent).__name__
+    """Return the name of the class of the user's agent, see `unwatched`."""
+    return type(unwatched(agent)).__name__
 
 
 def lacking(returned: Collection[str], alternatives: Alternatives) -> bool:

@@ -17,7 +17,7 @@ from rlstruct.engine.purity import modules_of, weights_of
 from rlstruct.engine.torch_private import version_of
 from rlstruct.errors import BadTypeError, DeviceMismatchError, ShapeMismatchError, kind_of
 from rlstruct.indexed_actions import wrong_index
-from rlstruct.rl_agent import RL_Agent, RL_Agent_CheckDevice, check_answer
+from rlstruct.rl_agent import RL_Agent, check_answer, unwatched
 from rlstruct.spaces import ActionIndices
 from rlstruct.vec_env import VecEnv, steps_into
 
@@ -117,7 +117,7 @@ class FirstBatch:
         Returns:
             The layout, and the action.
         """
-        plain = self._agent.agent if isinstance(self._agent, RL_Agent_CheckDevice) else self._agent
+        plain = unwatched(self._agent)
         agent = type(plain).__name__
         wants_history = self._agent.require_history()
         history = history_until(empty_rollout(observation), 0, restarts_take_steps=False) if wants_history else None

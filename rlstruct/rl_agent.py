@@ -203,6 +203,13 @@ class RL_Agent(ABC):  # noqa: N801 - the name that users of rlstructures know
         return
 
 
+def unwatched(agent: RL_Agent) -> RL_Agent:
+    """Return the agent that the user wrote or chose, also from inside of `RL_Agent_CheckDevice`."""
+    while isinstance(agent, RL_Agent_CheckDevice):
+        agent = agent.agent
+    return agent
+
+
 def expect_agent(what: str, agent: object) -> None:
     """Raise TypeError unless a value is an RL_Agent; ``what`` begins the message."""
     fix = "Put the model into a class that inherits from RL_Agent."
