@@ -13,6 +13,8 @@ from rlstruct.functional.all_reduce import sum_over_learners
 from rlstruct.functional.returns import discounted_sum
 from rlstruct.policies.blueprint import KeepsArguments
 
+_MOMENTS = "mean", "variance", "count"
+
 
 class RunningMoments(nn.Module):
     """Running mean and variance, in buffers (Chan, Golub and LeVeque, 1979).
@@ -36,9 +38,14 @@ class RunningMoments(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> RunningMoments:
         if accumulator_dtype(fn(torch.zeros(0, device="cpu")).device) is torch.float32:  # .to("mps")
-            for name in ("mean", "variance", "count"):
+            for name in _MOMENTS:
                 setattr(self, name, getattr(self, name).to(torch.float32))
-        return super()._apply(fn, recurse)  # type: ignore[no-untyped-call, no-any-return]
+        before = {name: getattr(self, name) for name in _MOMENTS}
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        for name, wide in before.items():  # .half() changes weights; sums of many values need the wide dtype
+            if (now := getattr(self, name)).dtype is not wide.dtype:
+                setattr(self, name, wide.to(now.device))
+        return self
 
     @torch.no_grad()
     def update(self, values: Tensor, mask: Tensor) -> None:

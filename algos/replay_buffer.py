@@ -227,9 +227,18 @@ class ReplayBuffer:
         """Continue from the `state_dict` of a buffer with the same settings.
 
         Raises:
-            ShapeMismatchError: this buffer holds steps of another number of environments, or with other keys.
+            ShapeMismatchError: this buffer has another capacity, or holds steps of another number of environments or
+                with other keys.
         """
         saved: dict[str, Tensor] = {**state["columns"], **state["state"]}
+        if state["columns"]:
+            n_envs, n_slots = len(state["state"]["head"]), len(state["columns"]["ready"])
+            if n_slots != n_envs * (self.capacity // n_envs + 1):
+                raise ShapeMismatchError(
+                    f"{type(self).__name__}.load_state_dict: the state has room for {n_slots // n_envs - 1} "
+                    f"observations of each of {n_envs} environments, expected {self.capacity // n_envs}: the capacity "
+                    f"is {self.capacity}. Create the buffer with the capacity of the saved one."
+                )
         if not self.columns:
             self.columns = {name: self._zeros(tuple(v.shape), v.dtype) for name, v in state["columns"].items()}
             self._state = {name: torch.empty_like(v, device=self.device) for name, v in state["state"].items()}

@@ -34,6 +34,8 @@ from rlstruct.vec_env import VecEnv, expect_on_cpu
 Arguments = ParamSpec("Arguments")
 State = Literal["new", "ready", "ended", "executing", "alone", "full", "failed", "closed"]
 
+LONGEST_WAIT = 1e6
+"""Seconds; poll() counts milliseconds in 32 bits, and sockets refuse infinity."""
 _CALLS = ("n_envs", "reset", "execute", "get", "update", "state_dict", "load_state_dict", "memory_report", "__enter__")
 _NO_BATCH = {"get": "no batch is being collected. Call execute() first."}
 _BUSY = dict.fromkeys(("reset", "state_dict", "load_state_dict"), "a batch is being collected. Call get() first.")
@@ -107,7 +109,7 @@ def as_seconds(name: str, value: object) -> float:
     """Return a number of seconds as a float. Raise TypeError unless it is a number, ValueError if it is negative."""
     expect_type(f"RL_Batcher: {name} is", value, Real, "seconds", "Pass a number.")
     Range(at_least=0).check("RL_Batcher", name, value)
-    return float(value)  # type: ignore[arg-type]  # sockets refuse numpy's float32
+    return min(float(value), LONGEST_WAIT)  # type: ignore[arg-type]  # sockets refuse numpy's float32
 
 
 def check_choices(on_worker_error: str, n_processes: int, cluster: object, sharing: str, device: DeviceLike) -> None:

@@ -289,13 +289,13 @@ class RL_Batcher:  # noqa: N801 - the name in rlstructures
         try:
             with self._failing():
                 parts = self._backend.collect(blocking, seconds)
-            if parts is None:
-                return None, None
-            self._clock.enter(2)
-            infos, self._state = self._outstanding.popleft(), "executing" if self._outstanding else "ready"
-            auto_reset, restarts = self._backend.auto_reset, self._backend.restarts_take_steps
-            layout = {"auto_reset": auto_reset, "restarts_take_steps": restarts, "reuse": reuse}
-            trajectories, self._n_running = assemble(parts, infos, self.device, **layout)
+                if parts is None:
+                    return None, None
+                self._clock.enter(2)
+                infos, self._state = self._outstanding.popleft(), "executing" if self._outstanding else "ready"
+                auto_reset, restarts = self._backend.auto_reset, self._backend.restarts_take_steps
+                layout = {"auto_reset": auto_reset, "restarts_take_steps": restarts, "reuse": reuse}
+                trajectories, self._n_running = assemble(parts, infos, self.device, **layout)
         finally:
             self._clock.enter(0)
         if self._state == "ready" and not self._n_running:

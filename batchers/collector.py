@@ -131,6 +131,8 @@ class Collector:
             state = self.agent.initial_state(self.agent_info, self.env.n_envs())
         expect_rows("agent.initial_state: state", state, self.env)
         self._state = state
+        if self._first is not None:
+            self._first.forget()
         self._count_from(self._episode + 1, 0)
 
     def update(self, weights: Mapping[str, Tensor], version: int) -> None:

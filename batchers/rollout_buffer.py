@@ -88,7 +88,8 @@ class RolloutBuffer(Rollout):
             "agent: action": Layout.of(self.action, drop=1),
             "agent: state": Layout.of(self.state),
         }
-        self._places = {tensor.untyped_storage().data_ptr() for tensor in tensors.values()}
+        storages = [tensor.untyped_storage() for tensor in tensors.values()]
+        self._places = {(one.data_ptr(), one.data_ptr() + one.nbytes()) for one in storages}
         self._copy: Callable[..., object] = torch._foreach_copy_ if self.running.is_cpu else copy_grouped
         self._action_rows = _rows([*self.action.values()])
         # Lists, because each step compares them with its own.
@@ -211,9 +212,12 @@ class RolloutBuffer(Rollout):
 
     def copy_aliased(self, part: DictTensor) -> DictTensor:
         """Copy the tensors that share memory with this buffer, which the next batch overwrites."""
-        return part.map(
-            lambda tensor: tensor.clone() if tensor.untyped_storage().data_ptr() in self._places else tensor
-        )
+
+        def is_inside(tensor: Tensor) -> bool:
+            first = tensor.untyped_storage().data_ptr()  # that of a numpy array may be anywhere in the buffer
+            return any(start <= first < end for start, end in self._places)
+
+        return part.map(lambda tensor: tensor.clone() if is_inside(tensor) else tensor)
 
     def check_unchanged(self, t: int, before: Mapping[str, Tensor]) -> None:
         """Raise RuntimeError if the agent modified the observation of step t, of which ``before`` is a copy."""

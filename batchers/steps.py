@@ -136,6 +136,10 @@ class FirstBatch:
         _expect_one_per_action(self._agent, action, self._env)
         return rollout_layout(observation, action, state, T, self._env.auto_reset), action
 
+    def forget(self) -> None:
+        """Forget the agent's first answer, if the batch was interrupted before step 0 used it."""
+        self._answer = None
+
     def act(
         self,
         buffer: RolloutBuffer,

@@ -184,8 +184,8 @@ class DistributedLearnerGroup(LearnerGroup):
                 )
         changed: dict[str, Any] = {
             name: local_device("cuda", self._local_rank)
-            for name in ("learner_device", "batcher_device", "evaluation_device")
-            if getattr(config, name) == "cuda"
+            for name in ("learner_device", "batcher_device", "evaluation_device", "replay_device")
+            if getattr(config, name, None) == "cuda"
         }
         changed |= {name: getattr(config, name) // self.size for name in names}
         return replace(config, **changed)

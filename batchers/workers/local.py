@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rlstruct.batchers.arguments import LONGEST_WAIT
 from rlstruct.batchers.backend import BackendSettings
 from rlstruct.batchers.progress import Interrupted, Phase, Progress
 from rlstruct.batchers.rollout_buffer import Rollout
@@ -47,7 +48,6 @@ _SLOTS = range(3)
 _LEAVING_SECONDS = 5.0
 _UNREAD_BYTES = 2**18  # about as many as on Linux by default
 _LENGTH = struct.Struct("!Q")  # header of a message
-_LONGEST = 1e6  # seconds; poll() counts milliseconds in 32 bits
 
 
 class Channel:
@@ -157,7 +157,7 @@ class LocalTransport:
     def wait(self, seconds: float) -> list[int]:
         """Poll the sockets and sentinels of all processes."""
         indices = set[int]()
-        for key, _ in self._selector.select(min(max(0.0, seconds), _LONGEST)):
+        for key, _ in self._selector.select(min(max(0.0, seconds), LONGEST_WAIT)):
             indices.add(key.data)
         return sorted(indices)
 

@@ -143,7 +143,9 @@ def quiet_start() -> Iterator[None]:
     hidden = path is not None and not os.path.exists(path)
     in_main = threading.current_thread() is threading.main_thread()  # only this thread may set signal handlers
     with inheriting(ONE_THREAD):
-        handler = signal.signal(signal.SIGINT, signal.SIG_IGN) if in_main else None
+        handler = signal.getsignal(signal.SIGINT) if in_main else None  # None: a program that embeds Python has one
+        if handler is not None:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
         chosen = bool(get_start_method(allow_none=True))
         if hidden:
             del script["__file__"]

@@ -67,9 +67,10 @@ def can_stage(tensor: Tensor) -> bool:
 
 def pack(tensors: Sequence[Tensor], *, pin: bool) -> Packed:
     """Copy CPU tensors of any shapes and dtypes into one block of CPU memory, pinned or not."""
-    groups: dict[int, list[int]] = {}
+    groups: dict[tuple[int, int], list[int]] = {}
     for i, tensor in enumerate(tensors):
-        groups.setdefault(tensor.untyped_storage().data_ptr(), []).append(i)
+        storage = tensor.untyped_storage()  # of two numpy arrays that begin at one address, each has its size
+        groups.setdefault((storage.data_ptr(), storage.nbytes()), []).append(i)
     sources: list[tuple[Tensor, int]] = []  # bytes, and their offset in the block
     views = [(tensor.dtype, tensor.shape, tensor.stride(), 0) for tensor in tensors]
     n_bytes = 0

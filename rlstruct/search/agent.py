@@ -46,7 +46,7 @@ class SearchAgent(RL_Agent):
         copy_model: keep a copy of the model, so that training can continue while this agent acts with the old weights.
 
     Raises:
-        TypeError: the simulator cannot derive its state from its frames.
+        TypeError: the simulator cannot derive its state from its frames, or lacks what random games or kept trees need.
         ValueError: its transitions are random, see `GameModel`; or ``compiled`` is set for random games.
 
     Attributes:
@@ -79,6 +79,15 @@ class SearchAgent(RL_Agent):
                 "from what it shows. Write state_from(frames), the inverse of observe."
             )
         settings = config or SearchConfig()
+        needed = ["action_space"] if model is None or settings.reuse_tree else []
+        needed += ["reset", "get_state"] if settings.reuse_tree else []
+        if missing := [name for name in needed if not hasattr(simulator, name)]:
+            purpose = "reuse_tree is True" if settings.reuse_tree else "there is no model, so it plays random games"
+            raise BadTypeError(
+                f"SearchAgent: {type(simulator).__name__} has no {' and no '.join(missing)}, and {purpose}. Derive the "
+                "simulator from rlstruct.sims.TensorEnv, or write them: a Discrete action_space, reset() and "
+                "get_state()."
+            )
         if not stochastic:
             settings = replace(
                 settings, dirichlet_fraction=0.0, gumbel_scale=0.0, temperature=0.0, exploring_moves=None

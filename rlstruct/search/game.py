@@ -24,6 +24,9 @@ Network = Callable[[Tensor], tuple[Tensor, Tensor]]
 class Simulator(Protocol):
     """A game, such as a `rlstruct.sims.TensorEnv`, whose state can be derived from its frames.
 
+    `SearchAgent` also needs ``action_space``, a Discrete space that starts at 0, for random games and to keep trees
+    between moves (`SearchConfig.reuse_tree`); for the latter ``reset()`` and ``get_state()``, too.
+
     Attributes:
         stochastic: `transition` draws random numbers.
     """
@@ -54,7 +57,7 @@ class GameModel:
 
     Raises:
         ValueError: the simulator draws random numbers. A node keeps one next state per action, so the search would
-            foresee chance and prefer actions that pay off only by luck.
+            foresee chance and prefer actions that pay off only by luck. Or its actions do not start at 0.
     """
 
     def __init__(self, simulator: Simulator, network: Network | None = None, *, discount: float = -1.0) -> None:
@@ -62,6 +65,11 @@ class GameModel:
             raise BadValueError(
                 f"GameModel: {type(simulator).__name__} draws random numbers in its transitions, expected a simulator "
                 "without chance: the search would know what chance will do. Search in one whose transitions draw none."
+            )
+        if first := int(getattr(getattr(simulator, "action_space", None), "start", 0)):
+            raise BadValueError(
+                f"GameModel: the actions of {type(simulator).__name__} start at {first}, expected 0: a search numbers "
+                f"them from 0. Use Discrete(n), and add {first} in transition."
             )
         self.simulator, self.network, self.discount = simulator, network, discount
         self._keeps_key = False

@@ -33,6 +33,17 @@ from rlstruct.sims import make
 from rlstruct.testing import forbid_host_sync
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_statistics_stay_wide_where_weights_are_narrow(dtype: torch.dtype) -> None:
+    network = Normalised(ActorCritic(3, 2), (3,)).to(dtype)
+    assert {weight.dtype for weight in network.parameters()} == {dtype}
+    moments = [module for module in network.modules() if isinstance(module, RunningMoments)]
+    assert moments
+    for one in moments:
+        assert {one.mean.dtype, one.variance.dtype, one.count.dtype} == {torch.float64}
+        assert one.count.item() == 1e-4  # not rounded in between
+
+
 def test_moments_of_batches_are_those_of_all_values_and_of_gymnasium() -> None:
     moments, reference = RunningMoments((3,)), RunningMeanStd(shape=(3,))
     generator = torch.Generator().manual_seed(0)

@@ -193,6 +193,17 @@ def test_what_cannot_be_shared_is_refused() -> None:
     assert LearnerGroup().local_config(share) is share
 
 
+def test_every_device_of_a_learner_is_its_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    group = DistributedLearnerGroup.__new__(DistributedLearnerGroup)
+    vars(group).update(rank=1, size=2, _local_rank=1)
+    devices = "learner_device", "batcher_device", "evaluation_device", "replay_device"
+    share = group.local_config(replace(config_of("dqn"), **dict.fromkeys(devices, "cuda")))
+    assert {name: getattr(share, name) for name in devices} == dict.fromkeys(devices, "cuda:1")
+    assert group.local_config(config_of("dqn")).replay_device is None
+
+
 def test_torchrun_and_the_settings_must_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(LearnerError, match="WORLD_SIZE is 2, but RANK, MASTER_ADDR, MASTER_PORT is not set"):

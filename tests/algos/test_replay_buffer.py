@@ -392,6 +392,20 @@ def test_a_buffer_in_use_refuses_the_state_of_another_number_of_environments() -
     assert all(torch.equal(column, before[name]) for name, column in buffers[0].columns.items())
 
 
+@pytest.mark.parametrize("capacity", [60, 200])
+def test_a_buffer_of_another_capacity_refuses_the_state_before_its_first_step_too(capacity: int) -> None:
+    saved = ReplayBuffer(90)
+    with create_batcher(3, 4) as batcher:
+        batcher.reset()
+        saved.extend(collect(batcher))
+    words = rf"room for 30 observations of each of 3 environments, expected {capacity // 3}: the capacity is {capacity}"
+    with pytest.raises(ShapeMismatchError, match=words):
+        ReplayBuffer(capacity).load_state_dict(saved.state_dict())
+    empty = ReplayBuffer(capacity)
+    empty.load_state_dict(ReplayBuffer(90).state_dict())  # which has no form yet
+    assert empty.n_transitions() == 0
+
+
 @pytest.mark.parametrize("kind", [ReplayBuffer, PrioritisedReplayBuffer])
 @pytest.mark.parametrize("most_bytes", [1 << 26, 1 << 10])  # all at once, or a few at a time
 def test_samples_are_those_of_as_many_calls(kind: Any, most_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:

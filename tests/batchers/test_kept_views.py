@@ -18,16 +18,20 @@ B = 4
 
 
 class KeepsSecond(RL_Agent):
-    """Keeps a view of the second observation in its state, for good, and shows it in every step."""
+    """Keeps a view of the second observation in its state, for good, and shows it in every step.
 
-    def __init__(self, device: torch.device) -> None:
-        self.device, self.n = device, 0
+    ``by`` makes the view: a numpy array tells torch nothing of the memory that it is a part of.
+    """
+
+    def __init__(self, device: torch.device, by: str) -> None:
+        self.device, self.by, self.n = device, by, 0
 
     def initial_state(self, agent_info: DictTensor, B: int) -> DictTensor:
         return DictTensor({"kept": torch.zeros(B, 3, device=self.device)})
 
     def __call__(self, state: DictTensor, observation: DictTensor, agent_info: DictTensor, history: Any = None) -> Any:
-        kept = observation["frame"][:, 1:] if self.n == 1 else state["kept"]
+        frame = torch.from_numpy(observation["frame"].numpy()) if self.by == "numpy" else observation["frame"]
+        kept = frame[:, 1:] if self.n == 1 else state["kept"]
         self.n += 1
         action = torch.zeros(B, dtype=torch.int64, device=self.device)
         return DictTensor({"action": action, "kept": kept}), DictTensor({"kept": kept})
@@ -43,17 +47,24 @@ def create_sim(seed: int, device: torch.device) -> VecEnv:
 
 @pytest.mark.parametrize("T", [1, 2, 3])
 @pytest.mark.parametrize(
-    ("create_env", "device"),
+    ("create_env", "device", "by"),
     [
-        (create_gym, "cpu"),  # it writes its observations into the memory of the batch
-        (create_sim, "cpu"),
-        (create_sim, "sim:1"),
-        pytest.param(create_sim, "cuda:0", marks=pytest.mark.gpu),
+        (create_gym, "cpu", "torch"),  # it writes its observations into the memory of the batch
+        (create_gym, "cpu", "numpy"),
+        (create_sim, "cpu", "torch"),
+        (create_sim, "cpu", "numpy"),
+        (create_sim, "sim:1", "torch"),
+        pytest.param(create_sim, "cuda:0", "torch", marks=pytest.mark.gpu),
     ],
 )
-def test_a_state_that_is_a_view_of_an_observation_is_not_overwritten(create_env: Any, device: str, T: int) -> None:
+def test_a_state_that_is_a_view_of_an_observation_is_not_overwritten(
+    create_env: Any, device: str, by: str, T: int
+) -> None:
     where = {"device": resolve_device(device)}
-    with RL_Batcher(T, KeepsSecond, create_env, agent_args=where, env_args=where, seed=0, device=device) as batcher:
+    agent_args = {**where, "by": by}
+    with RL_Batcher(
+        T, KeepsSecond, create_env, agent_args=agent_args, env_args=where, seed=0, device=device
+    ) as batcher:
         batcher.reset()
         batches = [next_batch(batcher).steps for _ in range(6)]
     seen, kept = (torch.cat([batch[key].cpu() for batch in batches], 1) for key in ("observation/frame", "action/kept"))

@@ -63,6 +63,49 @@ def test_ctrl_c_that_loses_an_answer_leaves_no_batcher_that_waits_for_it(monkeyp
             batcher.get(timeout=0.5)
 
 
+@pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt])
+def test_a_batch_lost_while_it_is_put_together_is_not_skipped(
+    error: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: object, **keywords: object) -> None:
+        raise error
+
+    with make() as batcher:
+        batcher.reset()
+        batcher.execute()
+        monkeypatch.setattr("rlstruct.batchers.batcher.assemble", fail)
+        with pytest.raises(error):
+            batcher.get()
+        monkeypatch.undo()
+        with pytest.raises(BatcherStateError, match="failed" if error is MemoryError else r"Call reset\(\) first"):
+            batcher.execute()
+
+
+def test_an_interrupted_first_batch_leaves_no_answer_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*args: object, **keywords: object) -> None:
+        raise KeyboardInterrupt
+
+    batches = []
+    for interrupted in (False, True):
+        with make() as batcher:
+            batcher.reset()
+            if interrupted:
+                with monkeypatch.context() as patch:
+                    patch.setattr("rlstruct.batchers.collector.RolloutBuffer", interrupt)
+                    with pytest.raises(KeyboardInterrupt):
+                        batcher.execute()
+            batcher.reset()
+            batches.append(next_batch(batcher).steps)
+    assert torch.equal(batches[0]["action/action"], batches[1]["action/action"])
+
+
+@pytest.mark.parametrize("n_processes", [0, 1])
+def test_waiting_without_an_end_is_possible(n_processes: int) -> None:
+    with make(n_processes, timeout=math.inf, close_timeout=math.inf) as batcher:
+        batcher.reset()
+        assert next_batch(batcher).n_elems() == 2 * max(1, n_processes)
+
+
 @pytest.mark.parametrize("n_processes", [0, 2])
 def test_wrong_orders_name_the_missing_call(n_processes: int, request: pytest.FixtureRequest) -> None:
     batcher: RL_Batcher = request.getfixturevalue("two_workers") if n_processes else make()

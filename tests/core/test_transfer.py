@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -46,6 +47,15 @@ def test_a_block_holds_every_value_with_its_strides_and_what_is_shared_once() ->
     assert observed.stride() == tensors[2].stride()
     # Frames once (120 bytes), not twice; of the wide tensor the two columns (32 bytes), not the memory between them.
     assert 120 + 32 < len(packed.block) < 120 + 32 + 16 * len(tensors) + 100
+
+
+def test_arrays_that_begin_at_one_address_keep_their_sizes() -> None:
+    array = np.arange(20, dtype=np.float32).reshape(5, 4)
+    tensors = [torch.from_numpy(array[:, 0]), torch.from_numpy(array)]  # the memory of the first is shorter
+    packed = transfer.pack(tensors, pin=False)
+    column, all_columns = packed.unpack(packed.block.clone())
+    assert column.tolist() == array[:, 0].tolist()
+    assert all_columns.tolist() == array.tolist()
 
 
 def test_the_block_is_filled_when_packing_returns() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from gymnasium.spaces import Discrete
 from positions import Bitboard, as_state, random_position, solve, tactical
 from torch import Tensor, nn
 
@@ -244,6 +245,25 @@ def test_refuses_what_makes_no_sense() -> None:
         game.evaluate(game.begin(as_state([Bitboard()]), torch.arange(1)))
     with pytest.raises(ValueError, match="expected one frame"):
         split_frames({"a": torch.zeros(1), "b": torch.zeros(1)})
+
+
+def test_actions_that_do_not_start_at_0_are_refused() -> None:
+    class FromOne(ConnectFour):
+        action_space = Discrete(7, start=1)
+
+    with pytest.raises(ValueError, match=r"the actions of FromOne start at 1, expected 0.*add 1 in transition"):
+        SearchAgent(network(), create_simulator=FromOne)
+
+
+def test_what_random_games_and_kept_trees_need_of_a_simulator_is_named() -> None:
+    def create_nim(n_envs: int, device: torch.device) -> Nim:
+        return Nim(Stones)
+
+    with pytest.raises(TypeError, match=r"Nim has no action_space, and there is no model, so it plays random games"):
+        SearchAgent(create_simulator=create_nim)
+    kept = SearchConfig(method="puct", reuse_tree=True)
+    with pytest.raises(TypeError, match=r"Nim has no action_space and no reset and no get_state, and reuse_tree is"):
+        SearchAgent(network(), create_simulator=create_nim, config=kept)
 
 
 class Coin(ConnectFour):

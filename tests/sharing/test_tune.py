@@ -78,7 +78,8 @@ def test_the_answer_is_the_arguments_of_a_batcher_and_a_preset(tmp_path: Path) -
     assert answer.options == f"--n-processes 0 --n-envs {best.n_envs} --n-timesteps {best.n_timesteps}"
     preset = json.loads(answer.save(tmp_path / "new" / "tuned.json").read_text())
     assert preset == {
-        "n_timesteps": best.n_timesteps, "n_processes": 0, "sharing": "none", "env_args": {"n_envs": best.n_envs},
+        "device": "cpu", "n_timesteps": best.n_timesteps, "n_processes": 0, "sharing": "none",
+        "env_args": {"n_envs": best.n_envs},
     }  # fmt: skip
     with RL_Batcher(create_agent=StatefulAgent, create_env=counting, **preset) as batcher:
         assert batcher.n_envs() == best.n_envs
@@ -120,6 +121,26 @@ def test_memory_is_projected_within_5_percent_and_never_beyond_the_limit(
     assert started == list(answer.probes[:-1]), str(answer)
     assert answer.probes[-1].projected > limit
     assert re.match(r"not started: it would take .* is the limit", answer.probes[-1].why)
+
+
+def harder(n_envs: int, seed: int, difficulty: object) -> VecEnv:
+    return counting(n_envs, seed)
+
+
+def test_a_saved_answer_holds_the_arguments_of_the_environments(tmp_path: Path) -> None:
+    search = partial(tune, StatefulAgent, harder, n_processes=(0,), n_envs=(2,), n_timesteps=(2,))
+    preset = json.loads(search(env_args={"difficulty": 3}).save(tmp_path / "tuned.json").read_text())
+    assert preset["env_args"] == {"n_envs": 2, "difficulty": 3}
+    answer = search(env_args={"difficulty": torch.ones(1)})
+    with pytest.raises(TypeError, match=r"env_args\['difficulty'\] is a Tensor, expected a value that JSON can hold"):
+        answer.save(tmp_path / "other.json")
+    assert not (tmp_path / "other.json").exists()
+
+
+def test_options_of_workers_do_not_reach_candidates_without_one() -> None:
+    answer = quick(n_processes=(0, 1), n_envs=(2,), n_timesteps=(2,), on_worker_error="restart", max_restarts=1)
+    assert [probe.candidate.n_processes for probe in answer.probes] == [0, 1]
+    assert ("max_restarts" in answer) == (answer.best.n_processes == 1)
 
 
 def test_workers_are_measured_beside_this_process_and_leave_nothing_behind() -> None:

@@ -138,7 +138,9 @@ def run(arguments: Sequence[str]) -> None:
         )
         if options.search.out is not None:
             file = answer.save(options.search.out)
-            say(f"to use it: RL_Batcher(create_agent=…, create_env=…, **json.loads(Path({str(file)!r}).read_text()))")
+            again = "agent_args=…, " if options.agent_args else ""
+            read = f"**json.loads(Path({str(file)!r}).read_text())"
+            say(f"to use it: RL_Batcher(create_agent=…, create_env=…, {again}{read})")
         return
     algorithm_of(words[0])  # raises an error for an unknown algorithm
     _tune_training(words[0], _parse(TuneTraining, words[1:], f"rlstruct tune {words[0]}"))

@@ -19,7 +19,7 @@ from rlstruct.batchers.batcher import RL_Batcher
 from rlstruct.batchers.collector_factory import CreateAgent, CreateEnv
 from rlstruct.batchers.workers.placement import Mode, running_daemon
 from rlstruct.device import DeviceLike, resolve_device, usable_cores
-from rlstruct.errors import BadTypeError, BadValueError
+from rlstruct.errors import BadTypeError, BadValueError, kind_of
 from rlstruct.options import Range, writable
 from rlstruct.sharing.gpu_sharing import best_mode, mig_instances
 from rlstruct.sharing.tuning import cache as answers
@@ -28,6 +28,7 @@ from rlstruct.sharing.tuning.search import Candidate, Climb, Measured, Probe, Sp
 
 _ROW = "{:>7} {:>6} {:>5} {:>10} {:>6} {:>8} {:>6}  "  # of the table
 _MEMORY_FRACTION = 0.8  # default memory_limit, as a share of the memory that may be in use
+_OF_WORKERS = "on_worker_error", "max_restarts", "cluster"  # options of RL_Batcher
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,17 +72,30 @@ class Tuning(Mapping[str, Any]):
         return self.best._asdict()
 
     def save(self, file: str | Path) -> Path:
-        """Write the answer as JSON, for `RL_Batcher`.
+        """Write the answer, the device and the environments' arguments as JSON, for `RL_Batcher`.
 
         Args:
             file: path to write; missing folders are created.
 
         Returns:
-            The path. ``RL_Batcher(create_agent=…, create_env=…, **json.loads(file.read_text()))`` uses it.
+            The path. ``RL_Batcher(create_agent=…, create_env=…, **json.loads(file.read_text()))`` uses it; pass
+            ``agent_args`` and other options again.
+
+        Raises:
+            TypeError: JSON cannot hold an argument of the environments.
         """
+        saved = {"device": self.arguments["device"], **self.best.arguments(), "env_args": self.arguments["env_args"]}
+        for name, value in saved["env_args"].items():
+            try:
+                json.dumps(value)
+            except TypeError:
+                raise BadTypeError(
+                    f"Tuning.save: env_args[{name!r}] is {kind_of(value)}, expected a value that JSON can hold. "
+                    f"Pass it to tune as a part of the factory: functools.partial(create_env, {name}=…)."
+                ) from None
         file = Path(file)
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(self.best.arguments(), indent=1) + "\n")
+        file.write_text(json.dumps(saved, indent=1) + "\n")
         return file
 
     def __str__(self) -> str:
@@ -169,7 +183,12 @@ def tune(
     def arguments(candidate: Candidate) -> dict[str, Any]:
         tuned = candidate.arguments()
         tuned["env_args"] |= options["env_args"]
-        return {**options, "create_agent": create_agent, "create_env": create_env, **tuned}
+        own = dict(options)
+        for name in () if candidate.n_processes else _OF_WORKERS:
+            own.pop(name, None)
+        if candidate.sharing != "mps":
+            own.pop("thread_percentage", None)
+        return {**own, "create_agent": create_agent, "create_env": create_env, **tuned}
 
     limit = _MEMORY_FRACTION * memory_available(device) if memory_limit is None else float(memory_limit)
     asked = {"space": repr(space), "alpha": alpha, "seconds": seconds, "limit": memory_limit, "learns": create_learner}
