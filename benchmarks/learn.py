@@ -28,6 +28,7 @@ from typing import Any
 from common import learning, published, reporting
 from common.tasks import TASKS
 
+from rlstruct.algos import ALGORITHMS
 from rlstruct.algos.training.learning_curve import Curve, draw_panels
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
@@ -44,6 +45,7 @@ def draw_pages() -> None:
     """Draw the pictures of README.md and docs/algorithms/, every seed of each training, from the stored results."""
     from tables import load
 
+    colours = [name.upper() for name in ALGORITHMS]  # in this order
     curves = {"REINFORCE": learning.curves_of(load("reinforce_cartpole")[0])}
     draw_panels({"REINFORCE on CartPole-v1": curves}, DOCS / "learning_curve.png", metric="return", ended=True)
     if found := load("connect_four_strength")[0]:
@@ -62,7 +64,8 @@ def draw_pages() -> None:
                 algorithm = entry.task.partition("_")[0].upper()
                 pages[f"published_{table}"][task.env or task.about][algorithm] = learning.curves_of(rows)
     for name, panels in pages.items():
-        draw_panels(panels, DOCS / "algorithms" / f"{name}.png", metric="return", columns=3, ended=True)
+        picture = DOCS / "algorithms" / f"{name}.png"
+        draw_panels(panels, picture, metric="return", columns=3, ended=True, order=colours)
     for entry in published.TABLES["atari"]:
         if rows := load(entry.name)[0]:
             groups = {f"{TASKS[entry.task].about}, one core": learning.curves_over_minutes(rows)}

@@ -109,7 +109,9 @@ def learnt(algorithm: str, _: Rows) -> list[str]:
         taken = f"{counts[-1]:,}" if counts[0] > 0.9 * counts[-1] else f"{counts[0]:,} to {counts[-1]:,}"
         tuned = ", ".join(map(str, task.tuned_on)) or "none"
         lines.append([task.about, task.asked(), f"{mean:.0f}", returns, steps, taken, tuned, f"`{commit}`"])
-    head = "task | required | mean | seed: final return (mean of the last five evaluations) | steps to it | steps in all"
+    head = (
+        "task | required | mean | seed: final return (mean of the last five evaluations) | steps to it | steps in all"
+    )
     return table(f"{head} | settings chosen with seeds | commit", lines, 8)
 
 

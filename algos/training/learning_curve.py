@@ -55,20 +55,22 @@ def draw_panels(
     columns: int = 1,
     ended: bool = False,
     against: str = "environment steps",
+    order: Sequence[str] = (),
 ) -> None:
     """Draw one panel below the other, or a grid of small ones, each with its own axes.
 
     Args:
         panels: by title, such as the environment: the curves of each setting's trainings, by label. Each curve is a
             thin line, with the mean over the steps that all of them cover, and a band from the lowest to the highest.
-            The legend is inside a single panel with few labels, or a small one, and otherwise next to the panels.
-            If a label is in several panels, it has the same colour in all of them.
+            The legend is inside a single panel with few labels, above small ones, and otherwise next to the panels. If
+            a label is in several panels, it has the same colour in all of them.
         path: file of the picture; its suffix selects the format.
         metric: name of the values.
         columns: number of columns; more than one makes the panels small.
         ended: all trainings have ended, some by reaching their target early: mean and band go on to the last step of
             any of them, with the last value of each that has ended before.
         against: name of what the curves' steps count.
+        order: labels that have the first colours, in this order, so that several pictures agree.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # imported here: it takes half a second
     from matplotlib.figure import Figure
@@ -87,21 +89,27 @@ def draw_panels(
     for axes in everything[len(panels) :]:
         axes.remove()
     labels = [label for groups in panels.values() for label in groups]
-    order = list(dict.fromkeys(labels))
+    ordered = list(dict.fromkeys([*order, *labels]))
+    shown: dict[str, Any] = {}  # a line of each label, in small panels
     for axes, (title, groups) in zip(everything, panels.items(), strict=False):
         for place, (label, curves) in enumerate(groups.items()):
-            i = order.index(label) if len(order) < len(labels) else place
+            i = ordered.index(label) if order or len(ordered) < len(labels) else place
             line = _LINES[i // len(_COLOURS) % len(_LINES)]
-            _draw(axes, in_lines(label), curves, _COLOURS[i % len(_COLOURS)], line, ended)
-        if groups:
+            drawn = _draw(axes, in_lines(label), curves, _COLOURS[i % len(_COLOURS)], line, ended)
+            shown.setdefault(label, drawn)
+        if groups and not small:
             where: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1.01, 1.0)} if outside else {"loc": "best"}
-            axes.legend(frameon=False, fontsize=7 if small else 8 if outside else 9, borderaxespad=0.5, **where)
+            axes.legend(frameon=False, fontsize=8 if outside else 9, borderaxespad=0.5, **where)
         axes.set_title(textwrap.fill(title, _LETTERS) if small else title, loc="left", fontsize=9 if small else 11)
         axes.set_ylabel(metric)
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
         axes.margins(x=0.01)
         axes.grid(alpha=0.25, linewidth=0.6)
         axes.spines[["top", "right"]].set_visible(False)
+    if small:
+        names = [label for label in ordered if label in shown]
+        handles, words = [shown[label] for label in names], [*map(in_lines, names)]
+        figure.legend(handles, words, loc="outside upper left", ncols=3 * columns, frameon=False, fontsize=9)
     figure.supxlabel(against, fontsize=10)
     figure.savefig(path)
 
@@ -123,18 +131,18 @@ def _draw(
     colour: str,
     line: str,
     ended: bool,
-) -> None:
+) -> Any:  # noqa: ANN401
+    """Draw the curves of a label, and return the line that stands for it."""
     if len(curves) == 1:
         (curve,) = curves
         look = {"color": colour, "linestyle": line, "linewidth": 2, "marker": "o", "markersize": 3}
-        axes.plot(*curve.points(), label=label, **look)
-        return
+        return axes.plot(*curve.points(), label=label, **look)[0]
     for curve in curves:
         axes.plot(*curve.points(), color=colour, linewidth=0.7, alpha=0.45)
     steps, values = together(curves, ended=ended)
     axes.fill_between(steps, values.min(axis=0), values.max(axis=0), color=colour, alpha=0.15, linewidth=0)
     spread = f"{label}: mean, lowest and highest of {len(curves)} runs"
-    axes.plot(steps, values.mean(axis=0), color=colour, linestyle=line, linewidth=2.2, label=spread)
+    return axes.plot(steps, values.mean(axis=0), color=colour, linestyle=line, linewidth=2.2, label=spread)[0]
 
 
 def together(curves: Sequence[Curve], *, ended: bool = False) -> tuple[Any, Any]:

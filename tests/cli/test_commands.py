@@ -414,12 +414,13 @@ def test_a_step_that_occurs_twice_is_drawn_once(n_runs: int, tmp_path: pathlib.P
 
 
 def test_a_label_has_the_same_colour_in_all_panels(tmp_path: pathlib.Path) -> None:
-    def colours(second: str) -> list[set[tuple[int, ...]]]:
+    def colours(second: str, order: Sequence[str] = ()) -> list[set[tuple[int, ...]]]:
         up, down = [Curve([0, 10], [0.0, 1.0])], [Curve([0, 10], [1.0, 0.0])]
         panels = {"left": {"PPO": up, "PQN": down}, "right": {second: up}}
-        draw_panels(panels, tmp_path / "panels.png", metric="return", columns=2)
+        draw_panels(panels, tmp_path / "panels.png", metric="return", columns=2, order=order)
         with Image.open(tmp_path / "panels.png") as picture:
             both = np.asarray(picture.convert("RGB"))
+        both = both[40:]  # below the legend
         middle = both.shape[1] // 2
         found = [
             np.unique(half.reshape(-1, 3), axis=0, return_counts=True) for half in (both[:, :middle], both[:, middle:])
@@ -431,6 +432,7 @@ def test_a_label_has_the_same_colour_in_all_panels(tmp_path: pathlib.Path) -> No
     assert (len(left), len(right)) == (2, 1)
     assert right < left
     assert colours("PPO")[1] == left - right
+    assert colours("PPO", order=("PQN", "PPO"))[1] == right  # in this order, whatever comes first
 
 
 def frames_differ(path: pathlib.Path) -> int:
