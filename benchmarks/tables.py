@@ -302,11 +302,13 @@ def reasons(_: Rows) -> list[str]:
     rows = [
         ["[CartPole with a small policy, 64 environments, 2 processes: "
          "thousand steps per second](benchmarks/README.md)",
-         f"{rate['rlstruct RL_Batcher']}; {queued} compiled and queued", f"{dummy} (Dummy, 1 process), {several} (Subproc)",
+         f"{rate['rlstruct RL_Batcher']}; {queued} compiled and queued",
+         f"{dummy} (Dummy, 1 process), {several} (Subproc)",
          rate["TorchRL MultiSyncCollector"], "", f"{rate['gymnasium SyncVectorEnv']} (Sync, 1 process)"],
         ["[PPO on CartPole-v1 until a mean return of 475, tuned (CleanRL: default): seconds](benchmarks/README.md)",
          race["rlstruct PPO"], race["stable-baselines3 PPO"], "", race["CleanRL PPO"], ""],
-        ["[8 workers with an environment each, one step in ten takes ten times as long: share of the ideal](benchmarks/README.md)",
+        ["[8 workers with an environment each, one step in ten takes ten times as long: "
+         "share of the ideal](benchmarks/README.md)",
          f"{min(ours):.0%} to {max(ours):.0%}", "", "", "", f"{theirs:.0%} (Async)"],
     ]  # fmt: skip
     for fault, words in (("kill", "a worker is killed"), ("stop", "a simulator hangs, with a time limit of 10 s")):
