@@ -13,6 +13,7 @@ import dataclasses
 import json
 import pathlib
 import sys
+from collections import defaultdict
 from typing import Any
 
 from common.reporting import RESULTS, machine
@@ -65,7 +66,7 @@ def summary(report: dict[str, Any], games: str, actions: str) -> str:
 
 
 def render() -> str:
-    """Write the table of the page, and a sentence for each result file."""
+    """Write a sentence for each result file, a table of the games that differ, and the names of the others."""
     lines, reports = [], {}
     for held_out in (False, True):
         for put_off in (False, True):
@@ -74,11 +75,15 @@ def render() -> str:
             games = ", games held out" * held_out + ", beam put off" * put_off
             actions = f"other random actions (seed {report['seed']})" if held_out else "random actions"
             lines += [summary(report, games, actions), ""]
-    lines += [
-        "| game | cartridge | equal frames | frames with other pixels | what differs |",
-        "|---|---|--:|--:|---|",
-        *("| " + " | ".join(words(row)) + " |" for row in reports[False, False]["rows"]),
-    ]
+    rows, equal = reports[False, False]["rows"], defaultdict(list)  # names by cartridge
+    lines += ["| game | cartridge | equal frames | frames with other pixels | what differs |", "|---|---|--:|--:|---|"]
+    for row in rows:
+        if row.get("left_out") or row["differences"] or row["n_wrong_pictures"]:
+            lines.append("| " + " | ".join(words(row)) + " |")
+        else:
+            equal[row["mapper"]].append(f"`{row['game']}`")
+    lines += ["", "| cartridge | games that are equal in every frame |", "|---|---|"]
+    lines += [f"| {mapper} | {', '.join(names)} |" for mapper, names in sorted(equal.items())]
     return "\n".join(lines)
 
 
