@@ -75,7 +75,8 @@ def render() -> str:
             games = ", games held out" * held_out + ", beam put off" * put_off
             actions = f"other random actions (seed {report['seed']})" if held_out else "random actions"
             lines += [summary(report, games, actions), ""]
-    rows, equal = reports[False, False]["rows"], defaultdict(list)  # names by cartridge
+    rows = reports[False, False]["rows"]
+    equal: dict[str, list[str]] = defaultdict(list)  # names by cartridge
     lines += ["| game | cartridge | equal frames | frames with other pixels | what differs |", "|---|---|--:|--:|---|"]
     for row in rows:
         if row.get("left_out") or row["differences"] or row["n_wrong_pictures"]:
